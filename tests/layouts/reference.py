@@ -151,13 +151,6 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     ]
 
 
-def are_pairs(layout: Any, array: Any) -> bool:
-    """Return whether each list of a field is as long as the list that it is in."""
-    name = layout.features[0].name
-    outer = rows_of(ak.to_list(column(array, name)), depth_of(array, name, jagged=True, axes=1))
-    return all(len(inner) == len(lists) for lists in outer if lists for inner in lists)
-
-
 def padded_to(layout: Any, array: Any, length: int) -> Any:
     kept = elements(layout, array, length)
     tensor = [row + [list(layout.fill)] * (length - len(row)) for row in kept]

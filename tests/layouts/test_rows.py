@@ -8,13 +8,13 @@ import awkward as ak
 import numpy as np
 import pytest
 from awkward.contents import Content, NumpyArray, RecordArray
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.layouts import nodes
 from tests.layouts.reference import replaced, rows_of
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import Source, bind_inputs
+from sonic_coffea.layouts import bind_inputs
 
 if TYPE_CHECKING:
     from tests.layouts.nodes import Kinds
@@ -70,8 +70,6 @@ def test_padded_of_any_structure(data: tuple[Kinds, ak.Array], length: int, size
             expected[i, 0, k] = value
             present[i, 0, k] = 1
     layout = sonic.Padded("pt", length, fill=-1.0)
-    # What may be meant as pairs i x j is refused.
-    assume(not layout.bind(Source({"pt": array})).columns.split.square)
     np.testing.assert_array_equal(layout.pack({"pt": array}), expected)
     np.testing.assert_array_equal(sonic.Mask(length, of="pt").pack({"pt": array}), present)
     inputs = bind_inputs({"a": layout, "m": sonic.Mask(length)}, {"pt": array})

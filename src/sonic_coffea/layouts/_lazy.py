@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._assembly import Outputs
-from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._inputs import bind_inputs
+from sonic_coffea.layouts._batch import bind_inputs
+from sonic_coffea.layouts._scores import Outputs
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
-
     from sonic_coffea.layouts._layout import Layout
-    from sonic_coffea.layouts._outputs import Output
+    from sonic_coffea.layouts._output import Output
 
 
 def is_lazy(arrays: Any) -> bool:
@@ -90,21 +87,6 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     FieldError, InputError
         If a field is missing, or has no axis where one is needed.
     """
-    inputs = bind_inputs(layouts, arrays, source_of=_Touched)
+    inputs = bind_inputs(layouts, arrays)
     scores = inputs.rows.unflatten(Outputs.of(outputs, inputs).typed())
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
-
-
-class _Touched(Source):
-    """Arrays of length zero in place of typetracers, of which the columns read are touched."""
-
-    def collection(self, path: str) -> tuple[None, str]:
-        return None, path
-
-    def names(self, path: str = "") -> list[str]:
-        return Source(self._array).names(path)
-
-    def column(self, path: str) -> Content:
-        column = super().column(path)
-        ak.typetracer.touch_data(ak.Array(column))
-        return column.form.length_zero_array(highlevel=False)

@@ -1,0 +1,317 @@
+"""All inputs of a model, bound to the arrays of a call; and which rows share requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Shape
+from sonic_coffea.layouts._padding import load
+from sonic_coffea.layouts._source import Source
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
+
+Lend = Callable[[tuple[int, ...], DType], Tensor | None]
+"""Returns memory for a tensor of a shape and a type, or None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Places `start` to `stop` of a call, whose rows may share requests.
+
+    Attributes
+    ----------
+    row_bytes : int or array of int64
+        Bytes of each row in a request: all the same, or of each.
+    bucket : int
+        The step of their lengths to which `Bucketed` inputs are padded; 0 if there are none.
+    cuts : array of int64 or None
+        Where each request begins, from `start` on, and the end, if that is given: the rows between
+        two of them are one request.
+    """
+
+    start: int
+    stop: int
+    row_bytes: int | Int64
+    bucket: int = 0
+    cuts: Int64 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The inputs of a call: the same rows in each, ready to be packed.
+
+    Attributes
+    ----------
+    rows : Structure
+        The rows, and the structure above them.
+    segments : tuple of Segment
+        Ranges of places; the rows of one may share a request.
+    order : array of int64 or None
+        The row at each place, of all or some; None where rows keep their order.
+    one_request_per : {"row", "event"} or None
+        What has a request of its own, if rows do not share requests.
+    without_axis : frozenset of str
+        Inputs that are sent without the axis of the rows, which then is of length 1.
+    """
+
+    bound: dict[str, Bound]
+    rows: Structure
+    segments: tuple[Segment, ...]
+    order: Int64 | None
+    one_request_per: str | None = None
+    without_axis: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.order is None else len(self.order)
+
+    def only(self, rows: Int64) -> Inputs:
+        """Return the same with some of the rows."""
+        units = _units(self.rows, rows, self.one_request_per)
+        order, segments = _segments(self.bound, rows, units)
+        return replace(self, order=order, segments=segments)
+
+    def selection(self, start: int, stop: int) -> RowSelection:
+        """Return the rows at places `start` to `stop`."""
+        return slice(start, stop) if self.order is None else self.order[start:stop]
+
+    def numbers(self, start: int, stop: int) -> Int64:
+        """Return the numbers of the rows at places `start` to `stop`."""
+        return np.arange(start, stop) if self.order is None else self.order[start:stop]
+
+    def load(self) -> None:
+        """Load what packing needs: the first time in a process, it would be taken for packing."""
+        load()
+
+    def pack(self, start: int, stop: int, lend: Lend | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the rows at places `start` to `stop`, by input.
+
+        They are packed into the memory that `lend` returns for a shape and a type, if it does.
+        """
+        bucket = next(s.bucket for s in self.segments if s.start <= start < s.stop)
+        return self._packed(Batch(self.selection(start, stop), bucket), lend)
+
+    def pack_all(self) -> dict[str, Tensor]:
+        """Return the tensors of all rows in their order, padded to the level of the longest."""
+        requests = sum(len(s.cuts) - 1 for s in self.segments if s.cuts is not None)
+        if requests > 1:
+            raise InputError(
+                f"these rows are {requests} requests, one for each {self.one_request_per}; pack "
+                f"one {self.one_request_per} at a time"
+            )
+        rows = slice(0, len(self.rows))
+        return self._packed(Batch(rows, self.bucket_of(rows)))
+
+    def _packed(self, batch: Batch, lend: Lend | None = None) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, bound in self.bound.items():
+            layout, out = bound.layout, None
+            if lend is not None:
+                out = lend(layout.tensor_shape(bound, batch), layout.dtype)
+            tensors |= bound.pack(name, batch, out)
+        for name in self.without_axis:
+            if len(tensors[name]) != 1:
+                raise InputError(
+                    f"input {name!r}: the model takes it without an axis for rows, and a request "
+                    f"has {len(tensors[name])} of them; expected one_request_per='row'"
+                )
+            tensors[name] = tensors[name][0]
+        return tensors
+
+    def bucket_of(self, rows: RowSelection) -> int:
+        """Return the bucket of rows that share a request; 0 if the model has none."""
+        return max((bound.bucket_of(rows) for bound in self.bound.values()), default=0)
+
+    def events_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first and one-past-last event of the rows at places `start` to `stop`."""
+        if self.order is None or start == stop:
+            return self.rows.events_of(start, stop)
+        rows = self.order[start:stop]
+        return self.rows.events_of(int(rows.min()), int(rows.max()) + 1)
+
+    def count_elements(self) -> tuple[int, int, int]:
+        """Return how many elements are sent, truncated, and padding, along the consumed axes."""
+        rows = self.selection(0, len(self))
+        buckets = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            buckets[segment.start : segment.stop] = segment.bucket
+        each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
+        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        return sent, truncated, padding
+
+
+def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
+    """Return the tensors that a model's inputs make: type and shape of a row."""
+    each = (layout.tensors(name) for name, layout in _resolved(layouts).items())
+    return {name: spec for tensors in each for name, spec in tensors.items()}
+
+
+def bind_inputs(
+    layouts: Mapping[str, Layout], arrays: Any, *, one_request_per: str | None = None
+) -> Inputs:
+    """Bind the inputs of a model to arrays.
+
+    Parameters
+    ----------
+    layouts : mapping
+        Input names and their layouts.
+    arrays : awkward array or dict
+        One array of records that every input reads from, or a dict with an array for each input.
+        A `Mask` of another input may be left out of the dict.
+    one_request_per : {"row", "event"}, optional
+        What has a request of its own; by default, rows share requests.
+    """
+    resolved = _resolved(layouts)
+    sources = _sources(resolved, arrays)
+    bound: dict[str, Bound] = {}
+    for name in sorted(resolved, key=lambda name: resolved[name].dependency is not None):
+        with within(name):
+            bound[name] = resolved[name].bind(sources[name], bound)
+    bound = {name: bound[name] for name in layouts}
+    first, rows = next((name, each.rows) for name, each in bound.items())
+    for name, each in bound.items():
+        try:
+            rows.check_same(each.rows, (f"input {first!r}", f"input {name!r}"))
+        except InputError as error:
+            if each.rows.depth == rows.depth:
+                raise
+            remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
+            raise error.because(remark) from None
+    if one_request_per is None:
+        _check_told_apart(bound, rows)
+    everything = np.arange(len(rows))
+    units = _units(rows, everything, one_request_per)
+    order, segments = _segments(bound, everything, units)
+    known = None if _buckets(bound) == 1 else order
+    return Inputs(bound, rows, segments, known, one_request_per)
+
+
+def check_told_apart(layouts: Mapping[str, Layout]) -> None:
+    """Refuse inputs that put the rows of a request together, if no other tells them apart."""
+    merging = [name for name, layout in layouts.items() if layout.merges]
+    if merging and not any(map(_tells, layouts.values())):
+        raise ConfigError(
+            f"input {merging[0]!r} puts the elements of all rows of a request together, and "
+            "nothing tells them apart: name the model's input of offsets (splits=) or of row "
+            "numbers (batch=); for a network that takes one graph a request, declare "
+            "Model(one_request_per='row') or 'event'; if one graph of many rows is meant, "
+            "merge_rows=True"
+        )
+
+
+def _check_told_apart(bound: Mapping[str, Bound], rows: Structure) -> None:
+    """Refuse rows that have others' offsets, but not their counts."""
+    everything = slice(0, len(rows))
+    telling = [each.counts(everything) for each in bound.values() if _tells(each.layout)]
+    for name, each in bound.items():
+        counts = each.counts(everything)
+        if not each.layout.merges or any(np.array_equal(told, counts) for told in telling):
+            continue
+        row = int(np.flatnonzero(telling[0] != counts)[0]) if telling else 0
+        raise InputError(
+            f"input {name!r} has no splits or batch of its own, and other elements than the inputs "
+            f"that have (the first difference is in event {rows.event_of(row)}); name splits= or "
+            "batch=, or declare Model(one_request_per='row')"
+        )
+
+
+def _tells(layout: Layout) -> bool:
+    return not layout.stacks and not layout.merges and layout.dependency is None
+
+
+def _units(rows: Structure, numbers: Int64, one_request_per: str | None) -> Int64 | None:
+    """Return the number of each row's request; None if any rows may share one."""
+    if one_request_per is None:
+        return None
+    return numbers if one_request_per == "row" else rows.event_numbers()[numbers]
+
+
+def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return the layouts with what they take over from each other."""
+    resolved = {}
+    for name, layout in layouts.items():
+        with within(name):
+            resolved[name] = layout.resolved(layouts)
+    return resolved
+
+
+def _buckets(bound: Mapping[str, Bound]) -> int:
+    return max(each.buckets for each in bound.values())
+
+
+def _segments(
+    bound: Mapping[str, Bound], rows: Int64, units: Int64 | None
+) -> tuple[Int64, tuple[Segment, ...]]:
+    """Say in which order rows go, which of them may share a request, and what they weigh."""
+    count = _buckets(bound)
+    if count == 1:
+        if not len(rows):
+            return rows, ()
+        whole = Segment(0, len(rows), _row_bytes(bound, Batch(rows)), 0, _cuts(units))
+        return rows, (whole,)
+    buckets = np.max([b.buckets_of(rows) for b in bound.values() if b.buckets > 1], axis=0)
+    if units is not None:
+        _, unit = np.unique(units, return_inverse=True)
+        most = np.zeros(len(rows), np.int64)
+        np.maximum.at(most, unit, buckets)
+        buckets = most[unit]
+    sorting = np.argsort(buckets, kind="stable")
+    order = rows[sorting]
+    edges = np.searchsorted(buckets[sorting], np.arange(count + 1))
+    segments = tuple(
+        Segment(
+            int(a),
+            int(b),
+            _row_bytes(bound, Batch(order[a:b], bucket)),
+            bucket,
+            None if units is None else _cuts(units[sorting[a:b]]),
+        )
+        for bucket, (a, b) in enumerate(pairwise(edges))
+        if a < b
+    )
+    return order, segments
+
+
+def _cuts(units: Int64 | None) -> Int64 | None:
+    """Return where each unit begins, and the end."""
+    if units is None:
+        return None
+    begins = np.flatnonzero(np.diff(units)) + 1
+    return np.concatenate(([0], begins, [len(units)])).astype(np.int64)
+
+
+def _row_bytes(bound: Mapping[str, Bound], batch: Batch) -> int | Int64:
+    return sum(each.layout.row_bytes(each, batch) for each in bound.values())
+
+
+@contextmanager
+def within(name: str) -> Iterator[None]:
+    """Name the input in the errors of its layout."""
+    try:
+        yield
+    except (ConfigError, InputError) as error:
+        raise error.within(f"input {name!r}") from None
+
+
+def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
+    """Return what each input reads from."""
+    if isinstance(arrays, dict) and set(arrays) & set(layouts):
+        unknown = [name for name in arrays if name not in layouts]
+        if unknown:
+            raise FieldError(
+                f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
+            )
+        read = [name for name, layout in layouts.items() if layout.columns]
+        missing = [name for name in read if name not in arrays]
+        if missing:
+            raise FieldError(
+                f"no array for the model's input {missing[0]!r}; {nearest(missing[0], arrays)}"
+            )
+        return {name: Source(arrays.get(name)) for name in layouts}
+    # One array of records, or a dict of columns, that all inputs share.
+    return dict.fromkeys(layouts, Source(arrays))
