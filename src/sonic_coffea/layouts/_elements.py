@@ -18,7 +18,7 @@ from sonic_coffea.layouts._expressions import (
     path_of,
     text_of,
 )
-from sonic_coffea.layouts._features import Feature
+from sonic_coffea.layouts._features import Feature, all_finite
 from sonic_coffea.layouts._source import Source, numbers
 from sonic_coffea.layouts._structure import (
     STRING,
@@ -178,7 +178,7 @@ class Elements:
         if by_row:
             values = np.repeat(values, self.counts)
             absent = None if absent is None else np.repeat(absent, self.counts)
-        return values, absent
+        return values, absent if absent is not None and absent.any() else None
 
     def raw(self, feature: Feature) -> tuple[Tensor, Tensor | None]:
         """Return the numbers of a feature before they are transformed, and which are missing."""
@@ -221,7 +221,7 @@ class Elements:
 
     def fills(self, fills: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
         """Return what pads each channel, if numbers are padded before they are transformed."""
-        padded = np.empty((len(fills), 1), dtype)
+        padded = np.empty(len(fills), dtype)
         with np.errstate(all="ignore"):
             for place, (feature, fill) in enumerate(zip(self.columns.features, fills, strict=True)):
                 raw = np.asarray([fill])
@@ -230,122 +230,92 @@ class Elements:
                     raw = np.reshape(compute(dict.fromkeys(terms, raw)), 1)
                 else:
                     raw = raw.astype(self.columns.terms[_term_of(feature)][0].dtype)
-                self._convert(feature, raw, padded[place], None)
-        return padded[:, 0]
+                padded[place] = feature.transformed(raw)[0]
+        return padded
 
     def _fill(self, feature: Feature, channel: int, out: Tensor) -> None:
-        """Write the numbers of one channel."""
+        """Write the numbers of one channel: transformed, and checked."""
         raw, absent = self.raw(feature)
-        if absent is None:
-            self._convert(feature, raw, out, None)
-            return
-        present = ~absent
-        some = np.empty(int(present.sum()), out.dtype)
-        self._convert(feature, raw[present], some, np.flatnonzero(present))
-        out[present] = some
-        out[absent] = (self.columns.missing or ())[channel]
-
-    def _convert(self, feature: Feature, raw: Tensor, out: Tensor, where: Int64 | None) -> None:
-        """Transform numbers, of elements `where` they are, and check what is sent."""
+        if absent is not None:  # until they are replaced, by others that are there
+            raw = np.where(absent, raw[np.argmin(absent)], raw)
         if out.dtype == STRING:
             out[:] = raw
-            return
-        values, checked = raw, False
+        else:
+            self._convert(feature, raw, out, absent)
+        if absent is not None:
+            out[absent] = (self.columns.missing or ())[channel]
+
+    def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
+        values = raw
+        if feature.categories and None not in dict(feature.categories):
+            known = [key for key, _ in feature.categories]
+            strange = ~np.isin(raw, known) & np.isfinite(raw)
+            if (place := self._first(strange, absent)) is not None:
+                raise self._error(
+                    place,
+                    f"field {feature.text!r} is {raw[place]:g} in event {{event}}, which is none "
+                    f"of its categories {', '.join(map(str, known))}; add it, or None: … for all "
+                    "others",
+                )
         if not feature.plain:
             real = np.result_type(raw.dtype, np.float32)
             work = out if out.dtype == real else np.empty(len(raw), real)
             values = feature.computed(raw, work)
-            if feature.nonfinite is not None and not feature.nonfinite_last:
-                if not _all_finite(values):
-                    self._check_categories(feature, raw, values, where)
-                    values = np.where(np.isfinite(values), values, real.type(feature.nonfinite))
-            elif feature.nonfinite is None and (feature.lower, feature.upper) != (None, None):
-                # Limits would hide what is infinite.
-                checked = _all_finite(values) or self._refuse(feature, raw, out.dtype, where)
+            limited = feature.nonfinite is None and (feature.lower, feature.upper) != (None, None)
+            if limited and not all_finite(values):  # limits would hide it
+                self._refuse(feature, raw, out.dtype, absent)
             values = feature.standardised(values, work)
-            if feature.nonfinite_last and feature.nonfinite is not None:
-                values = np.where(np.isfinite(values), values, real.type(feature.nonfinite))
-        if out.dtype.kind in "iu":
-            if _misfits(feature, values, out.dtype).any():
-                self._refuse(feature, raw, out.dtype, where)
-        elif out.dtype.kind == "b" and not _all_finite(values):
-            self._refuse(feature, raw, out.dtype, where)
+        kind = out.dtype.kind
+        if kind in "iub" and _misfits(feature, values, out.dtype).any():
+            self._refuse(feature, raw, out.dtype, absent)
         if values is not out:
             np.copyto(out, values, casting="unsafe")
-        if out.dtype.kind not in "iub" and not checked and not _all_finite(out):
-            self._refuse(feature, raw, out.dtype, where)
-
-    def _check_categories(
-        self, feature: Feature, raw: Tensor, values: Tensor, where: Int64 | None
-    ) -> None:
-        """Refuse a value that is none of a feature's categories."""
-        if not feature.categories or None in dict(feature.categories):
-            return
-        unknown = np.isnan(feature.mapped(raw)) & ~np.isnan(raw)
-        del values
-        place = self._first(unknown, where)
-        if place is not None:
-            known = ", ".join(str(key) for key, _ in feature.categories)
-            raise self._error(
-                place,
-                where,
-                f"field {feature.text!r} is {raw[place]:g} in event {{event}}, which is none of "
-                f"its categories {known}; add it, or None: … for all others",
-            )
+        if kind not in "iub" and not all_finite(out):
+            self._refuse(feature, raw, out.dtype, absent)
 
     def _refuse(
-        self, feature: Feature, raw: Tensor, target: np.dtype[Any], where: Int64 | None
-    ) -> bool:
-        """Raise the error of the first number that is sent and cannot be; return if there is none.
+        self, feature: Feature, raw: Tensor, target: np.dtype[Any], absent: Tensor | None
+    ) -> None:
+        """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
-        real = np.result_type(raw.dtype, np.float32)
-        values = raw
-        self._check_categories(feature, raw, values, where)
+        before = raw
         if not feature.plain:
-            values = np.array(feature.computed(raw, np.empty(len(raw), real)))
-        finite = np.isfinite(values)
-        if feature.nonfinite is None and (place := self._first(~finite, where)) is not None:
+            before = feature.computed(
+                raw, np.empty(len(raw), np.result_type(raw.dtype, np.float32))
+            )
+        finite = np.isfinite(before)
+        if feature.nonfinite is None and (place := self._first(~finite, absent)) is not None:
             function = feature.function or (feature.power and f"power {feature.power}")
             after = f" after {function}" if function else ""
             raise self._error(
                 place,
-                where,
                 f"field {feature.text!r} is NaN or infinite{after} in event {{event}}; correct "
                 f"the input, or say what replaces it with Feature({feature.text!r}, nonfinite=…)",
             )
-        if not feature.plain:
-            if feature.nonfinite is not None:
-                values = np.where(finite, values, real.type(feature.nonfinite))
-                finite |= np.isfinite(feature.nonfinite)
-            values = feature.standardised(values, np.empty(len(raw), real))
+        values = raw if feature.plain else feature.transformed(raw)
         wrong = _misfits(feature, values, target)
-        if target.kind not in "iub":
+        if target.kind not in "iub" and not np.isfinite(feature.nonfinite or 0.0):
             wrong &= finite
-        if (place := self._first(wrong, where)) is not None:
+        if (place := self._first(wrong, absent)) is not None:
             after = "" if feature.plain else " after its transformation"
             raise self._error(
                 place,
-                where,
                 f"field {feature.text!r} is {values[place]}{after} in event {{event}}, which "
                 f"{target.name} cannot hold; declare a wider dtype for the layout",
             )
-        return True
 
-    def _first(self, wrong: Tensor, where: Int64 | None) -> int | None:
-        """Return the first place at which a number is wrong, and sent."""
-        if self._longest is not None and wrong.any() and len(wrong):
-            places = np.arange(len(wrong)) if where is None else where
-            within = _within(self.counts)[places] if self.size else np.zeros(len(wrong), np.int64)
-            wrong = wrong & (within < self._longest)
+    def _first(self, wrong: Tensor, absent: Tensor | None = None) -> int | None:
+        """Return the first element that is wrong, and sent."""
+        if absent is not None:
+            wrong = wrong & ~absent
+        if self._longest is not None and wrong.any():
+            wrong = wrong & (_within(self.counts) < self._longest)
         return int(np.argmax(wrong)) if wrong.any() else None
 
-    def _error(self, place: int, where: Int64 | None, message: str) -> InputError:
-        element = place if where is None else int(where[place])
+    def _error(self, element: int, message: str) -> InputError:
         row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))
-        if row >= len(self.counts):  # what pads
-            return InputError(message.replace(" in event {event}", ""))
         number = int(self.columns.numbers(self.rows)[row])
         event = self.columns.rows.event_of(number)
         return InputError(message.replace("{event}", str(event)), rows=(number, number + 1))
@@ -358,15 +328,12 @@ class Elements:
 
         raw, absent = self.raw(key)
         what = f"field {key.text!r}, by which constituents are sorted,"
-        keys = raw
         with np.errstate(all="ignore"):
-            if not key.plain:
-                real = np.empty(len(raw), np.result_type(raw.dtype, np.float32))
-                keys = key.standardised(key.computed(raw, real), real)
+            keys = raw if key.plain else key.transformed(raw)
         if absent is not None:
-            raise self._error(int(np.argmax(absent)), None, f"{what} has None in event {{event}}")
-        if not _all_finite(keys) and (place := self._first(~np.isfinite(keys), None)) is not None:
-            raise self._error(place, None, f"{what} is NaN or infinite in event {{event}}")
+            raise self._error(int(np.argmax(absent)), f"{what} has None in event {{event}}")
+        if not all_finite(keys) and (place := self._first(~np.isfinite(keys))) is not None:
+            raise self._error(place, f"{what} is NaN or infinite in event {{event}}")
         if keys.dtype.kind == "f" and keys.dtype not in (np.float32, np.float64):
             keys = keys.astype(np.float64)
         keys = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder("="), copy=False))
@@ -378,15 +345,6 @@ class Elements:
 def _within(counts: Int64) -> Int64:
     """Return the index in its row of each element."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _all_finite(values: Tensor) -> bool:
-    """Return whether numbers are finite; in rare cases False though they are."""
-    if values.dtype.kind in "iub":
-        return True
-    if values.dtype.itemsize < 4:
-        return bool(np.isfinite(values).all())
-    return bool(np.isfinite(np.add.reduce(values)))
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:

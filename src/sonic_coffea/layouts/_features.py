@@ -229,11 +229,34 @@ class Feature:
 
     def standardised(self, values: Tensor, out: Tensor) -> Tensor:
         """Return ``clip((value - shift) * scale, lower, upper)``, in `out` if that changes them."""
+        if not self.nonfinite_last:
+            values = self._finite(values, out)
         if self.shift != 0.0:
             values = np.subtract(values, out.dtype.type(self.shift), out=out)
         if self.scale != 1.0:
             values = np.multiply(values, out.dtype.type(self.scale), out=out)
-        return _clipped(values, self.lower, self.upper, out)
+        values = _clipped(values, self.lower, self.upper, out)
+        return self._finite(values, out) if self.nonfinite_last else values
+
+    def transformed(self, raw: Tensor) -> Tensor:
+        """Return numbers as they are sent, in new memory."""
+        out = np.empty(len(raw), np.result_type(raw.dtype, np.float32))
+        return self.standardised(self.computed(raw, out), out)
+
+    def _finite(self, values: Tensor, out: Tensor) -> Tensor:
+        """Return numbers with those that are not finite replaced."""
+        if self.nonfinite is None or all_finite(values):
+            return values
+        return np.where(np.isfinite(values), values, out.dtype.type(self.nonfinite))
+
+
+def all_finite(values: Tensor) -> bool:
+    """Return whether numbers are finite; in rare cases False though they are."""
+    if values.dtype.kind in "iub":
+        return True
+    if values.dtype.itemsize < 4:
+        return bool(np.isfinite(values).all())
+    return bool(np.isfinite(np.add.reduce(values)))
 
 
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:

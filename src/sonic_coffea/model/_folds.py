@@ -163,7 +163,7 @@ class Folds(Carrier):
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():
-            whole = output.choose is not None or output.score_dtype.kind != "f"
+            whole = output.choose is not None or output.dtype.kind in "iubO"
             if whole or output.splits is not None:
                 what = "lists of its own" if output.splits else "no fractions"
                 raise ConfigError(
