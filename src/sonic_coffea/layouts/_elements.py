@@ -35,7 +35,7 @@ from sonic_coffea.layouts._structure import (
     without_options,
 )
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 22
 """Elements of so many bytes are made at a time, so that what is done to them stays in the cache."""
 
 
@@ -215,8 +215,8 @@ class Elements:
         if out is None:
             out = np.empty((len(features), self.size), dtype)
         with np.errstate(all="ignore"):
-            for place, feature in enumerate(features):
-                self._fill(feature, place, out[place if channels is None else channels[place]])
+            for number, slot in enumerate(range(len(features)) if channels is None else channels):
+                self._fill(number, out[slot])
         return out
 
     def fills(self, fills: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
@@ -233,8 +233,9 @@ class Elements:
                 padded[place] = feature.transformed(raw)[0]
         return padded
 
-    def _fill(self, feature: Feature, channel: int, out: Tensor) -> None:
+    def _fill(self, number: int, out: Tensor) -> None:
         """Write the numbers of one channel: transformed, and checked."""
+        feature = self.columns.features[number]
         raw, absent = self.raw(feature)
         if absent is not None:  # until they are replaced, by others that are there
             raw = np.where(absent, raw[np.argmin(absent)], raw)
@@ -243,7 +244,7 @@ class Elements:
         else:
             self._convert(feature, raw, out, absent)
         if absent is not None:
-            out[absent] = (self.columns.missing or ())[channel]
+            out[absent] = (self.columns.missing or ())[number]
 
     def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
         values = raw
@@ -257,20 +258,23 @@ class Elements:
                     f"of its categories {', '.join(map(str, known))}; add it, or None: … for all "
                     "others",
                 )
+        is_finite = False
         if not feature.plain:
             real = np.result_type(raw.dtype, np.float32)
             work = out if out.dtype == real else np.empty(len(raw), real)
             values = feature.computed(raw, work)
-            limited = feature.nonfinite is None and (feature.lower, feature.upper) != (None, None)
-            if limited and not all_finite(values):  # limits would hide it
-                self._refuse(feature, raw, out.dtype, absent)
+            limits = feature.lower, feature.upper
+            if feature.nonfinite is None and limits != (None, None):
+                if not all_finite(values):  # limits would hide it
+                    self._refuse(feature, raw, out.dtype, absent)
+                is_finite = None not in limits and work is out
             values = feature.standardised(values, work)
-        kind = out.dtype.kind
-        if kind in "iub" and _misfits(feature, values, out.dtype).any():
+        is_real = out.dtype.kind not in "iub"
+        if not is_real and _misfits(feature, values, out.dtype).any():
             self._refuse(feature, raw, out.dtype, absent)
         if values is not out:
             np.copyto(out, values, casting="unsafe")
-        if kind not in "iub" and not all_finite(out):
+        if is_real and not is_finite and not all_finite(out):
             self._refuse(feature, raw, out.dtype, absent)
 
     def _refuse(
@@ -414,7 +418,7 @@ def bind_columns(
     unknown = [place.depth for place in found.values() if place.is_unknown]
     known = [place.depth for place in found.values() if not place.is_unknown]
     top = max(known or [*unknown, int(jagged)])
-    places = {term: _deepened(place, top) for term, place in found.items()}
+    places = {t: _deepened(place, top) if place.is_unknown else place for t, place in found.items()}
     own = {term: place for term, place in places.items() if place.depth == top}
     first, place = next(iter(own.items()))
     if jagged and top == 0:
@@ -423,7 +427,8 @@ def bind_columns(
             f"{place.type}); a jagged axis is expected, such as the constituents of a jet, and an "
             "index picks one object of it; for one number per object use Row"
         )
-    _check_arrays(own, places, jagged=jagged)
+    if jagged and len(own) < len(places):
+        _check_arrays(own, places)
     # Options below the lists are missing numbers; those of objects that are no rows' elements,
     # missing rows.
     levels = [without_options(p.levels, gaps=not jagged) for p in own.values()]
@@ -432,6 +437,8 @@ def bind_columns(
         above = _united(levels)
     rows = Structure(place.events, above)
     for (path, _), other, theirs in zip(own, own.values(), levels, strict=True):
+        if other.levels is place.levels:
+            continue
         names = f"field {text_of(first[0])!r}", f"field {text_of(path)!r}"
         if jagged:
             rows.check_same(Structure(other.events, theirs[:-1]), names)
@@ -595,19 +602,22 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
 def _deepened(place: Structure, depth: int) -> Structure:
     """Return nothing of an unknown type as nothing in lists."""
     nothing = Level(offsets=np.zeros(1, np.int64))
-    lacks = depth - place.depth if place.is_unknown else 0
-    return replace(place, levels=(*place.levels, *(nothing,) * lacks)) if lacks else place
+    return replace(place, levels=(*place.levels, *(nothing,) * (depth - place.depth)))
 
 
-def _check_arrays(own: dict[Term, Structure], all_: dict[Term, Structure], *, jagged: bool) -> None:
+def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure]) -> None:
     """Refuse an array of numbers beside single numbers of the same objects."""
-    for term, place in own.items() if jagged else ():
-        size = without_options(place.levels)[-1].size if place.depth else None
-        beside = [t for t, p in all_.items() if t[0][:-1] == term[0][:-1] and p.depth < place.depth]
-        if size is not None and beside:
-            name = text_of(term[0])
+    for (path, _), place in own.items():
+        size = without_options(place.levels)[-1].size
+        shallow = [
+            other
+            for (other, _), beside in places.items()
+            if other[:-1] == path[:-1] and beside.depth < place.depth
+        ]
+        if size is not None and shallow:
+            name = text_of(path)
             raise InputError(
-                f"field {name!r} has {size} numbers where field {text_of(beside[0][0])!r} has one; "
+                f"field {name!r} has {size} numbers where field {text_of(shallow[0])!r} has one; "
                 f"name them one by one, such as '{name}[:{size}]', or make their axis jagged with "
                 "ak.from_regular"
             )

@@ -260,11 +260,11 @@ def all_finite(values: Tensor) -> bool:
 
 
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
-    if lower is not None:
-        values = np.maximum(values, out.dtype.type(lower), out=out)
-    if upper is not None:
-        values = np.minimum(values, out.dtype.type(upper), out=out)
-    return values
+    if lower is None and upper is None:
+        return values
+    limits = (None if limit is None else out.dtype.type(limit) for limit in (lower, upper))
+    clipped: Tensor = np.clip(values, *limits, out=out)
+    return clipped
 
 
 def _replaced(raw: Tensor, pairs: Iterable[tuple[Any, Any]], default: Any) -> Tensor:

@@ -139,8 +139,7 @@ class Padded(FieldsLayout):
         columns, fills = bound.columns, self.fills(bound.columns)
         for here, rows in columns.blocks(batch.rows, len(self.features) * out.itemsize):
             elements = Elements(columns, rows, by_field.shape[2])
-            values = elements.values(out.dtype)
-            wrap = self.pad_mode == "wrap"
+            values, wrap = elements.values(out.dtype), self.pad_mode == "wrap"
             pad(by_field[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:

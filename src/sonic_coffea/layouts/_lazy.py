@@ -64,12 +64,6 @@ def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: An
     return function(dict(zip(names, arrays, strict=True)))
 
 
-def is_tracer(arrays: Any) -> bool:
-    """Whether arrays, or any of a dict, have a type and no data."""
-    each = arrays.values() if isinstance(arrays, dict) else [arrays]
-    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
-
-
 def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: Any) -> ak.Array:
     """Touch the fields that layouts read, and return what stands for the scores.
 

@@ -23,8 +23,6 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of
 
-Pad = Callable[..., None]
-
 
 def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any) -> None:
     """Copy each row's elements of ``values[F, n]`` to ``out[N, F, L]``, and fill what is behind."""
@@ -42,10 +40,10 @@ def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any)
 
 
 @cache
-def _compiled(*, cached: bool) -> Pad:
+def _compiled(*, cached: bool) -> Callable[..., Any]:
     import numba
 
-    compiled: Pad = numba.njit(cache=cached, nogil=True)(_pad)
+    compiled: Callable[..., Any] = numba.njit(cache=cached, nogil=True)(_pad)
     return compiled
 
 
@@ -64,12 +62,12 @@ def pad(
         return
     # Bytes are moved, so that one loop serves all types of a size.
     bits = np.dtype(f"u{out.itemsize}")
-    arrays = out.view(bits), values.view(bits)
     ends = np.asarray(fills).astype(out.dtype).view(bits)
+    arguments = out.view(bits), values.view(bits), starts, counts, ends, wrap
     try:
-        _compiled(cached=True)(*arrays, starts, counts, ends, wrap)
+        _compiled(cached=True)(*arguments)
     except Exception:  # noqa: BLE001  whatever is wrong with numba's folder costs time only
-        _compiled(cached=False)(*arrays, starts, counts, ends, wrap)
+        _compiled(cached=False)(*arguments)
 
 
 def load() -> None:

@@ -215,7 +215,7 @@ class Pairwise(FieldsLayout):
             self._write_stored(by_channel, bound, batch.rows)
             return
         rows = bound.columns.numbers(batch.rows)
-        step = max(1, BLOCK_BYTES // (8 * by_channel.shape[2] * by_channel.shape[3]))
+        step = max(1, BLOCK_BYTES // (64 * by_channel.shape[2] * by_channel.shape[3]))
         for start in range(0, len(rows), step):
             here = slice(start, start + step)
             self._write_computed(by_channel[here], bound, rows[here])

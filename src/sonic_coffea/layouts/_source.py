@@ -41,6 +41,7 @@ class Source:
 
     def __init__(self, array: Any, part: str | None = None) -> None:
         self._array, self._part = array, part
+        self._is_traced = is_tracer(array)
         self._places: dict[Path, Structure] = {}
 
     def within(self, part: str) -> Source:
@@ -60,7 +61,7 @@ class Source:
             If types are mixed in a way that no tensor has.
         """
         try:
-            full = self._full(path)
+            full = path if self._part is None else self._full(path)
             source = self._traced(full, lists=lists) if self._is_traced else self
             place = source._place(full)
             return _reduced(place, reduction) if reduction else place
@@ -68,11 +69,6 @@ class Source:
             raise
         except InputError as error:
             raise InputError(f"field {text_of(path)!r} {error.message}") from None
-
-    @property
-    def _is_traced(self) -> bool:
-        arrays = self._array.values() if isinstance(self._array, dict) else [self._array]
-        return any(isinstance(a, ak.Array) and ak.backend(a) == "typetracer" for a in arrays)
 
     def _traced(self, path: Path, *, lists: bool) -> Source:
         """Touch a column of typetracers, and return arrays of length zero that have it."""
@@ -92,8 +88,8 @@ class Source:
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part."""
-        part, first = self._part, str(path[0])
-        if part is None or part not in self.names():
+        part, first = str(self._part), str(path[0])
+        if part not in self.names():
             return path
         within = first in self.names(part)
         if first in self.names() and within:
@@ -151,6 +147,12 @@ class Source:
             else:
                 layout = _property(layout, array, name, path)
         return layout
+
+
+def is_tracer(arrays: Any) -> bool:
+    """Whether arrays, or any of a dict, have a type and no data."""
+    each = arrays.values() if isinstance(arrays, dict) else [arrays]
+    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
 
 
 def _without_leaves(node: Content) -> Content:
