@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import awkward as ak
-import numpy as np
 import pytest
 
 import sonic_coffea as sonic

@@ -19,7 +19,6 @@ from awkward.contents import (
 )
 from awkward.index import Index8, Index64
 
-from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of
 
