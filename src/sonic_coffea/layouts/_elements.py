@@ -30,8 +30,10 @@ from sonic_coffea.layouts._structure import (
     Tensor,
     align,
     merged,
+    numbered,
     offsets_of,
     ranges,
+    through,
     without_options,
 )
 
@@ -354,9 +356,9 @@ def _within(counts: Int64) -> Int64:
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     """Return which numbers are not those of the tensor: infinite in it, or no such integers."""
     if target.kind == "b":
-        return ~np.isfinite(sent)
+        return np.asarray(~np.isfinite(sent))
     if target.kind not in "iu":
-        return ~np.isfinite(sent.astype(target))
+        return np.asarray(~np.isfinite(sent.astype(target)))
     if feature.plain and np.can_cast(sent.dtype, target):
         return np.zeros(1, np.bool_)
     limits = np.iinfo(target)
@@ -429,37 +431,22 @@ def bind_columns(
         )
     if jagged and len(own) < len(places):
         _check_arrays(own, places)
-    # Options below the lists are missing numbers; those of objects that are no rows' elements,
-    # missing rows.
-    levels = [without_options(p.levels, gaps=not jagged) for p in own.values()]
-    above = levels[0][:-1] if jagged else levels[0]
-    if not jagged and missing is not None:
-        above = _united(levels)
-    rows = Structure(place.events, above)
-    for (path, _), other, theirs in zip(own, own.values(), levels, strict=True):
-        if other.levels is place.levels:
-            continue
-        names = f"field {text_of(first[0])!r}", f"field {text_of(path)!r}"
-        if jagged:
-            rows.check_same(Structure(other.events, theirs[:-1]), names)
-            _check_lengths(rows, levels[0][-1], theirs[-1], names)
-        elif missing is None:
-            rows.check_same(Structure(other.events, theirs), names)
-        else:  # rows may be missing in one of them
-            lists = (without_options(each) for each in (above, theirs))
-            mine, others = map(Structure, (place.events, other.events), lists)
-            mine.check_same(others, names)
-    offsets = levels[0][-1].offsets if jagged else None
+    levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
+    rows = Structure(place.events, levels[:-1] if jagged else levels)
+    offsets = levels[-1].data if jagged else None
     stands = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), {}, stands, key, ascending)
     shared: dict[Any, Any] = {}
     of_strings = {f.terms[0] for f in features if f.index is None} if strings else set()
     for term, place in places.items():
         by_row = jagged and place.depth < top
-        lies = rows.levels if by_row or not jagged else levels[0]
+        lies = rows.levels if by_row or not jagged else levels
         index = _aligned(rows, lies, place, (first, term), shared)
         _check_gaps(columns, index, place, term, by_row=by_row)
-        columns.terms[term] = (*_numbers(place, index, term, shared, term in of_strings), by_row)
+        columns.terms[term] = (
+            *_numbers(place, index, term, shared, strings=term in of_strings),
+            by_row,
+        )
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -469,7 +456,7 @@ def bind_columns(
             place = source.place(path_of(feature.name))
             index = _references(columns, feature, place)
             term = path_of(feature.name), ""
-            column = _numbers(place, index, term, shared, strings)
+            column = _numbers(place, index, term, shared, strings=strings)
             columns.terms[_term_of(feature)] = (*column, False)
     return columns
 
@@ -489,11 +476,11 @@ def bind_lists(source: Source, path: Path) -> Columns:
             f"field {text_of(path)!r} has one number where a list is needed (its type is "
             f"{place.type}); a jagged axis is expected, such as the constituents of a jet"
         )
-    return Columns(Structure(place.events, levels[:-1]), levels[-1].offsets)
+    return Columns(Structure(place.events, levels[:-1]), levels[-1].data)
 
 
 def _numbers(
-    place: Structure, index: Int64 | None, term: Term, shared: dict[Any, Any], strings: bool
+    place: Structure, index: Int64 | None, term: Term, shared: dict[Any, Any], *, strings: bool
 ) -> tuple[Tensor, Int64 | None]:
     """Return the numbers of a field, and where those of an index into it lie in them."""
     try:
@@ -506,9 +493,8 @@ def _numbers(
         return data, at
     key = id(index), id(at)
     if key not in shared:
-        there = at[np.maximum(index, 0)] if len(at) else index
         # With what it is of, so that no other takes its address.
-        shared[key] = np.where(index < 0, -1, there), index, at
+        shared[key] = through(at, index), index, at
     return data, shared[key][0]
 
 
@@ -523,15 +509,14 @@ def _aligned(
     key = id(levels), id(place.levels)
     if key not in shared:
         try:
-            if place.events != rows.events:
-                raise ValueError
-            index = align(levels, place.levels, rows.events)
+            index = align(levels, place.levels, rows.events, place.events)
         except ValueError:
             first, other = (f"field {text_of(path)!r}" for path, _ in terms)
             if place.depth == rows.depth:
                 rows.check_same(place, (first, other))
             raise InputError(
-                f"{first} and {other} do not have the same objects; choose both from the same events"
+                f"{first} and {other} do not have the same objects; choose both from the same "
+                "events"
             ) from None
         shared[key] = index, levels, place.levels
     aligned: Int64 | None = shared[key][0]
@@ -564,7 +549,7 @@ def _check_gaps(
 def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
     """Return where what an index refers to is in the lists of the same event; -1 for nothing."""
     rows, levels, name = columns.rows, place.levels, str(feature.index)
-    if place.depth != 1 or levels[0].offsets is None or place.events != rows.events:
+    if place.depth != 1 or not levels[0].is_list or place.events != rows.events:
         raise InputError(
             f"field {feature.text!r}, to which {name!r} refers: expected a list in each of "
             f"{rows.events} events"
@@ -576,7 +561,7 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
     number = number.astype(np.int64)
     refers = number >= 0 if absent is None else (number >= 0) & ~absent
     event = np.repeat(rows.event_numbers(), elements.counts)
-    starts, counts = levels[0].offsets[:-1][event], np.diff(levels[0].offsets)[event]
+    starts, counts = levels[0].data[:-1][event], levels[0].counts[event]
     wrong = np.flatnonzero(refers & (number >= counts))
     if len(wrong):
         bad = int(event[wrong[0]])
@@ -589,7 +574,7 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
     index = np.where(refers, starts + number, -1)
     option = merged(levels[1:])
     if option is not None:
-        index = np.where(index < 0, -1, option[np.maximum(index, 0)])
+        index = through(option, index)
     if columns.missing is None and np.any(index < 0):
         bad = int(event[np.argmax(index < 0)])
         raise InputError(
@@ -599,9 +584,41 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
     return index
 
 
+def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> Levels:
+    """Return the levels of fields that have the rows, or their elements, refusing others.
+
+    An option below them is of missing numbers, and not of missing rows, if it is one of elements,
+    or of numbers of objects.
+    """
+    (first, _), place = next(iter(own.items()))
+    each = {t: without_options(p.levels, gaps=not jagged) for t, p in own.items()}
+    levels = mine = next(iter(each.values()))
+    if united:
+        levels = _united(list(each.values()))
+        mine = without_options(levels)
+    for (path, how), theirs in each.items():
+        other = own[path, how]
+        if other.levels is place.levels:
+            continue
+        names = f"field {text_of(first)!r}", f"field {text_of(path)!r}"
+        lists = without_options(theirs) if united else theirs
+        above, others = (x[:-1] if jagged else x for x in (mine, lists))
+        Structure(place.events, above).check_same(Structure(other.events, others), names)
+        if jagged and not mine[-1].equals(lists[-1]):
+            counts, wrong = mine[-1].counts, lists[-1].counts
+            row = int(np.flatnonzero(counts != wrong)[0])
+            event = Structure(place.events, above).event_of(row)
+            raise InputError(
+                f"{names[0]} and {names[1]} have lists of different lengths ({counts[row]} and "
+                f"{wrong[row]}) in event {event}; the fields of one input must come from the same "
+                "collection"
+            )
+    return levels
+
+
 def _deepened(place: Structure, depth: int) -> Structure:
     """Return nothing of an unknown type as nothing in lists."""
-    nothing = Level(offsets=np.zeros(1, np.int64))
+    nothing = Level(np.zeros(1, np.int64))
     return replace(place, levels=(*place.levels, *(nothing,) * (depth - place.depth)))
 
 
@@ -630,18 +647,4 @@ def _united(each: Sequence[Levels]) -> Levels:
     known = [option for option in options if option is not None]
     if len(known) < len(options):
         return lists
-    present = np.maximum.reduce(known) >= 0
-    return (*lists, Level(index=np.where(present, np.cumsum(present) - 1, -1)))
-
-
-def _check_lengths(rows: Structure, first: Level, other: Level, names: tuple[str, str]) -> None:
-    """Refuse a field whose lists have other lengths."""
-    if first.equals(other):
-        return
-    mine, theirs = np.diff(first.offsets), np.diff(other.offsets)  # type: ignore[arg-type]
-    row = int(np.flatnonzero(mine != theirs)[0])
-    raise InputError(
-        f"{names[0]} and {names[1]} have lists of different lengths ({mine[row]} and "
-        f"{theirs[row]}) in event {rows.event_of(row)}; the fields of one input must come from the "
-        "same collection"
-    )
+    return (*lists, numbered(np.maximum.reduce(known) >= 0))

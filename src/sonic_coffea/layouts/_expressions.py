@@ -198,13 +198,12 @@ def expression_of(text: str, what: str = "expression") -> Expression:
 def _read(node: ast.expr, terms: dict[Term, None], what: str) -> _Node:
     """Return a function that computes a node of a syntax tree; nothing is evaluated as Python."""
     read = partial(_read, terms=terms, what=what)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _called(_OPERATORS[type(node.op)], read(node.left), read(node.right))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _called(_OPERATORS[type(node.op)], read(node.operand))
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in _OPERATORS:
+        sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.operand]
+        return _called(_OPERATORS[type(node.op)], *map(read, sides))
     if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
-        sides = [read(n) for n in (node.left, *node.comparators)]
-        pairs = zip(node.ops, sides, sides[1:], strict=False)
+        compared = [read(n) for n in (node.left, *node.comparators)]
+        pairs = zip(node.ops, compared, compared[1:], strict=False)
         each = [_called(_OPERATORS[type(op)], left, right) for op, left, right in pairs]
         return _called(lambda *all_: reduce(operator.and_, all_), *each)
     if isinstance(node, ast.Call):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -122,36 +123,36 @@ class Feature:
     __eq__, __hash__ = equals, hashed
 
     def __post_init__(self) -> None:
-        what = f"feature {text_of(self.name)!r}" if self.name else "feature"
         if not isinstance(self.name, (str, tuple)) or not self.name:
             raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
+        what = f"feature {self.text!r}"
         for name in ("shift", "scale", "lower", "upper", "nonfinite", "power"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name in ("shift", "scale"):
                 declare(self, **{name: _number(value, f"{what}: {name}")})
-            elif name in ("shift", "scale"):
-                raise ConfigError(f"{what}: expected {name} as a number, got None")
-        declare(self, nonfinite_last=bool(self.nonfinite_last))
-        if self.lower is not None and self.upper is not None and self.lower > self.upper:
-            raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
-        if self.function is not None and self.function not in ONE_ARGUMENT:
-            raise ConfigError(
-                f"{what}: no function {self.function!r}; {nearest(str(self.function), ONE_ARGUMENT)}"
-            )
-        if self.power is not None and self.function is not None:
-            raise ConfigError(f"{what}: expected function= or power=, got both")
-        if self.within is not None:
-            declare(self, within=_limits(self.within, what))
         for name in ("categories", "replace"):
             if getattr(self, name) is not None:
                 declare(self, **{name: _pairs(getattr(self, name), what, name)})
-        if self.expression is not None and self.index is not None:
-            raise ConfigError(f"{what}: expected expression= or index=, got both")
-        if self.expression is not None and not isinstance(self.expression, str):
-            raise ConfigError(f"{what}: expected an expression as text, got {self.expression!r}")
+        if self.within is not None:
+            declare(self, within=_limits(self.within, what))
+        declare(self, nonfinite_last=bool(self.nonfinite_last))
+        self._check(what)
         for path in self.paths:
             path_of(path)
         declare(self, plain=not set(self.options) - {"expression", "index"})
+
+    def _check(self, what: str) -> None:
+        """Refuse options that do not go together."""
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
+        if self.function is not None and self.function not in ONE_ARGUMENT:
+            nearby = nearest(str(self.function), ONE_ARGUMENT)
+            raise ConfigError(f"{what}: no function {self.function!r}; {nearby}")
+        for one, other in (("function", "power"), ("expression", "index")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(f"{what}: expected {one}= or {other}=, got both")
+        if self.expression is not None and not isinstance(self.expression, str):
+            raise ConfigError(f"{what}: expected an expression as text, got {self.expression!r}")
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -175,7 +176,7 @@ class Feature:
     @property
     def only(self) -> float | None:
         """The value for which it is 1, if it is 0 for all others."""
-        pairs = self.categories or ()
+        pairs: Any = self.categories or ()
         if len(pairs) == 2 and pairs[0][1] == 1 and pairs[1] == (None, 0):
             value: float | None = pairs[0][0]
             return value
@@ -214,7 +215,7 @@ class Feature:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
         values = self.mapped(raw)
         if self.within is not None:
-            values = _clipped(values, *self.within, out)
+            values = _clipped(values, self.within[0], self.within[1], out)
         if self.power is not None:
             np.copyto(out, values)
             values = np.power(out, self.power, out=out)
@@ -336,7 +337,7 @@ def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature)) or not isinstance(named, Iterable):
         named = [named]
-    if isinstance(named, (Set, Mapping)):
+    if isinstance(named, (AbstractSet, Mapping)):
         raise ConfigError(
             f"{layout}: expected a list of fields, whose order is that of the channels, got "
             f"{named!r}"
@@ -374,7 +375,7 @@ def key_of(sort_by: Any, layout: str) -> Feature | None:
     try:
         path_of(sort_by)
     except ConfigError:
-        return Feature(sort_by, expression=sort_by)
+        return Feature(sort_by, expression=str(sort_by))
     if isinstance(sort_by, str) and not all(c.isalnum() or c in "_.[]-" for c in sort_by):
-        return Feature(sort_by, expression=sort_by)
+        return Feature(sort_by, expression=str(sort_by))
     return Feature(sort_by)

@@ -87,7 +87,7 @@ class Padded(FieldsLayout):
 
     fields: Any
     length: Any
-    fill: Constants = None
+    fill: Any = None
     axis_order: str = "FL"
     dtype: Any = "float32"
     _: KW_ONLY

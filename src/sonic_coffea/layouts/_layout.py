@@ -103,7 +103,8 @@ class Bound:
         """Return how many elements each of some rows has, in all collections."""
         if not self.parts:
             return self.columns.counts(rows)
-        return np.sum([columns.counts(rows) for _, columns, _ in self.parts], axis=0)
+        counts: Int64 = np.sum([columns.counts(rows) for _, columns, _ in self.parts], axis=0)
+        return counts
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""

@@ -100,6 +100,40 @@ class Output:
     __eq__, __hash__ = equals, hashed
 
     def __post_init__(self) -> None:
+        self._check_labels()
+        try:
+            dtype = dtype_of(self.dtype)
+        except TypeError:
+            raise ConfigError(f"an output has no dtype {self.dtype!r}") from None
+        labels, shape, axes = self.labels, self.shape, self.axes
+        declare(
+            self,
+            labels=None if labels is None else tuple(labels),
+            dtype=dtype,
+            shape=None if shape is None else tuple(length_of(n, self) for n in shape),
+            axes=axes if isinstance(axes, int) else tuple(axes),
+            scale=float(self.scale),
+            shift=float(self.shift),
+        )
+        if not self.named_axes or (self.axes != 1 and self.per == "row"):
+            raise ConfigError(
+                "expected one axis of constituents or more, and per='constituent', got "
+                f"axes={self.axes}"
+            )
+        if self.choose is not None:
+            self._check_choice(self.choose)
+        if self.groups is not None:
+            items = self.groups.items() if isinstance(self.groups, Mapping) else self.groups
+            declare(self, groups=tuple((name, self._grouped(group)) for name, group in items))
+        if self.function is not None and self.function not in OUTPUT_FUNCTIONS:
+            nearby = nearest(str(self.function), OUTPUT_FUNCTIONS)
+            raise ConfigError(f"an output has no function {self.function!r}; {nearby}")
+        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
+        if finished and (self.choose is not None or dtype == STRING):
+            raise ConfigError("an output of strings, or that chooses constituents, has no function")
+
+    def _check_labels(self) -> None:
+        """Refuse labels that are no names, and options that do not go together."""
         labels, by_row = self.labels, self.per == "row"
         names = isinstance(labels, Sequence) and not isinstance(labels, str)
         if not (labels is None or (names and all(isinstance(label, str) for label in labels))):
@@ -109,45 +143,16 @@ class Output:
             )
         if labels is not None and len(set(labels)) != len(labels):
             raise ConfigError(f"an output's labels must differ, got {list(labels)}")
+        if labels is not None and self.shape is not None:
+            raise ConfigError(
+                f"an output has labels or a shape, got {list(labels)} and {self.shape}"
+            )
         if self.per not in PER:
             raise ConfigError(f"an output is per row or per constituent; {nearest(self.per, PER)}")
         if self.of is not None and by_row:
             raise ConfigError(f"an output of {self.of!r} is per constituent; set per='constituent'")
         if self.splits is not None and not by_row:
             raise ConfigError("an output with splits of its own is not per constituent")
-        try:
-            dtype = dtype_of(self.dtype)
-        except TypeError:
-            raise ConfigError(f"an output has no dtype {self.dtype!r}") from None
-        shape = self.shape
-        declare(
-            self,
-            labels=None if labels is None else tuple(labels),
-            dtype=dtype,
-            shape=None if shape is None else tuple(length_of(n, self) for n in shape),
-            axes=self.axes if isinstance(self.axes, int) else tuple(self.axes),
-            scale=float(self.scale),
-            shift=float(self.shift),
-        )
-        if labels is not None and shape is not None:
-            raise ConfigError(f"an output has labels or a shape, got {list(labels)} and {shape}")
-        if not self.named_axes or (self.axes != 1 and by_row):
-            raise ConfigError(
-                "expected one axis of constituents or more, and per='constituent', got "
-                f"axes={self.axes}"
-            )
-        if self.choose is not None:
-            self._check_choice(self.choose)
-        if self.function is not None and self.function not in OUTPUT_FUNCTIONS:
-            raise ConfigError(
-                f"an output has no function {self.function!r}; "
-                f"{nearest(str(self.function), OUTPUT_FUNCTIONS)}"
-            )
-        if self.groups is not None:
-            declare(self, groups=tuple((name, self._grouped(g)) for name, g in _items(self.groups)))
-        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
-        if finished and (self.choose is not None or self.dtype == STRING):
-            raise ConfigError("an output of strings, or that chooses constituents, has no function")
 
     def _check_choice(self, choose: str) -> None:
         """Refuse an unknown choice, or numbers that nothing tells apart."""
@@ -292,12 +297,6 @@ class Output:
             ends = [m.stop or 0 if isinstance(m, slice) else 1 + max(m) for _, m in self.groups]
             last = (max(ends),)
         return np.zeros((rows, *last), self.dtype)
-
-
-def _items(groups: Any) -> Any:
-    if isinstance(groups, Mapping):
-        return groups.items()
-    return groups
 
 
 def _axis(entry: Any) -> NamedAxis:

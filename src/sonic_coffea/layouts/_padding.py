@@ -146,14 +146,14 @@ class Scatter:
             valid = valid & (here.reshape(shape) >= 0)
             if self._kept is None and is_padded and np.any((here >= 0).sum(axis=1) < counts):
                 self._kept = np.ones(len(self._values), np.bool_)
-            stride = stride * counts
+            stride = np.multiply(stride, counts, dtype=np.int64)
         valid = np.broadcast_to(valid, index.shape)
         width = self._values.shape[1]
         flat = tensor.reshape(-1, width)
         found = index[valid]
         self._values[found] = flat.reshape(*index.shape, width)[valid] if is_padded else flat
         if self._kept is not None:
-            total = offsets_of(self._offsets[1:][rows] - self._offsets[:-1][rows])
+            total = offsets_of(np.diff(self._offsets)[rows])
             mine = np.arange(total[-1]) + np.repeat(
                 self._offsets[:-1][rows] - total[:-1], np.diff(total)
             )
@@ -176,7 +176,7 @@ class Scatter:
             values = UnmaskedArray(values)
         for place in reversed(range(len(self._axes))):
             above = np.prod(self._counts[:place], axis=0, dtype=np.int64)
-            counts = np.repeat(self._counts[place], above)
+            counts: Int64 = np.repeat(self._counts[place], above)
             columns, before, after = self._axes[place]
             if columns is None:
                 values = RegularArray(values, before + after, zeros_length=len(counts))

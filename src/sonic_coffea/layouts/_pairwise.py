@@ -417,7 +417,7 @@ def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Colum
     what = f"field {layout.features[0].text!r}"
     pairs = layout.bound_columns(source)
     levels = pairs.rows.levels
-    if not levels or levels[-1].offsets is None:
+    if not levels or not levels[-1].is_list:
         vectors = " or ".join(f"({', '.join(vector)})" for vector in VECTORS)
         raise InputError(
             f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
@@ -425,9 +425,9 @@ def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Colum
             f"or the fields of a four-vector: {vectors}"
         )
     between = layout.other is not None
-    offsets = levels[-1].offsets
+    offsets = levels[-1].data
     columns = Columns(Structure(pairs.rows.events, levels[:-1]), offsets)
-    sizes, counts = np.diff(offsets), np.diff(pairs.offsets)  # type: ignore[arg-type]
+    sizes, counts = np.diff(offsets), pairs.counts(slice(0, len(pairs.rows)))
     others = _second_counts(columns, pairs, between=between)
     wrong = np.flatnonzero(counts != np.repeat(others, sizes))
     if len(wrong):
@@ -445,11 +445,8 @@ def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Colum
 
 def _second_counts(columns: Columns, pairs: Columns, *, between: bool) -> Int64:
     """Return how many second elements the pairs of each row have."""
-    assert columns.offsets is not None and pairs.offsets is not None  # noqa: S101, PT018
-    sizes, counts = np.diff(columns.offsets), np.diff(pairs.offsets)
+    sizes, counts = (each.counts(slice(0, len(each.rows))) for each in (columns, pairs))
     if not between:
         return sizes
-    others = np.zeros(len(sizes), np.int64)
-    filled = sizes > 0
-    others[filled] = counts[columns.offsets[:-1][filled]]
-    return others
+    first = np.cumsum(sizes) - sizes
+    return np.where(sizes > 0, np.append(counts, 0)[first], 0)

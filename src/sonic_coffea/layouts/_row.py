@@ -172,7 +172,7 @@ class Dense(FieldsLayout):
 
 def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[int, ...]]:
     """Return the levels above each row's array, and the array's shape, which must be declared's."""
-    lists = [i for i, level in enumerate(place.levels) if level.offsets is not None]
+    lists = [i for i, level in enumerate(place.levels) if level.is_list]
     axes = len(lists)
     if declared is None:
         regular = 0
@@ -190,11 +190,11 @@ def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[
     needed = tuple(n for n in declared if n > 1)
     for shape in dict.fromkeys((declared, needed)):
         inner = lists[axes - len(shape) :] if len(shape) <= axes else []
-        sizes = [np.diff(place.levels[i].offsets) for i in inner]  # type: ignore[arg-type]
+        sizes = [place.levels[i].counts for i in inner]
         fits = [np.all(counts == n) for counts, n in zip(sizes, shape, strict=False)]
         if len(fits) == len(shape) and all(fits):
             start = inner[0] if inner else len(place.levels)
-            options = [level for level in place.levels[start:] if level.offsets is None]
+            options = [level for level in place.levels[start:] if not level.is_list]
             if not all(level.is_trivial for level in options):
                 raise InputError(f"{what} is not of fixed shape {list(declared)}: some is None")
             return place.levels[:start], declared
@@ -206,4 +206,4 @@ def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[
 
 
 def _last_list(levels: Levels) -> int:
-    return max((i for i, level in enumerate(levels) if level.offsets is not None), default=-1)
+    return max((i for i, level in enumerate(levels) if level.is_list), default=-1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from awkward.contents import (
@@ -20,11 +20,13 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._batch import Inputs
 from sonic_coffea.layouts._layout import Batch, Bound
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._padding import Axis, Scatter, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor
+
+if TYPE_CHECKING:
+    from sonic_coffea.layouts._batch import Inputs
 
 Response = Mapping[str, Tensor]
 
@@ -191,12 +193,13 @@ class Values(ByRow):
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
         super().__init__(name, output, len(inputs.rows))
         self._inputs, self._bound = inputs, _of(name, output, inputs)
-        self._axes = _axes(name, output, inputs, self._bound)
+        self._axes = _axes(output, inputs, self._bound)
         self._is_padded = self._bound.layout.padded_length(0) > 0
         self._scatters: list[Scatter] = []
         self._each: tuple[int, ...] = ()
 
     def place(self, selection: RowSelection, rows: int, response: Response) -> None:
+        del rows
         tensor = tensor_of(self.name, self.output, response)
         expected = _expected(self.output, self._inputs, self._bound, selection)
         tensor = self.output.labels_last(tensor)
@@ -309,7 +312,7 @@ def _of(name: str, output: Output, inputs: Inputs) -> Bound:
     return bound
 
 
-def _axes(name: str, output: Output, inputs: Inputs, bound: Bound) -> list[list[Axis]]:
+def _axes(output: Output, inputs: Inputs, bound: Bound) -> list[list[Axis]]:
     """Return the axes of an output, for each collection of the input."""
     if bound.parts:
         return [[(columns, 0, 0)] for _, columns, _ in bound.parts]

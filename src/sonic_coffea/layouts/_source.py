@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import awkward as ak
@@ -16,13 +17,14 @@ from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
-    Level,
     Levels,
     Structure,
     Tensor,
     down,
     merged,
+    numbered,
     read,
+    through,
     whole,
     without_options,
 )
@@ -62,8 +64,9 @@ class Source:
         """
         try:
             full = path if self._part is None else self._full(path)
-            source = self._traced(full, lists=lists) if self._is_traced else self
-            place = source._place(full)
+            if self._is_traced:
+                return self._traced(full, lists=lists).place(full, reduction=reduction)
+            place = self._place(full)
             return _reduced(place, reduction) if reduction else place
         except FieldError:
             raise
@@ -142,10 +145,8 @@ class Source:
             array = array[steps.pop(0)]
         layout = _layout(array)
         for name in steps:
-            if name in layout.fields:
-                layout = layout[name]
-            else:
-                layout = _property(layout, array, name, path)
+            known = name in layout.fields
+            layout = layout[name] if known else _property(layout, array, name, path)
         return layout
 
 
@@ -201,50 +202,43 @@ def _missing(name: str, path: Path, known: list[str]) -> FieldError:
     return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
 
 
-def _innermost(place: Structure) -> tuple[Levels, Int64]:
-    """Return the levels above the innermost lists, and where these begin and end."""
+def _innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
+    """Return the levels above the innermost lists, these lists' offsets, and options in them."""
     levels = without_options(place.levels)
-    if not levels or levels[-1].offsets is None:
+    if not levels:
         raise InputError(
             f"has one number where a list is needed (its type is {place.type}); an index picks one "
             "object of a list"
         )
-    return levels[:-1], levels[-1].offsets
+    return levels[:-1], levels[-1].data, merged(place.levels[len(levels) :])
 
 
 def _picked(place: Structure, pick: int, text: str) -> Structure:
     """Return one object of each list; -1 is the last."""
-    levels, offsets = _innermost(place)
+    levels, offsets, option = _innermost(place)
     at = offsets[:-1] + pick if pick >= 0 else offsets[1:] + pick
-    present = (at >= offsets[:-1]) & (at < offsets[1:])
-    option = merged(place.levels[len(levels) + 1 :])
-    if option is not None and len(option):
-        at = option[np.where(present, at, 0)]
-        present &= at >= 0
-    level = Level(index=np.where(present, np.cumsum(present) - 1, -1), gap=text)
-    node, chosen = place.node, at[present]
+    at = np.where((at >= offsets[:-1]) & (at < offsets[1:]), at, -1)
+    if option is not None:
+        at = through(option, at)
+    chosen = at[at >= 0]
     chosen = chosen + place.at.start if isinstance(place.at, slice) else place.at[chosen]
-    return down(place.events, (*levels, level), node, chosen)
+    levels = (*levels, numbered(at >= 0, gap=text))
+    return down(place.events, levels, place.node, chosen)
 
 
 def _reduced(place: Structure, reduction: str) -> Structure:
     """Return one number of each list: of a record, how many elements it has."""
-    levels, offsets = _innermost(place)
-    if reduction == "num":
-        counts = NumpyArray(np.diff(offsets))
-        return Structure(place.events, levels, counts, slice(0, counts.length))
-    data, at = numbers(place)
-    values = np.asarray(data[at])
-    if values.dtype == np.float16:
-        values = values.astype(np.float32)
-    content: Content = NumpyArray(values)
-    option = merged(place.levels[len(levels) + 1 :])
-    if option is not None:
-        content = IndexedOptionArray(Index64(option), content)
-    lists = ak.Array(ListOffsetArray(Index64(offsets), content))
-    return down(
-        place.events, levels, getattr(ak, reduction)(lists, axis=1).layout, slice(0, len(lists))
-    )
+    levels, offsets, option = _innermost(place)
+    content: Content = NumpyArray(np.diff(offsets))
+    if reduction != "num":
+        data, at = numbers(place)
+        values = np.asarray(data[at])
+        content = NumpyArray(values.astype(np.float32) if values.dtype == np.float16 else values)
+        if option is not None:
+            content = IndexedOptionArray(Index64(option), content)
+        lists = ak.Array(ListOffsetArray(Index64(offsets), content))
+        content = getattr(ak, reduction)(lists, axis=1).layout
+    return down(place.events, levels, content, slice(0, len(offsets) - 1))
 
 
 def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
@@ -291,5 +285,5 @@ def _strings(node: Content, at: slice | Int64) -> Tensor:
     offsets = read(lists.offsets)
     text = np.ascontiguousarray(read(lists.content)).tobytes()
     strings = np.empty(len(offsets) - 1, object)
-    strings[:] = [text[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    strings[:] = [text[a:b] for a, b in pairwise(offsets)]
     return strings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import awkward as ak
@@ -41,37 +41,46 @@ class Level:
 
     Attributes
     ----------
-    offsets : array of int64 or None
-        Where each list begins, and the end, if it is a level of lists.
-    index : array of int64 or None
-        The number of what is at each place, and -1 for None, if it is an option.
+    data : array of int64
+        Where each list begins, and the end. Or, for an option, the number of what is at each place,
+        and -1 for None.
+    is_list : bool
+        Whether it is a level of lists.
     size : int or None
         The length of all lists, if their type says so.
     gap : str
-        For an option that is no object's own: what is not there, such as ``"Jet[0]"`` or ``"None"``.
+        For an option that is no object's own: what is missing, such as ``"Jet[0]"`` or ``"None"``.
     """
 
-    offsets: Int64 | None = None
-    index: Int64 | None = None
+    data: Int64
+    is_list: bool = True
     size: int | None = None
     gap: str = ""
 
     def __len__(self) -> int:
         """Return how many there are below the level."""
-        if self.offsets is not None:
-            return int(self.offsets[-1])
-        return int(np.max(self.index, initial=-1)) + 1 if self.index is not None else 0
+        return int(self.data[-1] if self.is_list else np.max(self.data, initial=-1) + 1)
+
+    @property
+    def places(self) -> int:
+        """How many lists, or places of an option, there are."""
+        return len(self.data) - self.is_list
+
+    @property
+    def counts(self) -> Int64:
+        """The length of each list."""
+        counts: Int64 = np.diff(self.data)
+        return counts
 
     @property
     def is_trivial(self) -> bool:
         """Whether it is an option, and nothing is missing."""
-        return self.index is not None and not np.any(self.index < 0)
+        return not self.is_list and not np.any(self.data < 0)
 
     def equals(self, other: Level) -> bool:
         """Return whether two levels have the same lists, or miss the same."""
-        mine, theirs = (a.index if a.offsets is None else a.offsets for a in (self, other))
-        alike = (self.offsets is None) == (other.offsets is None)
-        return mine is theirs or (alike and np.array_equal(mine, theirs))  # type: ignore[arg-type]
+        alike = self.is_list == other.is_list and np.array_equal(self.data, other.data)
+        return self.data is other.data or alike
 
 
 Levels = tuple[Level, ...]
@@ -96,7 +105,7 @@ class Structure:
     events: int
     levels: Levels
     node: Content | None = None
-    at: slice | Int64 | None = None
+    at: slice | Int64 = field(default_factory=lambda: slice(0, 0))
 
     def __len__(self) -> int:
         return len(self.levels[-1]) if self.levels else self.events
@@ -104,7 +113,7 @@ class Structure:
     @property
     def depth(self) -> int:
         """How many lists there are."""
-        return sum(level.offsets is not None for level in self.levels)
+        return sum(level.is_list for level in self.levels)
 
     @property
     def is_unknown(self) -> bool:
@@ -124,12 +133,12 @@ class Structure:
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element for each row, in the structure."""
         for level in reversed(self.levels):
-            if level.index is not None:
-                content = IndexedOptionArray.simplified(Index64(level.index), content)
-            elif level.size is not None and level.offsets is not None:
-                content = RegularArray(content, level.size, zeros_length=len(level.offsets) - 1)
+            if not level.is_list:
+                content = IndexedOptionArray.simplified(Index64(level.data), content)
+            elif level.size is not None:
+                content = RegularArray(content, level.size, zeros_length=level.places)
             else:
-                content = ListOffsetArray(Index64(level.offsets), content)
+                content = ListOffsetArray(Index64(level.data), content)
         return ak.Array(content, attrs=attrs)
 
     def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
@@ -144,10 +153,10 @@ class Structure:
     def event_of(self, row: int) -> int:
         """Return the event that a row belongs to, without numbering all rows."""
         for level in reversed(self.levels):
-            if level.index is not None:
-                row = int(np.flatnonzero(level.index >= 0)[row])
+            if level.is_list:
+                row = int(np.searchsorted(level.data, row, side="right")) - 1
             else:
-                row = int(np.searchsorted(level.offsets, row, side="right")) - 1  # type: ignore[arg-type]
+                row = int(np.flatnonzero(level.data >= 0)[row])
         return row
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
@@ -184,20 +193,17 @@ class Structure:
         """Return the first event in which some levels differ."""
         alike, event = self.events, self.events
         for depth, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-            if (a.offsets is None) != (b.offsets is None):
-                option = a if a.offsets is None else b
-                different = np.flatnonzero(option.index[:alike] < 0)  # type: ignore[index]
-                first = int(different[0]) if len(different) else 0
-                return min(event, Structure(self.events, mine[:depth]).event_of(first))
-            if a.offsets is not None and b.offsets is not None:
-                different = np.diff(a.offsets[: alike + 1]) != np.diff(b.offsets[: alike + 1])
-            else:
-                different = (a.index[:alike] < 0) != (b.index[:alike] < 0)  # type: ignore[index]
+            if a.is_list and b.is_list:
+                different = np.diff(a.data[: alike + 1]) != np.diff(b.data[: alike + 1])
+            else:  # where there is no option, nothing is missing
+                missing = [~np.full(alike, x.is_list) & (x.data[:alike] < 0) for x in (a, b)]
+                different = missing[0] != missing[1]
             if different.any():
                 alike = int(np.argmax(different))
                 event = min(event, Structure(self.events, mine[:depth]).event_of(alike))
-            below = a.index if a.offsets is None else a.offsets
-            alike = int(np.sum(below[:alike] >= 0) if a.offsets is None else below[alike])  # type: ignore[index]
+            if a.is_list != b.is_list:
+                break
+            alike = int(a.data[alike] if a.is_list else np.sum(a.data[:alike] >= 0))
         return min(event, self.events - 1)
 
 
@@ -208,18 +214,15 @@ def _essential(levels: Levels) -> Levels:
 def _below(levels: Levels, numbers: Int64) -> Int64:
     """Return, for each element below some levels, the number of what it is in."""
     for level in levels:
-        if level.index is not None:
-            numbers = numbers[level.index >= 0]
-        else:
-            numbers = np.repeat(numbers, np.diff(level.offsets))  # type: ignore[arg-type]
+        numbers = np.repeat(numbers, level.counts) if level.is_list else numbers[level.data >= 0]
     return numbers
 
 
-def align(main: Levels, other: Levels, events: int) -> Int64 | None:
+def align(main: Levels, other: Levels, events: int, others: int) -> Int64 | None:
     """Return the number of the element below `other` for each one below `main`.
 
     Elements of outer objects are repeated. -1 stands for a missing one; None for all numbers in
-    their order.
+    their order. The outermost axes have `events` and `others` places.
 
     Raises
     ------
@@ -231,7 +234,7 @@ def align(main: Levels, other: Levels, events: int) -> Int64 | None:
     while ours and theirs and ours[0].equals(theirs[0]):
         count = len(ours.pop(0))
         theirs.pop(0)
-    if any(level.index is None for level in theirs):
+    if events != others or any(level.is_list for level in theirs):
         raise ValueError
     index = merged(theirs)
     if not ours:
@@ -243,15 +246,25 @@ def merged(options: Sequence[Level]) -> Int64 | None:
     """Return the index of options inside options; None if there are none."""
     index = None
     for option in options:
-        own = option.index
-        assert own is not None  # noqa: S101
-        index = own if index is None else np.where(index < 0, -1, own[np.maximum(index, 0)])
+        index = option.data if index is None else through(option.data, index)
     return index
+
+
+def through(places: Int64, index: Int64) -> Int64:
+    """Return the place that each of an index has, and -1 where that has none."""
+    if not len(places):
+        return np.full(len(index), -1)
+    return np.where(index < 0, -1, places[np.maximum(index, 0)])
+
+
+def numbered(present: Tensor, *, gap: str = "") -> Level:
+    """Return an option whose present places are numbered."""
+    return Level(np.where(present, np.cumsum(present) - 1, -1), is_list=False, gap=gap)
 
 
 def without_options(levels: Levels, *, gaps: bool = False) -> Levels:
     """Return levels without the options below the lists, or without those that are gaps."""
-    while levels and levels[-1].index is not None and (levels[-1].gap or not gaps):
+    while levels and not levels[-1].is_list and (levels[-1].gap or not gaps):
         levels = levels[:-1]
     return levels
 
@@ -299,7 +312,7 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
         elif node.is_option:
             index = _index_of_option(node, at)
             present = index >= 0
-            levels = (*levels, Level(index=np.where(present, np.cumsum(present) - 1, -1)))
+            levels = (*levels, numbered(present))
             if not (present.all() and isinstance(at, slice) and not node.is_indexed):
                 at = index[present]
             node = node.content

@@ -109,7 +109,7 @@ class Tokens(Layout):
         _channels(self.parts)
 
     @property
-    def dtype(self) -> Any:  # type: ignore[override]
+    def dtype(self) -> Any:
         return self.parts[0][1].dtype
 
     @property
