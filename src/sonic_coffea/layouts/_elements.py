@@ -33,6 +33,7 @@ from sonic_coffea.layouts._structure import (
     numbered,
     offsets_of,
     ranges,
+    read,
     through,
     without_options,
 )
@@ -345,7 +346,8 @@ class Elements:
         keys = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder("="), copy=False))
         lists = ListOffsetArray(Index64(offsets_of(self.counts)), NumpyArray(keys))
         order = ak.argsort(ak.Array(lists), axis=1, ascending=self.columns.ascending, stable=True)
-        return np.asarray(ak.to_numpy(ak.flatten(order)), np.int64)
+        content = order.layout.to_ListOffsetArray64(start_at_zero=True).content
+        return np.asarray(read(content), np.int64)
 
 
 def _within(counts: Int64) -> Int64:
@@ -598,7 +600,7 @@ def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> L
         mine = without_options(levels)
     for (path, how), theirs in each.items():
         other = own[path, how]
-        if other.levels is place.levels:
+        if other.levels is place.levels and other.events == place.events:
             continue
         names = f"field {text_of(first)!r}", f"field {text_of(path)!r}"
         lists = without_options(theirs) if united else theirs

@@ -216,9 +216,11 @@ class Feature:
         values = self.mapped(raw)
         if self.within is not None:
             values = _clipped(values, self.within[0], self.within[1], out)
+        if (self.power, self.function) != (None, None) and values.dtype != out.dtype:
+            np.copyto(out, values)  # integers have no absolute value of their least number
+            values = out
         if self.power is not None:
-            np.copyto(out, values)
-            values = np.power(out, self.power, out=out)
+            values = np.power(values, out.dtype.type(self.power), out=out)
         elif self.function is not None:
             function = FUNCTIONS[self.function][0]
             if isinstance(function, np.ufunc):
