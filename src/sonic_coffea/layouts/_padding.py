@@ -20,7 +20,14 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 
 from sonic_coffea.layouts._elements import Columns
-from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of
+from sonic_coffea.layouts._structure import (
+    STRING,
+    Int64,
+    RowSelection,
+    Tensor,
+    offsets_of,
+    ranges,
+)
 
 
 def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any) -> None:
@@ -130,34 +137,32 @@ class Scatter:
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
-        number = len(self._offsets[:-1][rows])
-        index = self._offsets[:-1][rows].reshape(number, *(1,) * len(self._axes))
-        is_padded = tensor.ndim == 1 + len(self._axes) + len(self.each)
-        stride = np.ones(number, np.int64)
-        valid: Any = True
-        for place in reversed(range(len(self._axes))):
-            counts = self._counts[place][rows]
-            length = tensor.shape[1 + place] if is_padded else int(counts.max(initial=0))
-            shape = [number, *(1,) * len(self._axes)]
-            here = places_of(self._axes[place], rows, number, length)
-            shape[1 + place] = length
-            step = stride.reshape(number, *(1,) * len(self._axes))
-            index = index + here.reshape(shape) * step
-            valid = valid & (here.reshape(shape) >= 0)
-            if self._kept is None and is_padded and np.any((here >= 0).sum(axis=1) < counts):
+        begins = self._offsets[:-1][rows]
+        shape, axes = (len(begins), *(1,) * len(self._axes)), range(len(self._axes))
+        is_padded = tensor.ndim == 1 + len(axes) + len(self.each)
+        index, stride, valid = begins.reshape(shape), np.ones(len(begins), np.int64), np.bool_(1)
+        for number in reversed(axes):
+            counts = self._counts[number][rows]
+            length = tensor.shape[1 + number] if is_padded else int(counts.max(initial=0))
+            places = places_of(self._axes[number], rows, len(begins), length)
+            if self._kept is None and np.any(counts > length):
                 self._kept = np.ones(len(self._values), np.bool_)
+            places = places.reshape([len(begins), *(length if n == number else 1 for n in axes)])
+            index = index + places * stride.reshape(shape)
+            valid = valid & (places >= 0)
             stride = np.multiply(stride, counts, dtype=np.int64)
-        valid = np.broadcast_to(valid, index.shape)
-        width = self._values.shape[1]
-        flat = tensor.reshape(-1, width)
-        found = index[valid]
-        self._values[found] = flat.reshape(*index.shape, width)[valid] if is_padded else flat
         if self._kept is not None:
-            total = offsets_of(np.diff(self._offsets)[rows])
-            mine = np.arange(total[-1]) + np.repeat(
-                self._offsets[:-1][rows] - total[:-1], np.diff(total)
-            )
-            self._kept[mine] = False
+            self._kept[ranges(begins, np.diff(self._offsets)[rows])] = False
+        sent = np.flatnonzero(np.broadcast_to(valid, index.shape))
+        found = index.reshape(-1).take(sent)
+        values = tensor.reshape(-1, self._values.shape[1])
+        if is_padded:
+            values = values.take(sent, axis=0)
+        if len(found) and np.all(np.diff(found) == 1):  # as they lie, mostly
+            self._values[found[0] : found[-1] + 1] = values
+        else:
+            self._values[found] = values
+        if self._kept is not None:
             self._kept[found] = True
 
     @property
