@@ -36,7 +36,8 @@ help:
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-slow  the tests that take minutes: the demo, real proxies and batch systems, the"
 	@echo "              documentation's pages and notebooks, thousands of simulated clients"
-	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image"
+	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image,"
+	@echo "              and a few with those that public frameworks pin"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
 	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
 	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
@@ -93,8 +94,8 @@ test-slow: $(VENV)/.dev-installed
 
 # dask-awkward needs an older dask, and so an environment of its own: that of an image of a facility.
 image: $(TOOLS)/bin/nox
-	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox --session image \
-		--python $$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox --session frameworks \
+		image-$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 matrix: $(TOOLS)/bin/nox
 	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox

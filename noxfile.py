@@ -22,6 +22,14 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 IMAGE = ["coffea[dask]==2026.5.0", "dask<2025.4"]
 IMAGE_DATE = "2026-06-15"
 IMAGE_PYTHONS = PYTHONS[:-1]
+# What public frameworks pin, and the oldest that the package takes. NanoEvents of these versions
+# need a numba of their time.
+FRAMEWORKS = {
+    "3.10": ["coffea==2024.11.0", "awkward==2.6.7", "numpy<2", "numba<0.62", "dask<2025.4"],
+    "3.11": ["coffea==2025.9.0", "awkward==2.8.9", "numba<0.62", "dask<2025.4"],
+}
+# The other tests are written for these.
+TESTED = ["awkward>=2.8.11", "coffea>=2026.5", "uproot>=5.7"]
 # Where other packages are called most; what computes for long on every version is left out.
 TESTS = [
     "tests/cli",
@@ -85,10 +93,12 @@ def _test(session: nox.Session, *arguments: str, tests: list[str]) -> None:
 def lowest(session: nox.Session) -> None:
     """Test with the lowest version of each direct dependency that has a wheel."""
     pins = Path(session.virtualenv.location) / "lowest.txt"
+    tested = pins.with_name("tested.txt")
+    tested.write_text("\n".join(TESTED))
     session.run_install(
         "uv", "pip", "compile", "--quiet", "--python", f"{session.virtualenv.bin}/python",
         "--only-binary", ":all:", "--resolution", "lowest-direct", "--extra", "demo",
-        "--output-file", str(pins), "pyproject.toml",
+        "--constraint", str(tested), "--output-file", str(pins), "pyproject.toml",
         silent=True,
     )  # fmt: skip
     session.install(*WHEELS, "--constraint", str(pins), "--editable", ".[test]")
@@ -118,6 +128,14 @@ def image(session: nox.Session) -> None:
         _test(session, *WITHOUT_SERVERS, *OLD, tests=IMAGE_TESTS)
     session.run("sonic-coffea", "server", "install")
     _test(session, *OLD, tests=LAZY)
+
+
+@nox.session(python=list(FRAMEWORKS))
+def frameworks(session: nox.Session) -> None:
+    """Test beside the coffea and awkward of public frameworks."""
+    python = str(session.python)
+    session.install(*WHEELS, *FRAMEWORKS[python], "--editable", ".[test]")
+    _test(session, *WITHOUT_SERVERS, *OLD, tests=["tests/processor/test_older_coffea.py"])
 
 
 def _installed(session: nox.Session) -> set[str]:

@@ -79,9 +79,7 @@ time of Python code: it binds the arrays, compares the model, makes the tensor a
 takes the response, and puts the scores back. The chunk of 100 jets below shows these parts. A
 chunk of some thousand jets hides them.
 
-The limit is the rate of messages without shared memory; a share slightly above 1 is noise. With a
-server on the same machine, sonic-coffea puts large tensors into shared memory by default, and may
-then exceed the limit.""",
+The limit is the rate of messages; a share slightly above 1 is noise.""",
     "beside": """\
 A suspended chunk waits while others compute, and the client packs and sends on the other core. So
 the wall time may be below the sum of both.""",

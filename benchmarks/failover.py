@@ -107,7 +107,7 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
             at("begin")
             os.kill(first.pid, signal.SIGKILL)
             at("killed")
-            again = sonic.LocalServer(repository, port=int(first.url.rpartition(":")[2])).start()
+            again = first.start()
             at("started again")
             os.kill(again.pid or 0, signal.SIGSTOP)
             at("stopped")

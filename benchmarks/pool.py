@@ -2,8 +2,7 @@
 
 The limit is a plain load generator that sends prebuilt tensors and ignores the answers. The peers
 are coffea's `triton_wrapper`, a loop written by hand, PyTriton's client, and a blocking call of
-tritonclient. All send messages, as they would to a server elsewhere. A further row has shared
-memory, which sonic-coffea uses by default with a server on the same machine.
+tritonclient. All send messages, as they would to a server elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from matplotlib.figure import Figure
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.server import _install as install
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,27 +38,12 @@ MODEL = sonic.Model(
 )
 ROWS = accelerator.MAX_ROWS
 IN_FLIGHT = (2, 4, 8, 16)
-OURS, SHARED = "sonic-coffea", "sonic-coffea, shared memory as chosen by itself"
-
-
-class Secret:
-    """Lets other clients than ours speak to a local server."""
-
-    def __init__(self, url: str) -> None:
-        record = local_state.lookup(url)
-        assert record is not None
-        self.header = {record.header: record.secret}
-
-    def __call__(self, request: Any) -> None:
-        """Add the header."""
-        request.headers.update(self.header)
+OURS = "sonic-coffea"
 
 
 def client_of(url: str) -> triton.InferenceServerClient:
     """Return tritonclient's own client."""
-    client = triton.InferenceServerClient(url.removeprefix("grpc://"))
-    client.register_plugin(Secret(url))
-    return client
+    return triton.InferenceServerClient(url.removeprefix("grpc://"))
 
 
 def input_of(tensor: np.ndarray) -> list[triton.InferInput]:
@@ -163,8 +146,6 @@ def pytriton(url: str, batch_size: int) -> Any:
         from pytriton.client import ModelClient
 
         model_client = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
-    for client in (model_client._general_client, model_client._infer_client):  # noqa: SLF001
-        client.register_plugin(Secret(url))
 
     def call(jets: ak.Array) -> ak.Array:
         x = tensor_of(ak.flatten(jets))
@@ -182,7 +163,6 @@ def wrapper(url: str, batch_size: int) -> Any:
     wrapped = ByHand(
         f"triton+grpc://{url.removeprefix('grpc://')}/accelerator/1", {"ssl": False}, batch_size
     )
-    wrapped.client.register_plugin(Secret(url))
 
     def call(jets: ak.Array) -> ak.Array:
         return ak.unflatten(wrapped(["y"], ak.flatten(jets))["y"], ak.num(jets))
@@ -201,14 +181,13 @@ def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
     """Compare rows a second with those of the load generator."""
     jets = collection(rows, fields=FIELDS, mean=45)
     messages = Settings.make(url, shared_memory=False)
-    with generator(url) as send, Pool(messages) as pool, Pool(Settings.make(url)) as as_chosen:
+    with generator(url) as send, Pool(messages) as pool:
         check(MODEL(jets, pool=pool), jets)
         ways: dict[str, Any] = {
             f"load generator, {n} in flight": partial(send, rows // ROWS, n)
             for n in (1, *IN_FLIGHT)
         }
         ways[OURS] = partial(MODEL, jets, pool=pool)
-        ways[SHARED] = partial(MODEL, jets, pool=as_chosen)
         times = interleaved(ways, repeats, title="throughput")
         results.numbers["statistics"] = pool.statistics.total().to_dict()
     rates = {name: rows / np.median(taken) for name, taken in times.items()}
@@ -270,7 +249,7 @@ def main() -> None:
     results = Results("Pool: a stand-in accelerator of 2 ms + 5 µs a row, in a real Triton")
     with tempfile.TemporaryDirectory() as folder:
         repository = accelerator.write(Path(folder) / "repository")
-        with sonic.LocalServer(repository) as server:
+        with sonic.LocalServer(repository, port=0) as server:
             latency(results, server.url, 20 if options.quick else 200)
             throughput(
                 results, server.url, 8_192 if options.quick else 102_400, 2 if options.quick else 7

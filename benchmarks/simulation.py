@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._allocator import Allocator, Grant, ServedModel, Telemetry
+from sonic_coffea.dask._quotas import Allocator, Grant, ServedModel, Telemetry
 from sonic_coffea.errors import OverloadError
-from sonic_coffea.pool import DEFAULT, ModelKey, Quota, Settings, Share
+from sonic_coffea.pool import ModelKey, Quota, Settings
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import RequestSlice
@@ -105,7 +105,6 @@ class _Call:
     """What the core needs of a call; the model has no tensors."""
 
     contract: Contract
-    share: Share
     key: ModelKey = _MODEL
     over: bool = False
 
@@ -116,6 +115,8 @@ class _Server:
     queue: deque[tuple[_Worker, Attempt]] = field(default_factory=deque)
     busy: int = 0
     requests: int = 0  # passed by the proxy, and not answered yet
+    computed: int = 0  # requests, by the server's own statistics
+    compute_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +140,9 @@ class Simulation:
         The servers.
     work : Work
         What each worker repeats.
-    weights : sequence of float
-        The weight of each scheduler; schedulers know nothing of each other. Without a scheduler,
-        each worker has its own adaptive limits.
+    schedulers : int
+        Schedulers, which know nothing of each other. Without a scheduler, each worker has its own
+        adaptive limits.
     max_requests : int or None
         Requests that the proxy before each server lets pass at a time; it refuses others. Envoy's
         default is 1,024.
@@ -154,10 +155,12 @@ class Simulation:
         servers: Sequence[Accelerator],
         work: Work,
         *,
-        weights: Sequence[float] = (1.0,),
+        schedulers: int = 1,
         max_requests: int | None = None,
+        statistics: bool = True,
         seed: int = 1,
     ) -> None:
+        self._has_statistics = statistics
         self.work = work
         self.answered: list[Answered] = []
         self.refused = 0
@@ -173,7 +176,7 @@ class Simulation:
         self._numbers = itertools.count()
         self._random = random.Random(seed)
         self._max_requests = math.inf if max_requests is None else max_requests
-        self._allocators = [Allocator(weight) for weight in weights]
+        self._allocators = [Allocator() for _ in range(schedulers)]
         for number, allocator in enumerate(self._allocators):
             # Schedulers end their rounds at different times.
             self.at(0.1 * number, partial(self._end_round, allocator))
@@ -182,11 +185,6 @@ class Simulation:
     def capacity_rows_per_s(self) -> float:
         """Throughput of the saturated servers."""
         return sum(s.accelerator.rows_per_s(self.work.rows) for s in self._servers.values())
-
-    @property
-    def shares(self) -> dict[int, Share]:
-        """Whose requests each worker has."""
-        return {number: worker.call.share for number, worker in self._workers.items()}
 
     @property
     def in_flight(self) -> int:
@@ -208,12 +206,11 @@ class Simulation:
         *,
         within_s: float = 0.0,
         scheduler: int = 0,
-        share: Share = DEFAULT,
     ) -> None:
         """Add workers of a scheduler, at random times within `within_s` after `at`."""
         allocator = self._allocators[scheduler] if self._allocators else None
         for _ in range(number):
-            self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator, share))
+            self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator))
 
     def leave(self, number: int, at: float) -> None:
         """Kill workers."""
@@ -248,9 +245,9 @@ class Simulation:
         """Schedule a function."""
         heapq.heappush(self._events, (when, next(self._order), happen))
 
-    def _join(self, allocator: Allocator | None, share: Share) -> None:
+    def _join(self, allocator: Allocator | None) -> None:
         core = PoolCore(self._settings, random.Random(self._random.random()))
-        worker = _Worker(next(self._numbers), core, _Call(self._contract, share), allocator)
+        worker = _Worker(next(self._numbers), core, _Call(self._contract), allocator)
         self._workers[worker.number] = worker
         if allocator is not None:
             allocator.join(str(worker.number))
@@ -342,6 +339,9 @@ class Simulation:
             server.busy += 1
             longer = self._random.uniform(1.0, 1.0 + accelerator.noise)
             took_s = accelerator.service_s(rows * number) * longer
+            if self._has_statistics:
+                server.computed += number
+                server.compute_s += number * took_s
             self.at(self.now + took_s, partial(self._served, server, batch))
 
     def _served(self, server: _Server, batch: list[tuple[_Worker, Attempt]]) -> None:
@@ -368,9 +368,8 @@ class Simulation:
         if worker.allocator is None or worker.gone:
             return
         waiting = worker.core.waiting().get(_MODEL, 0)
-        shares = worker.core.shares().get(_MODEL, {})
         telemetry = {
-            (report.url, key): Telemetry(in_flight, waiting, rtt, shares)
+            (report.url, key): Telemetry(in_flight, waiting, rtt, 2 * self.work.network_s)
             for report in worker.core.report()
             for key, (in_flight, rtt) in report.models.items()
         }
@@ -379,6 +378,9 @@ class Simulation:
 
     def _end_round(self, allocator: Allocator) -> None:
         lease_s = allocator.lease_s
+        for url, server in self._servers.items():
+            if server.computed:
+                allocator.capacities[url, _MODEL].compute_s = server.compute_s / server.computed
         for name, grants in allocator.allocate(self.now).items():
             worker = self._workers.get(int(name))
             if worker is not None:
@@ -392,7 +394,7 @@ class Simulation:
             served: Quota(max_in_flight, interval_s, self.now + delay_s, self.now + lease_s)
             for served, (max_in_flight, interval_s, delay_s) in grants.items()
         }
-        self._tell(worker, e.QuotasReceived(quotas, [], lease_s))
+        self._tell(worker, e.QuotasReceived(quotas, lease_s))
 
 
 def fairness(rows: Sequence[float]) -> float:

@@ -36,12 +36,10 @@ _FIRST = {
 import sys
 sys.path.insert(0, sys.argv[2])
 import numpy as np, tritonclient.grpc as triton
-from sonic_coffea.transport import local_state
-record = local_state.lookup(sys.argv[1])
-client = triton.InferenceServerClient(sys.argv[1].removeprefix("grpc://"))
+client = triton.InferenceServerClient(sys.argv[1])
 tensor = triton.InferInput("x", [100, 10, 64], "FP32")
 tensor.set_data_from_numpy(np.zeros((100, 10, 64), "float32"))
-client.infer("accelerator", [tensor], headers={record.header: record.secret})
+client.infer("accelerator", [tensor])
 """,
     "first 100 rows, sonic-coffea": """
 import sys

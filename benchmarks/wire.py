@@ -26,6 +26,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
 from sonic_coffea.demo.samples import sample_files
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import Address
 
 LENGTH = 64
 BASE = "padded to 64, float32"
@@ -154,15 +155,15 @@ def measure(results: Results, jets: ak.Array, folder: Path, repeats: int) -> Non
     expected = ak.sum(sum(jets[name] for name in FIELDS), axis=-1)
     megabytes = {}
     with contextlib.ExitStack() as opened:
-        server = opened.enter_context(sonic.LocalServer(repository(folder)))
+        server = opened.enter_context(sonic.LocalServer(repository(folder), port=0))
         ways = {}
         for way, (name, options) in WAYS.items():
-            options |= {"shared_memory": False, "headers": server.headers}
+            options |= {"shared_memory": False}
             settings = Settings.make(server.url, **options)
             pool = opened.enter_context(Pool(settings))
             ways[way] = partial(MODELS[name], jets, pool=pool)
             with (
-                Relay(server.port) as relay,
+                Relay(Address.parse(server.url).port) as relay,
                 Pool(Settings.make(f"grpc://127.0.0.1:{relay.port}", **options)) as counted,
             ):
                 scores = MODELS[name](jets, pool=counted).sum

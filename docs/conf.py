@@ -53,8 +53,6 @@ pygments_dark_style = "github-dark"
 
 # The summaries of `api/` name what is public; a page for each is made of its docstring.
 autosummary_generate = True
-# On some file systems, names that differ in case alone are one file.
-autosummary_filename_map = {"sonic_coffea.plots.Roc": "sonic_coffea.plots.Roc_class"}
 autosummary_context = {
     # Of classes with members that the package alone calls, or that are inherited: what users call.
     "shown": {

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features, is_merged_top
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.server import InProcessServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from simulation import Accelerator, Simulation, Work
@@ -246,7 +245,7 @@ def scored() -> tuple[Any, Any, Any]:
     model = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
     with tempfile.TemporaryDirectory() as folder:
         sonic.build_repository(folder, {"toptagger": DATA / "toptagger.onnx"})
-        with InProcessServer(folder) as server, sonic.connect(server.url):
+        with sonic.connect(folder):
             for name in ("TTbar_1", "QCD_1"):
                 file = {str(DATA / f"{name}.root"): "Events"}
                 events = NanoEventsFactory.from_root(file).events()

@@ -20,7 +20,6 @@ LAYERS = (
     "_version",
     "errors",
     "provenance",
-    "plots",
     "layouts",
     "transport",
     "reporting",
@@ -50,14 +49,13 @@ HOMES = {
     "numba": {"layouts"},
     "dask_awkward": {"layouts"},
     "bokeh": {"dask"},
-    "matplotlib": {"reporting", "plots", "tools", "demo"},
+    "matplotlib": {"reporting", "tools", "demo"},
     "typer": {"cli"},
 }
 # What users import beside the top of the package.
 PUBLIC = {
     "errors",
     "ml_tools",
-    "plots",
     "provenance",
     "demo.analysis",
     "demo.features",

@@ -23,7 +23,7 @@ OF_THE_SERVER = {
 # Without these there is nothing that could use what imports them: Prometheus, or pytest.
 OPTIONAL = {"prometheus_client", "pytest"}
 # Modules that are not called as their packages.
-PACKAGES = {"google": "protobuf", "grpc": "grpcio", "yaml": "pyyaml"}
+PACKAGES = {"google": "protobuf", "grpc": "grpcio", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # The extra that has what not everybody needs.
 EXTRAS = {
     "bokeh": "demo",
@@ -32,6 +32,7 @@ EXTRAS = {
     "matplotlib": "demo",
     "mplhep": "demo",
     "onnx": "onnx",
+    "sklearn": "demo",
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
+import numpy as np
 import pytest
 import uproot
 from tests.limits import without_room
@@ -142,3 +143,11 @@ def test_what_does_not_say_it(scores: Any, tmp_path: Path) -> None:
     for name in ("x.root", "x.parquet"):
         with pytest.raises(errors.ConfigError, match=f"{name} does not say"):
             provenance.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "scores", [np.zeros(3), [0.5], 0.5, None, "scores", {}, {"models": None}, {"other": []}, b""]
+)
+def test_what_does_not_say_what_made_it_is_an_error(scores: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="array 0 does not say what made it"):
+        provenance.of_scores(scores)

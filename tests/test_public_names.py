@@ -23,6 +23,7 @@ with sonic.connect("grpc://127.0.0.1:1") as pool:
 def test_public_names() -> None:
     assert sonic_coffea.__all__ == [
         "Bucketed",
+        "Choice",
         "Dense",
         "Feature",
         "Flat",
@@ -38,6 +39,7 @@ def test_public_names() -> None:
         "Pending",
         "Pool",
         "Report",
+        "Request",
         "Row",
         "SonicFilter",
         "SonicProcessor",
@@ -52,7 +54,6 @@ def test_public_names() -> None:
         "report",
         "score_files",
         "secondary_vertices",
-        "share",
         "within_cone",
     ]
     for name in sonic_coffea.__all__:

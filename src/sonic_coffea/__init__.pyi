@@ -13,6 +13,7 @@ from sonic_coffea.layouts import Padded as Padded
 from sonic_coffea.layouts import Pairwise as Pairwise
 from sonic_coffea.layouts import Row as Row
 from sonic_coffea.layouts import Tokens as Tokens
+from sonic_coffea.model import Choice as Choice
 from sonic_coffea.model import Folds as Folds
 from sonic_coffea.model import Model as Model
 from sonic_coffea.model import Pending as Pending
@@ -21,7 +22,7 @@ from sonic_coffea.model import lost_tracks as lost_tracks
 from sonic_coffea.model import secondary_vertices as secondary_vertices
 from sonic_coffea.model import within_cone as within_cone
 from sonic_coffea.pool import Pool as Pool
-from sonic_coffea.pool import share as share
+from sonic_coffea.processor import Request as Request
 from sonic_coffea.processor import SonicFilter as SonicFilter
 from sonic_coffea.processor import SonicProcessor as SonicProcessor
 from sonic_coffea.reporting import Report as Report

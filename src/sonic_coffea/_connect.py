@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Pool, Settings, install
+from sonic_coffea.transport import check_protobuf
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -41,20 +42,22 @@ def connect(
         ``token``, ``token_file``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``,
         ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
         ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
-        ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``, ``weight``,
+        ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``,
         ``fallback``, ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
-        ``max_suspended_chunks``. `sonic_coffea.pool.Settings` and its groups describe them.
+        ``max_suspended_chunks``. `sonic_coffea.pool.Settings` describes them.
 
     Returns
     -------
     Pool
-        The process's default pool; a context manager.
+        The pool of these settings, and the process's default until the next `connect`. As a context
+        manager, it is the pool of the models that this thread calls.
 
     Raises
     ------
     ConfigError
-        If a URL or an option cannot be used, or no server is named at all.
+        If a URL or an option cannot be used, no server is named at all, or protobuf is too old.
     """
+    check_protobuf()
     if servers is not None and profile is not None:
         raise ConfigError("a profile names the servers; leave out one of the two")
     if servers is None:

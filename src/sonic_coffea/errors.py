@@ -12,7 +12,7 @@
     │   ├── ServerLostError    no connection to the server, or the connection broke
     │   ├── OverloadError      the server refused for lack of capacity
     │   │   └── RouteTimeoutError      a proxy cut the request, as its route's timeout passed
-    │   ├── AccessError        the server wants another secret, token or certificate
+    │   ├── AccessError        the server wants another token or certificate
     │   │   └── TokenExpiredError      the token is no longer valid; a new one may be there soon
     │   ├── ModelNotFoundError the server does not have the model, or the version
     │   │   └── ModelNotReadyError     the server knows the model, and cannot serve it now
@@ -181,7 +181,7 @@ class RouteTimeoutError(OverloadError):
 
 
 class AccessError(ServerError):
-    """The server wants another secret, token or certificate."""
+    """The server wants another token or certificate."""
 
 
 class TokenExpiredError(AccessError):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
-from sonic_coffea.pool import Call, Carrier, Pool, Settings, rows_per_request, shared
+from sonic_coffea.pool import Call, Pool, Settings, WithPool, rows_per_request, shared
 from sonic_coffea.transport import DATATYPES, STRINGS, Address, Contract, TensorSpec
 
 __all__ = ["triton_wrapper"]
@@ -27,7 +27,7 @@ Tensor = NDArray[Any]
 _CLIENT_ARGS = ("ssl", "root_certificates", "verbose", "keepalive_options", "channel_args")
 
 
-class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
+class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
     """A model on a server, for arrays that `prepare_awkward` packs by hand.
 
     It has the interface of ``coffea.ml_tools.triton_wrapper``: subclass it, and define
@@ -154,7 +154,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         pauses = 2 ** (self.max_retry_attempts + 1) - 1
         retry_timeout_s = pauses * self.retry_jitter_base_ms / 1000
         options = {"retry_timeout_s": retry_timeout_s, "tls_root": self._tls_root}
-        return shared(Settings.make(self._url, **options))
+        return shared(Settings.make(self._url, **options), self.pool_of_pickle)
 
     @property
     def model_inputs(self) -> dict[str, dict[str, Any]]:

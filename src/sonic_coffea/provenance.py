@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,27 @@ KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
-def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of scores: their provenance as ``sonic``, and by its hash."""
+def attributes(
+    record: Mapping[str, Any], models: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return the attributes of scores: their provenance as ``sonic``, and each model's by its hash.
+
+    Without `models`, it is the provenance of one model.
+    """
     # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
-    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-    return {KEY: record, f"{KEY}:{digest[:16]}": record}
+    each = {}
+    for model in [record] if models is None else models:
+        digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+        each[f"{KEY}:{digest[:16]}"] = model
+    return {KEY: record, **each}
+
+
+def join_digests(digests: Iterable[str | None]) -> str | None:
+    """Return digests side by side, ``"unknown"`` for None; None if all are."""
+    each = dict.fromkeys(digests)
+    if not any(each):
+        return None
+    return ", ".join(sorted(digest or "unknown" for digest in each))
 
 
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +59,8 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     -------
     dict
         ``models``: for each, its name, version, digest, servers and hash of the declaration;
-        ``packages``: their versions.
+        ``packages``: their versions. A digest is None if nobody knows it: the servers tell none,
+        or it may have changed while rows were scored.
 
     Raises
     ------
@@ -52,16 +69,16 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     """
     models: list[dict[str, Any]] = []
     for number, source in enumerate(scores):
+        records = source.get("models") if isinstance(source, Mapping) else None
         if isinstance(source, ak.Array):
-            records = [dict(r) for key, r in source.attrs.items() if key.split(":")[0] == KEY]
-            if not records:
-                raise ConfigError(
-                    f"array {number} does not say what made it; pass the scores as a model "
-                    "returned them, as fields that are set in another array, and NumPy arrays, "
-                    "forget it"
-                )
-        else:
-            records = source["models"]
+            each = [dict(r) for key, r in source.attrs.items() if key.startswith(f"{KEY}:")]
+            records = sorted(each, key=lambda record: record != source.attrs.get(KEY)) or None
+        if not isinstance(records, list):
+            raise ConfigError(
+                f"array {number} does not say what made it; pass the scores as a model "
+                "returned them, as fields that are set in another array, and NumPy arrays, "
+                "forget it"
+            )
         for record in records:
             if record not in models:
                 models.append(record)
@@ -86,7 +103,7 @@ def to_parquet(
 
     table = ak.to_arrow_table(array, extensionarray=False)
     record = json.dumps(of_scores(*scores)).encode()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: record})
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY.encode(): record})
     target = Path(path)
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")

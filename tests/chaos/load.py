@@ -126,6 +126,9 @@ class Load:
             except Exception as error:  # noqa: BLE001  no fault may become an error
                 self.failed(f"{name}, events {start} to {stop}: {type(error).__name__}: {error}")
                 return
+            counted, rows = pending.statistics.total().rows, int(ak.count(scores.one))
+            if counted != rows:
+                self.failed(f"{name}, events {start} to {stop}: {rows} rows count as {counted}")
             self._count(name, start, stop, time.monotonic() - begun, scores)
             self.calls += 1
         self._began.pop(name, None)

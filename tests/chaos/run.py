@@ -134,7 +134,6 @@ def _options(chance: random.Random) -> dict[str, Any]:
         "balance": chance.choice(["load", "load", "priority"]),
         "channels": chance.choice([1, 1, 2]),
         "hedge_after_s": chance.choice([None, None, 0.5]),
-        "shared_memory": chance.choice(["auto", "auto", False]),
     }
     # An outage lasts for as long as four Tritons take to start on a busy machine.
     return {**others, "retry_timeout_s": LONGEST_CALL_S}

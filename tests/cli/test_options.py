@@ -87,7 +87,7 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
         file.write_text("PEM")
     named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
     settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
-    used = [settings.tls.root, settings.tls.cert, settings.tls.key]
+    used = [settings.tls_root, settings.tls_cert, settings.tls_key]
     assert used == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
 
@@ -98,7 +98,7 @@ def test_a_header_may_be_empty_and_its_name_not() -> None:
     for wrong in ("=c", "=", "a"):
         done = run("models", "grpc://s:1", "--header", wrong)
         assert done.returncode == 2
-        assert f"expected --header NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
+        assert "expected --header NAME=VALUE, got something else" in " ".join(done.stderr.split())
 
 
 def test_options_are_for_configured_servers_too() -> None:

@@ -8,12 +8,12 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import dask
@@ -24,17 +24,19 @@ from distributed.batched import BatchedSend
 from tests.dask.browser import browser
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
-from tornado.ioloop import PeriodicCallback
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
-from sonic_coffea.dask._allocator import Telemetry
-from sonic_coffea.dask._messages import JOIN, QUOTAS, REPORT
+from sonic_coffea.dask import SonicSchedulerPlugin
+from sonic_coffea.dask._messages import JOIN, OPERATION, VERSION
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.pool import ModelKey, RttStatistics, Settings, carried, current
+from sonic_coffea.dask._quotas import Telemetry
+from sonic_coffea.pool import ModelKey, RttStatistics, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from tornado.ioloop import PeriodicCallback
 
 pytestmark = pytest.mark.server  # and a cluster of processes
 
@@ -44,6 +46,11 @@ def chunk(number: int) -> tuple[float, float, list[float]]:
     left = time.monotonic()
     scores = MODEL(jets(10 * number, 3))
     return left, time.monotonic(), twice(scores)
+
+
+def rounds_of(worker: Any) -> list[PeriodicCallback]:
+    """Return what a worker does in each round: it has rounds for each settings that it reports."""
+    return [rounds for name, rounds in worker.periodic_callbacks.items() if "sonic" in name]
 
 
 def most_at_a_time(chunks: list[tuple[float, float, list[float]]]) -> int:
@@ -107,13 +114,13 @@ def test_workers_of_one_process_share_its_pool(
     quotas: dict[Any, Any] = {}
 
     def note_quotas(worker: Any) -> None:
-        take = worker.stream_handlers[QUOTAS]
+        take = worker.stream_handlers[OPERATION]
 
-        def note(grants: Any, **message: Any) -> None:
-            quotas.update(grants)
-            take(grants, **message)
+        def note(**message: Any) -> None:
+            quotas.update(message["grants"])
+            take(**message)
 
-        worker.stream_handlers[QUOTAS] = note
+        worker.stream_handlers[OPERATION] = note
 
     with (
         local_cluster(2, processes=False) as cluster,
@@ -169,39 +176,6 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
         assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(120)]
         cluster.scale(1)
         until(lambda: client.run_on_scheduler(joined) == 1)
-
-
-def test_dask_s_event_loop_goes_on_while_a_pool_is_closed() -> None:
-    """As when other servers are connected, and the old pool takes its time to end its calls."""
-    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
-    beats: list[float] = []
-    closing, go_on = threading.Event(), threading.Event()
-
-    def end_late() -> None:
-        closing.set()
-        go_on.wait(60)
-
-    with (
-        FakeServer({"double": served}) as server,
-        local_cluster(1, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client) as pool,
-    ):
-        beating = PeriodicCallback(lambda: beats.append(time.monotonic()), 10)
-        cluster.loop.add_callback(beating.start)
-        server.hold()
-        (part,) = MODEL.submit(jets(0, 1), pool=pool).parts
-        part.call.on_end(end_late)
-        other = SonicPlugin(Settings.make("grpc://127.0.0.1:2"))
-        registering = threading.Thread(target=client.register_plugin, args=[other])
-        registering.start()
-        assert closing.wait(60)
-        before = len(beats)
-        until(lambda: len(beats) > before + 10)
-        assert registering.is_alive()
-        go_on.set()
-        registering.join()
-        beating.stop()
 
 
 def test_a_scheduler_without_the_package_is_no_obstacle(
@@ -320,6 +294,32 @@ def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) ->
         assert all("worker" in event for event in lost())
 
 
+def test_a_worker_that_cannot_reach_a_socket_is_an_error(slow_server: sonic.LocalServer) -> None:
+    """As one on another machine, which has a /tmp of its own."""
+    if subprocess.run(["unshare", "--map-root-user", "--mount", "true"], check=False).returncode:
+        pytest.skip("this user cannot mount a folder")
+    folder = Path(slow_server.url.removeprefix("unix:")).parents[1]
+    script = f'mount -t tmpfs none {folder}; exec "$@"'
+    away = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    with (
+        local_cluster(0) as cluster,
+        Client(cluster) as client,
+        subprocess.Popen(
+            [
+                *(*away, sys.executable, "-m", "distributed.cli.dask_worker"),
+                *("--no-nanny", cluster.scheduler_address),
+            ],
+            stderr=subprocess.DEVNULL,
+        ) as worker,
+    ):
+        try:
+            client.wait_for_workers(1, timeout=60)
+            with pytest.raises(errors.ConfigError, match=r"host='0.0.0.0'"):
+                sonic.connect(slow_server, client=client)
+        finally:
+            worker.kill()
+
+
 def test_what_cannot_be_reported_is_reported_later() -> None:
     """Without a connection to the scheduler, dask drops messages silently."""
     served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]}, max_rows=4)
@@ -331,15 +331,15 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         sonic.connect(server.url, client=client) as pool,
     ):
         handlers, (worker,) = cluster.scheduler.stream_handlers, cluster.workers.values()
-        take = handlers[REPORT]
+        take = handlers[OPERATION]
 
         def note(**report: Any) -> None:
             for *_, (_, _, _, trips), _ in report["telemetry"]:
                 answers.extend(number for number, *_ in trips.values())
             take(**report)
 
-        handlers[REPORT] = note
-        rounds = worker.periodic_callbacks[SonicPlugin.name]
+        handlers[OPERATION] = note
+        (rounds,) = rounds_of(worker)
         rounds.stop()
 
         async def report() -> None:
@@ -365,7 +365,7 @@ def test_an_asynchronous_client(slow_server: sonic.LocalServer) -> None:
             pool = await sonic.connect(slow_server, client=client)
             assert pool.settings.servers == (slow_server.url,)
             (worker,) = cluster.workers.values()
-            assert SonicPlugin.name in worker.periodic_callbacks
+            assert len(rounds_of(worker)) == 1
             assert SonicSchedulerPlugin.name in cluster.scheduler.plugins
             assert (await client.submit(chunk, 1))[2] == [20.0, 22.0, 24.0]
 
@@ -374,17 +374,14 @@ def test_an_asynchronous_client(slow_server: sonic.LocalServer) -> None:
 
 def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
     served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+    half = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"] / 2})
 
     def score(number: int) -> list[float]:
         return twice(MODEL(jets(number, 2)))
 
-    def closed() -> bool:
-        """Whether the worker has no pool, without opening one."""
-        return carried() is None
-
     with (
         FakeServer({"double": served}) as server,
-        FakeServer({"double": served}) as other,
+        FakeServer({"double": half}) as other,
         sonic.connect(server.url, client=one_worker),
     ):
         assert one_worker.submit(score, 1).result() == [2.0, 4.0]
@@ -394,15 +391,11 @@ def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
         until(lambda: one_worker.run(lambda: current().servers[0].in_flight).popitem()[1] > 0)
         sonic.connect(server.url, client=one_worker)
         assert one_worker.run(lambda: id(current())) == before
+        # Other settings are for later tasks.
+        with sonic.connect(other.url, client=one_worker):
+            assert one_worker.submit(score, 2, pure=False).result() == [1.0, 1.5]
         server.release()
         assert future.result() == [4.0, 6.0]
-        # Other settings take another pool, and no plugin has none.
-        with sonic.connect(other.url, client=one_worker):
-            used = one_worker.run(lambda: current().settings.servers)
-            assert list(used.values()) == [(other.url,)]
-            assert one_worker.submit(score, 3).result() == [6.0, 8.0]
-            one_worker.unregister_worker_plugin(SonicPlugin.name)
-            until(lambda: all(one_worker.run(closed).values()))
 
 
 def test_the_rate_is_not_of_rows_from_before() -> None:
@@ -411,7 +404,7 @@ def test_the_rate_is_not_of_rows_from_before() -> None:
     statistics.record("grpc://a:1", "m", "1", Tally(rows=10**6))
     pool = SimpleNamespace(statistics=statistics, servers=[])
     worker = SimpleNamespace(metrics={})
-    offer_metrics(worker, pool)  # type: ignore[arg-type]
+    offer_metrics(worker, lambda: [pool])  # type: ignore[arg-type,list-item]
     assert worker.metrics["sonic rows/s"](worker) == 0
 
 
@@ -429,12 +422,11 @@ def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None
         dask_scheduler.handlers[JOIN] = joined
 
     with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
+        before = one_worker.run(lambda dask_worker: len(rounds_of(dask_worker)))
         one_worker.run_on_scheduler(answer_late)
         with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
-            joined = one_worker.run(
-                lambda dask_worker: SonicPlugin.name in dask_worker.periodic_callbacks
-            )
-            assert list(joined.values()) == [True]
+            after = one_worker.run(lambda dask_worker: len(rounds_of(dask_worker)))
+            assert after.popitem()[1] == before.popitem()[1] + 1
 
 
 def test_dask_s_profiler_freezes_no_worker(one_worker: Client) -> None:
@@ -463,7 +455,7 @@ def test_workers_hear_that_quotas_will_come() -> None:
     plugin = plugin_of({*workers, "idle"}, sent)
     served = "server", ModelKey("m", None)
     for worker in (*workers, "idle"):
-        plugin.join(worker, f"process of {worker}")
+        plugin.join(worker, f"process of {worker}", version=VERSION)
     for worker in workers:
         asks = {served: Telemetry(1, 5, RttStatistics())}
         plugin.allocator.report(f"process of {worker}", asks, {}, time.monotonic())
@@ -472,29 +464,15 @@ def test_workers_hear_that_quotas_will_come() -> None:
     assert all(message["grants"] == [] for message in sent.values())
 
 
-def test_idle_workers_hear_that_a_server_is_back() -> None:
-    sent: dict[str, Any] = {}
-    plugin = plugin_of({"a", "b", "c"}, sent)
-
-    def rounds(**lost: bool) -> dict[str, list[str]]:
-        sent.clear()
-        plugin.report("a", "process of a", 1, [], lost, [], [])
-        plugin.end_round()
-        return {worker: message["ejected"] for worker, message in sent.items()}
-
-    for worker in "bc":
-        plugin.join(worker, f"process of {worker}")
-    assert rounds() == {}
-    assert sorted(rounds(server=True).values()) == [[], [], ["server"]]  # two of them try it
-    assert rounds(server=False) == {"a": [], "b": [], "c": []}
-    assert rounds() == {}
-
-
-def test_figures_are_where_dask_shows_them(
-    one_worker: Client, slow_server: sonic.LocalServer
-) -> None:
-    client = one_worker
-    with sonic.connect(slow_server, client=client, max_suspended_chunks=3):  # opens other pools
+def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> None:
+    """Of all pools of a worker together."""
+    with (
+        local_cluster(1) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        client.gather(client.map(chunk, range(10)))
+        sonic.connect(slow_server, client=client, max_in_flight=5)
         client.gather(client.map(chunk, range(20)))
 
         def shown(dask_scheduler: Any) -> list[dict[str, Any]]:
@@ -516,13 +494,13 @@ def test_figures_are_where_dask_shows_them(
         for worker in client.scheduler_info(n_workers=-1)["workers"].values():
             url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
             text = urlopen(url).read().decode()
-            assert f'sonic_in_flight{{server="{slow_server.url}"}}' in text
+            assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
             rows += sum(
                 float(line.split()[-1])
                 for line in text.splitlines()
                 if line.startswith("sonic_rows_total{")
             )
-        assert rows == 60
+        assert rows == 90
 
 
 @pytest.mark.parametrize("page", ["sonic", "individual-sonic"])

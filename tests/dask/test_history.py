@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from sonic_coffea.dask._allocator import Allocator, Telemetry
 from sonic_coffea.dask._history import History
+from sonic_coffea.dask._quotas import Allocator, Telemetry
 from sonic_coffea.pool import RttStatistics
 
 URL = "grpc://s:1"

@@ -211,9 +211,9 @@ def check_shared_server(shown: Shown) -> None:
     jets = sum(SAMPLE[f"TTbar_{n}.root"]["fatjets"] for n in (1, 2))
     assert shown.report()["objects scored"] == f"{jets:,} of {jets:,}"
     assert number(shown.report()["retries"]) > 0
-    assert re.search(r"^\d\s+lost\s+grpc://", shown.text, re.MULTILINE)
+    assert re.search(r"^\d\s+lost\s+unix:/", shown.text, re.MULTILINE)
     # One server is left.
-    assert len(set(re.findall(r"^(?:│ )?(grpc://\S+)", shown.text, re.MULTILINE))) == 1
+    assert len(set(re.findall(r"^(?:│ )?(unix:\S+)", shown.text, re.MULTILINE))) == 1
     assert "the script ended with 0" in shown.text
     assert re.search(r"needed: \d+ such servers", shown.text)
     assert "✓ declaration of toptagger: fits version 1" in shown.text

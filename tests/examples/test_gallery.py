@@ -104,13 +104,13 @@ def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
     @contextlib.contextmanager
     def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
         sonic.build_repository(repository, models, overwrite=True, **options)
-        with InferenceServerClient(gallery_server.url.removeprefix("grpc://")) as client:
+        with InferenceServerClient(gallery_server.url) as client:
             for name in models:
-                insist(lambda name=name: client.load_model(name, headers=gallery_server.headers))
+                insist(lambda name=name: client.load_model(name))
             with sonic.connect(gallery_server) as pool:
                 yield pool
             for name in models:
-                insist(lambda name=name: client.unload_model(name, headers=gallery_server.headers))
+                insist(lambda name=name: client.unload_model(name))
 
     return serve
 

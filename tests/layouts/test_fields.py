@@ -156,17 +156,6 @@ def test_leading_objects_beside_numbers_of_events(data: tuple[list[Any], ak.Arra
     check(layout.pack(array), expected, 5)
 
 
-@given(st.lists(st.tuples(maybe, maybe), max_size=5))
-def test_objects_are_none_where_all_their_columns_are(pairs: list[tuple[Any, Any]]) -> None:
-    first, second = (ak.Array([*(p[i] for p in pairs), None, 0.5])[: len(pairs)] for i in (0, 1))
-    sent = [[-1.0 if v is None else v for v in pair] for pair in pairs if pair != (None, None)]
-    arrays = {"a": first, "b": second}
-    layout = sonic.Row(["a", "b"], missing=-1.0)
-    check(layout.pack(arrays), sent, 2)
-    back = layout.unpack(layout.pack(arrays), arrays)
-    assert [row is None for row in back.tolist()] == [pair == (None, None) for pair in pairs]
-
-
 EVENTS = ak.Array(
     [
         {"Jet": [{"pt": 50.0, "id": 3}, {"pt": 30.0, "id": 4}], "MET": {"pt": 80.0}, "x": None},

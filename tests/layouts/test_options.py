@@ -50,7 +50,10 @@ def test_expressions_reduce_lists() -> None:
     assert sonic.Row(fields).pack(EVENTS).tolist() == [[2, 80, 1], [1, 40, 4], [0, 0, 0]]
     share = expression("Jet.pt / sum(Jet.pt)")
     assert sonic.Padded(share, 2).pack(EVENTS)[0, 0].tolist() == [0.625, 0.375]
-    assert sonic.Row(expression("num(Jet[0].v)"), missing=-1).pack(EVENTS[:2]).tolist() == [[2], [2]]
+    assert sonic.Row(expression("num(Jet[0].v)"), missing=-1).pack(EVENTS[:2]).tolist() == [
+        [2],
+        [2],
+    ]
 
 
 def test_expressions_pick_objects_and_know_vectors() -> None:
@@ -83,7 +86,7 @@ def test_numbers_of_an_array_are_channels() -> None:
 
 def test_an_array_beside_single_numbers_is_refused() -> None:
     regular = ak.with_field(EVENTS.Jet, ak.to_regular(EVENTS.Jet.v, axis=2), "v")
-    with pytest.raises(InputError, match=r"'v' has 2 numbers where field 'pt' has one.*'v\[:2\]'"):
+    with pytest.raises(InputError, match=r"'v' has an array of fixed length, 2, where.*'v\[:2\]'"):
         sonic.Padded(["pt", "v"], 2).pack(regular)
 
 

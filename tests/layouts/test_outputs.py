@@ -333,8 +333,8 @@ def test_a_server_tells_the_shape_that_nobody_declares() -> None:
         with pytest.raises(
             errors.ContractError, match=r"declare it, as sonic.Output\(shape=\(4,\)"
         ):
-            Submission(model, of_partition=True).score(events)
-        partition = Submission(declared, of_partition=True).score(events)
+            Submission((model,), of_partition=True).score(events)
+        partition = Submission((declared,), of_partition=True).score(events)
         assert partition.tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"

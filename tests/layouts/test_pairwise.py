@@ -340,24 +340,15 @@ def test_a_declaration_can_be_pickled_compared_and_traced() -> None:
     assert len(report.data_touched) == 5
 
 
-@pytest.mark.parametrize("counts", [[3, 0, 2, 5], [2], [2, 2], [1, 1, 1], [12, 15]])
-def test_lists_in_lists_are_elements_of_rows_whatever_their_lengths(counts: list[int]) -> None:
-    jets = vectors(counts)
-    pairs = pairs_of(jets)
-    for layout in (sonic.Padded("d", 4), sonic.Padded(["d", "s"], 4)):
-        assert len(layout.pack(pairs)) == sum(counts)
-        assert len(layout.pack({"d": pairs.d, "s": pairs.s})) == sum(counts)
-
-
-def test_pairs_beside_their_elements_are_not_taken_for_constituents() -> None:
+def test_pairs_are_asked_for_by_the_layout() -> None:
+    """Lists that are as long as the list that they are in are lists as any others."""
     jets = vectors([3, 0, 2, 5])
     pairs = pairs_of(jets)
-    # Jets of one event, each with all jets: an input of the jets says so.
-    meant = bind_inputs(
-        {"all": sonic.Padded("d", 4), "jet": sonic.Row("pt")}, {"all": pairs, "jet": jets}
-    )
-    assert len(meant) == 10
-    assert sonic.Padded("d", 4).pack(ak.flatten(pairs)).shape == (10, 1, 4)
+    flat = ak.flatten(pairs)
+    for layout in (sonic.Padded("d", 4), sonic.Flat("d"), sonic.Bucketed(["d", "s"], [2, 4])):
+        np.testing.assert_array_equal(layout.pack(pairs), layout.pack(flat))
+        assert bind_inputs({"x": layout, "m": sonic.Mask(4)}, pairs).rows.events == 4
+    assert sonic.Pairwise("d", 4).pack(pairs).shape == (4, 1, 4, 4)
     # Another input has fewer levels.
     with pytest.raises(InputError, match=r"same objects.*there is sonic.Pairwise"):
         bind_inputs(
@@ -376,8 +367,35 @@ def test_pairs_beside_their_elements_are_not_taken_for_constituents() -> None:
         [[0, 0, 0]],
         # By chance, in a chunk of few events.
         [[3, 3, 3], [2, 2], [1], [2, 2], [2, 2]],
+        # Two jets of two subjets, in each event.
+        [[2, 2]] * 20,
+        [[3, 3, 3], []] * 10,
+        [[2, 2], [0], [1]] * 10,
     ],
 )
 def test_constituents_are_not_taken_for_pairs(counts: list[list[int]]) -> None:
     array = ak.Array([[{"pt": [1.0] * n} for n in event] for event in counts] or [[{"pt": [1.0]}]])
     assert len(sonic.Padded("pt", 2).pack(array)) == sum(map(len, counts)) or not counts
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 3, 12]),
+    st.booleans(),
+)
+def test_a_chunk_is_packed_as_the_whole_is(sizes: list[int], step: int, others: bool) -> None:
+    """Whatever its lists look like; here each is as long as the list that it is in."""
+    rows = [[[float(i)] * size for i in range(size)] for size in sizes]
+    if others:
+        rows[-1] = [[1.0], [2.0, 3.0, 4.0]]
+    array = ak.Array([*rows, [[1.0]]])[: len(rows)]
+    for layout in (
+        sonic.Padded("x", 2, fill=-1.0),
+        sonic.Flat("x"),
+        sonic.Mask(3, of="x"),
+        sonic.Tokens({"x": sonic.Padded("x", 2)}),
+    ):
+        whole = layout.pack({"x": array})
+        chunks = [array[start : start + step] for start in range(0, len(array), step)]
+        each = [layout.pack({"x": chunk}) for chunk in chunks]
+        np.testing.assert_array_equal(np.concatenate(each), whole)

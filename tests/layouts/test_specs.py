@@ -40,7 +40,7 @@ def events() -> tuple[Any, list[Any]]:
 
 
 def branches(log: list[Any]) -> set[str]:
-    return {entry.branch for entry in log}
+    return {getattr(entry, "branch", entry) for entry in log}
 
 
 def test_only_the_named_columns_are_read(events: tuple[Any, list[Any]]) -> None:

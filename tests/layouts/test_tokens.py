@@ -319,3 +319,58 @@ def test_a_declaration_can_be_pickled_compared_and_traced() -> None:
     scores = trace(model.inputs, model.outputs, ak.Array(tracer))
     assert str(scores.type) == "## * {ttH: float32, tt: float32}"
     assert len(report.data_touched) == 9
+
+
+@pytest.mark.parametrize("axis_order", ["LF", "FL"])
+@pytest.mark.parametrize("second", [2.0, 2.5, 1, 3.0, 1e-3, -7, np.float32(0.5)])
+@pytest.mark.parametrize("first", [1.0, 0.25, -1])
+def test_constants_share_a_channel_whatever_they_are(
+    first: Any, second: Any, axis_order: str
+) -> None:
+    parts = {"Jet": sonic.Padded(["pt", first], 2), "MET": sonic.Row(["pt", second])}
+    tokens = sonic.Tokens(parts, axis_order=axis_order)
+    packed = tokens.pack(EVENTS[:2])
+    expected = [
+        [[50.0, first], [40.0, first], [20.0, second]],
+        [[0.0, 0.0], [0.0, 0.0], [9.0, second]],
+    ]
+    by_token = packed if axis_order == "LF" else packed.transpose(0, 2, 1)
+    np.testing.assert_array_equal(by_token, np.asarray(expected, np.float32))
+    back = tokens.unpack(packed, EVENTS[:2])
+    np.testing.assert_array_equal(back.Jet.pt[0], [50.0, 40.0])
+    np.testing.assert_array_equal(back.MET.pt, [20.0, 9.0])
+
+
+def test_several_constants_are_told_apart_by_their_order() -> None:
+    parts = {
+        "Jet": sonic.Padded([1.0, "pt", 0.5], 1, fill=[-1.0, -2.0, -3.0]),
+        "Lepton": sonic.Padded(["pt", 2.5, 2.5], 1),
+        "MET": sonic.Row(["phi"]),
+    }
+    packed = sonic.Tokens(parts, fill=-9.0).pack(EVENTS[:2])
+    expected = [
+        [[1.0, 50.0, 0.5, -9.0], [2.5, 30.0, 2.5, -9.0], [-9.0, -9.0, -9.0, 1.5]],
+        [[-1.0, -2.0, -3.0, -9.0], [0.0, 0.0, 0.0, -9.0], [-9.0, -9.0, -9.0, -2.0]],
+    ]
+    assert packed.tolist() == expected
+
+
+def test_as_many_constants_belong_together() -> None:
+    with pytest.raises(ConfigError, match="which belong together is not known"):
+        sonic.Tokens({"Jet": sonic.Padded(["pt", 1.0, 2.0], 1), "MET": sonic.Row(["pt", 1.0])})
+
+
+def test_constants_that_are_named_share_the_channel_of_their_name() -> None:
+    first, second = (sonic.Feature("kind", expression=number) for number in ("1.0", "2.5"))
+    other = sonic.Feature("other", expression="1.0")
+    parts = {"Jet": sonic.Padded(["pt", first], 1), "MET": sonic.Row(["pt", other, second])}
+    packed = sonic.Tokens(parts).pack(EVENTS[:1])
+    assert packed.tolist() == [[[50.0, 1.0, 0.0], [20.0, 2.5, 1.0]]]
+
+
+def test_a_field_called_as_constants_might_be_has_its_own_channel() -> None:
+    events = ak.Array([{"J": [{"constant": 3.0, "0": 4.0, "5": 5.0}], "M": {"pt": 1.0}}])
+    for name, value in (("constant", 3.0), ("0", 4.0), ("5", 5.0)):
+        parts = {"J": sonic.Padded([name], 1), "M": sonic.Row(["pt", 1.0, 2.5])}
+        packed = sonic.Tokens(parts, fill=-9.0).pack(events)
+        assert packed.tolist() == [[[value, -9.0, -9.0, -9.0], [-9.0, 1.0, 1.0, 2.5]]]

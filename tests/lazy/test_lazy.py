@@ -274,6 +274,25 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     }
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> None:
+    """Also where no column of the file is left, so that they are found by their direction."""
+    jets = nano.FatJet
+    jets = jets[dak.argsort(jets.msoftdrop, axis=1)]
+    jets = jets[jets.pt > 300]
+    if is_copied:
+        jets = dak.zip({name: jets[name] * 1 for name in ("pt", "eta", "phi", "msoftdrop")})
+    events = dak.with_field(nano[nano.event % 2 == 0], jets[nano.event % 2 == 0], "FatJet")
+    read = _branches(sonic.constituents(events).pt)
+    assert ("FatJet_phi" in read, "run" in read) == (is_copied, is_copied)
+    found, changed = sonic.constituents(events).pt.compute(scheduler="sync"), events.FatJet
+    whole = nano.compute(scheduler="sync")
+    plain = ak.with_field(whole.FatJet, sonic.constituents(whole).pt, "parts")
+    plain = plain[ak.argsort(plain.msoftdrop, axis=1)]
+    assert found.tolist() == plain[plain.pt > 300][whole.event % 2 == 0].parts.tolist()
+    assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
+
+
 @pytest.mark.usefixtures("uncontacted")
 def test_branches_of_variations_of_a_nanoaod_file(nano: Any) -> None:
     model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"]})

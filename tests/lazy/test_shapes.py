@@ -128,6 +128,18 @@ def test_lazy_is_eager(case: str, file: Path) -> None:
     assert ak.concatenate([nothing, eager]).type.content == eager.type.content
 
 
+def test_lazy_versions_are_the_eager_ones(file: Path) -> None:
+    model = sonic.Model("m", {"x": JETS}, {"y": ["a"]})
+    lazy = dak.from_parquet(str(file), split_row_groups=True)
+    served = FakeModel.of(model, answers(model), versions=("1", "2"))
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        scores = model(lazy, version=lazy.event % 2 + 1)
+        whole = lazy.compute(scheduler="sync")
+        eager = model(whole, version=whole.event % 2 + 1)
+        assert ak.array_equal(scores.compute(scheduler="sync"), eager, dtype_exact=True)
+        assert {request.version for request in server.requests} == {"1", "2"}
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_lazy_folds_are_the_eager_ones(file: Path, *, named: bool) -> None:
     models = [sonic.Model(f"m{k}", {"x": JETS}, {"y": ["a"]}) for k in range(2)]
@@ -136,13 +148,23 @@ def test_lazy_folds_are_the_eager_ones(file: Path, *, named: bool) -> None:
     served = {m.name: FakeModel.of(m, answers(m, k + 1.0)) for k, m in enumerate(models)}
     with FakeServer(served) as server, sonic.connect(server.url):
         objects = {"x": lazy} if named else lazy
-        each, mean = folds(objects, fold=lazy.event % 2), folds(objects)
+        each, mean = folds(objects, fold=lazy.event % 2), folds(objects, fold=None)
         (read,) = dak.report_necessary_columns(each).values()
         assert read == {"Jet.pt", "event"}
         whole = lazy.compute(scheduler="sync")
         eager = folds(whole, fold=whole.event % 2)
         assert ak.array_equal(each.compute(scheduler="sync"), eager, dtype_exact=True)
-        assert ak.array_equal(mean.compute(scheduler="sync"), folds(whole), dtype_exact=True)
+        assert ak.array_equal(
+            mean.compute(scheduler="sync"), folds(whole, fold=None), dtype_exact=True
+        )
         assert each._meta.type.content == eager.type.content
+        declared = sonic.Folds(models, fold="event % 2")(objects, events=lazy)
+        (read,) = dak.report_necessary_columns(declared).values()
+        assert read == {"Jet.pt", "event"}
+        assert ak.array_equal(declared.compute(scheduler="sync"), eager, dtype_exact=True)
+        masked = folds(objects, fold=dak.mask(lazy.event % 2, lazy.event > 3))
+        computed = masked.compute(scheduler="sync")
+        assert computed.tolist() == [None] * 4 + eager[4:].tolist()
+        assert computed.type.content == masked._meta.type.content
         with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
             folds(lazy, fold=whole.event % 2)

@@ -83,6 +83,37 @@ def kept(path: Path) -> int:
         return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
 
 
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12, float("nan"), "3", np.zeros(1)])
+def test_a_timeout_that_is_none_is_named(server: FaultServer, timeout_s: Any) -> None:
+    expected = "timeout_s: expected a number of seconds, up to 604800 .*; got "
+    with Pool(Settings.make(server.url)) as pool:
+        pending = MODEL.submit(jets(1), pool=pool)
+        for wait in (
+            lambda: pending.result(timeout_s),
+            lambda: MODEL(jets(1), pool=pool, timeout_s=timeout_s),
+            lambda: sonic.Folds([MODEL, MODEL])(jets(1), pool=pool, timeout_s=timeout_s),
+            lambda: pool.wake("m", timeout_s=timeout_s),
+        ):
+            with pytest.raises(errors.ConfigError, match=expected):
+                wait()
+        assert pending.result(timeout_s=60).twice.tolist() == [2]
+
+
+@pytest.mark.parametrize("timeout_s", [np.float32(60), np.int64(60), np.float64(60), 60, None])
+def test_a_timeout_may_be_a_number_of_numpy(server: FaultServer, timeout_s: Any) -> None:
+    with Pool(Settings.make(server.url)) as pool:
+        assert MODEL.submit(jets(1), pool=pool).result(timeout_s).twice.tolist() == [2]
+        assert MODEL(jets(1), pool=pool, timeout_s=timeout_s).twice.tolist() == [2]
+
+
+def test_a_timeout_that_has_passed_already_is_over_at_once(server: FaultServer) -> None:
+    server.hold()
+    with Pool(Settings.make(server.url)) as pool:
+        with pytest.raises(errors.DeadlineError):
+            MODEL.submit(jets(1), pool=pool).result(timeout_s=-0.5)
+        server.release()
+
+
 def test_a_cache_that_cannot_be_read(cached: Pool, tmp_path: Path) -> None:
     with locked(tmp_path / "scores", "PRAGMA locking_mode = EXCLUSIVE"):
         with in_time(), pytest.raises(errors.DeadlineError, match="was not read within 1 s"):

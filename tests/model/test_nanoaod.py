@@ -150,14 +150,14 @@ def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
         entry_stop=50,
     ).events()
     candidates = sonic.constituents(events)
-    read = {entry.branch for entry in log}
+    read = {getattr(entry, "branch", entry) for entry in log}
     assert read <= {"nFatJet", "nFatJetPFCand", "nPFCand"} | {
         "FatJetPFCand_jetIdx",
         "FatJetPFCand_pfCandIdx",
     }
     log.clear()
     np.asarray(ak.flatten(candidates.eta, axis=None))
-    assert {entry.branch for entry in log} == {"PFCand_eta"}
+    assert {getattr(entry, "branch", entry) for entry in log} == {"PFCand_eta"}
 
 
 def test_vertices_by_the_file_s_association() -> None:
@@ -165,6 +165,111 @@ def test_vertices_by_the_file_s_association() -> None:
     expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
     assert sonic.secondary_vertices(events).pt.tolist() == expected
     assert sonic.secondary_vertices(events[::-1]).pt.tolist() == expected[::-1]
+
+
+def calibrated(events: ak.Array) -> ak.Array:
+    """Events whose jets have other pt, in the order of these, and a new field."""
+    jets = events.FatJet
+    jets = ak.with_field(jets, jets.pt * (0.5 + ak.local_index(jets.pt)), "pt")
+    jets = jets[ak.argsort(jets.pt, ascending=False)]
+    return ak.with_field(events, ak.with_field(jets, jets.pt > 400, "hard"), "FatJet")
+
+
+CHANGES = {
+    "calibrated": calibrated,
+    "cut": lambda events: ak.with_field(events, events.FatJet[events.FatJet.pt > 300], "FatJet"),
+    "backwards": lambda events: ak.with_field(events, events.FatJet[:, ::-1], "FatJet"),
+    "of some events": lambda events: calibrated(events[events.event % 2 == 0]),
+    "events backwards": lambda events: calibrated(events)[::-1],
+    "twice": lambda events: ak.with_field(
+        events, ak.concatenate([events.FatJet, events.FatJet], axis=1), "FatJet"
+    ),
+}
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["file kept", "file gone"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("mode", ["virtual", "eager"])
+def test_changed_jets_keep_their_constituents(mode: str, change: Any, is_kept: bool) -> None:
+    file = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode=mode, entry_stop=150
+    ).events()
+    expected = sonic.constituents(file)
+    events = file if is_kept else file[np.ones(len(file), np.bool_)]
+    if not is_kept:
+        del file
+    # Noted by a field that travels with the jets, whatever becomes of them.
+    jets = ak.with_field(events.FatJet, expected.pt, "expected")
+    events = change(ak.with_field(events, jets, "FatJet"))
+    candidates = sonic.constituents(events)
+    assert candidates.pt.tolist() == events.FatJet.expected.tolist()
+    assert ak.count(candidates.pt) > 1000
+
+
+def test_candidates_that_were_cut_are_left_out(sample: tuple[ak.Array, list[Any]]) -> None:
+    events, expected = sample
+    events = ak.with_field(events, events.PFCand[events.PFCand.pt > 5], "PFCand")
+    found = sonic.constituents(events).pt.tolist()
+    assert found == [[[pt for pt in jet if pt > 5] for jet in jets] for jets in expected]
+
+
+def test_vertices_by_a_table_follow_jets_that_noted_their_positions() -> None:
+    events = linked(("FatJetSVs", "sVIdx", "SV"))
+    jets = ak.with_field(events.FatJet, ak.local_index(events.FatJet, axis=1), "file_position")
+    events = ak.with_field(events, jets[:, ::-1], "FatJet")
+    assert sonic.secondary_vertices(events).pt.tolist() == [
+        [[12.0, 11.0], [10.0]],
+        [],
+        [[], [16.0]],
+    ]
+
+
+def test_jets_whose_positions_are_not_known_are_refused(sample: tuple[ak.Array, list[Any]]) -> None:
+    message = (
+        "'FatJet' are not those of the file.*not known: .*{}.*'file_position'. = ak.local_index"
+    )
+    sorted_jets = linked(("FatJetSVs", "sVIdx", "SV"))
+    sorted_jets["FatJet"] = sorted_jets.FatJet[ak.argsort(-sorted_jets.FatJet.pt)]
+    with pytest.raises(errors.InputError, match=message.format("do not know their file")):
+        sonic.secondary_vertices(sorted_jets)
+    events = sample[0][:]
+    smeared = ak.with_field(events.FatJet, np.float32(0.1), "eta")
+    events["FatJet"] = ak.zip({name: smeared[name] + 0 for name in smeared.fields})
+    with pytest.raises(errors.InputError, match=message.format("0 of them with the eta and phi")):
+        sonic.constituents(events)
+    copied = ak.zip({name: sample[0].FatJet[name] + 0 for name in smeared.fields})
+    events["FatJet"] = copied[:, ::-1]
+    del events["event"]
+    with pytest.raises(errors.InputError, match=message.format("without 'event'")):
+        sonic.constituents(events)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["file kept", "file gone"])
+def test_an_index_of_the_file_leads_to_the_same_object(is_kept: bool) -> None:
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual", entry_stop=50
+    ).events()
+    events = events if is_kept else events[np.ones(len(events), np.bool_)]
+    pdg_id = sonic.Feature("PFCand.pdgId", index="FatJetPFCand.pfCandIdx")
+    layout = sonic.Padded([pdg_id, "FatJetPFCand.jetIdx"], 64, missing=-9.0)
+    expected = layout.pack(events)
+    by_mass = events.PFCand[ak.argsort(events.PFCand.pt, axis=1, ascending=True)]
+    events = ak.with_field(events, by_mass, "PFCand")
+    if not is_kept:
+        events["PFCand"] = ak.zip({name: by_mass[name] for name in by_mass.fields})
+    np.testing.assert_array_equal(layout.pack(events), expected)
+    electrons = events.PFCand[abs(events.PFCand.pdgId) == 11]
+    electrons = ak.with_field(events, electrons, "PFCand")
+    only = np.isin(expected[:, 0], [-11, 11, 0])
+    assert 0 < only.sum() < only.size
+    np.testing.assert_array_equal(layout.pack(electrons)[:, 0], np.where(only, expected[:, 0], -9))
+    # An index that the file does not have counts in the candidates as they are.
+    links = ak.with_field(electrons.FatJetPFCand, 0, "first")
+    mine = sonic.Feature("PFCand.pdgId", index="FatJetPFCand.first")
+    some = ak.with_field(electrons, links, "FatJetPFCand")
+    some = some[(ak.num(some.PFCand) > 0) & (ak.num(some.FatJetPFCand) > 0)]
+    packed = sonic.Padded([mine], 1).pack(some)
+    assert packed[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
 
 
 @pytest.mark.parametrize("index", ["sVIdx", "svIdx"])

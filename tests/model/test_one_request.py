@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
@@ -14,6 +14,9 @@ from sonic_coffea.errors import ConfigError, ContractError, InputError
 from sonic_coffea.layouts import bind_inputs
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EDGES = ("source", "target")
 
@@ -125,7 +128,7 @@ def test_all_rows_of_an_event_share_one() -> None:
     np.testing.assert_allclose(ak.flatten(y), ak.flatten(own / ak.sum(own, axis=1)), rtol=1e-4)
 
 
-def test_networks_without_the_axis_of_rows() -> None:
+def test_networks_without_the_axis_of_rows(tmp_path: Path) -> None:
     """A row's tensor is sent as it is, without an axis of length 1."""
     rows = ak.Array(
         [[{"x": [1.0, 2.0], "a": 1.0, "b": 2.0}], [], [{"x": [5.0], "a": 3.0, "b": 4.0}]]
@@ -153,6 +156,10 @@ def test_networks_without_the_axis_of_rows() -> None:
         scores = tagger(rows, pool=pool, deduplicate=True)
         with pytest.raises(ContractError):
             sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
+        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
+        with sonic.connect(server.url, **options) as caching:
+            for _ in range(2):
+                assert tagger(rows, pool=caching).to_list() == scores.to_list()
     assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
     assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
 

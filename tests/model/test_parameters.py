@@ -77,7 +77,8 @@ def test_a_real_server_takes_them(server: sonic.LocalServer, installation: Any) 
         ({"parameters": {"sequence_id": 1}}, "sequences are not supported"),
         ({"parameters": {"a": [1]}}, "'a': expected a bool, int, float or str, got list"),
         ({"priority": 0}, "a priority of 1 or more, got 0"),
-        ({"server_timeout_s": 0.0}, "server_timeout_s above 0 s, got 0.0"),
+        ({"server_timeout_s": 0.0}, "server_timeout_s above 0 s and below .*, got 0.0"),
+        ({"server_timeout_s": "20"}, "server_timeout_s above 0 s and below .*, got '20'"),
     ],
 )
 def test_bad_parameters(options: dict[str, Any], message: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.server import InProcessServer
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def test_bytes_that_are_no_text_are_not_taken_for_it() -> None:
 
 def test_strings_have_no_mean() -> None:
     with pytest.raises(errors.ConfigError, match="no mean"):
-        sonic.Folds([MODEL, MODEL])(EVENTS)
+        sonic.Folds([MODEL, MODEL], fold=None)(EVENTS)
     with pytest.raises(errors.ConfigError, match="output of strings; give a function"):
         FakeModel.of(MODEL)
     strings_in = sonic.Model("m", MODEL.inputs, {"y": ["a"]})
@@ -169,8 +168,8 @@ def check_codes(scores: Any, rows: Any) -> None:
     np.testing.assert_array_equal(scores.code.a, expected)
 
 
-def test_onnxruntime_in_place_of_a_server(codes: Path, rows: Any) -> None:
-    with InProcessServer(codes) as server, sonic.connect(server.url):
+def test_strings_go_through_a_model_in_this_process(codes: Path, rows: Any) -> None:
+    with sonic.connect(codes):
         CODES.check()
         check_codes(CODES(rows[:100]), rows[:100])
 

@@ -406,3 +406,140 @@ def test_the_mask_of_a_renamed_group() -> None:
 def test_what_the_file_does_not_have(options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         sonic.Model.from_weaver("m", GROUPS, **options)
+
+
+def changed(where: str, key: str, value: Any) -> dict[str, Any]:
+    """The file with another value, in the file itself, a group, or a variable."""
+    file = json.loads(json.dumps(PREPROCESS))
+    part = {
+        "file": file,
+        "group": file["pf_features"],
+        "mask": file["pf_mask"],
+        "infos": file["pf_features"]["var_infos"],
+        "variable": file["pf_features"]["var_infos"]["a"],
+    }[where]
+    part[key] = value
+    return dict(file)
+
+
+NO_NUMBERS: tuple[Any, ...] = ("auto", "1.0", "", [1.0], {"a": 1.0}, True)
+NO_NAMES: tuple[Any, ...] = (None, 5, "pf_features", [5], [None], [["a"]], {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        *(
+            ("variable", key, value)
+            for key in (
+                "median",
+                "norm_factor",
+                "lower_bound",
+                "upper_bound",
+                "pad",
+                "replace_inf_value",
+            )
+            for value in NO_NUMBERS
+        ),
+        *(("group", key, value) for key in ("var_length",) for value in (*NO_NUMBERS, 2.5, 0, -1)),
+        *(("mask", "var_length", value) for value in NO_NUMBERS),
+        *(("infos", "a", value) for value in (None, 5, "auto", [1.0])),
+        *(("group", "var_infos", value) for value in (None, 5, [])),
+        *(("group", "var_names", value) for value in NO_NAMES),
+        *(("file", "input_names", value) for value in NO_NAMES),
+        *(("file", "pf_features", value) for value in (None, 5, "pf", [])),
+        *(("file", "output_names", value) for value in (None, 5, "top", True)),
+    ],
+)
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_is_of_another_type_is_an_error_of_the_file(
+    tmp_path: Path, where: str, key: str, value: Any, *, as_file: bool
+) -> None:
+    content: Any = changed(where, key, value)
+    if as_file:
+        path = tmp_path / "preprocess.json"
+        path.write_text(json.dumps(content))
+        content = path
+    with pytest.raises(errors.ConfigError):
+        sonic.Model.from_weaver("m", content)
+
+
+@pytest.mark.parametrize("key", ["min_length", "max_length"])
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 2.5])
+def test_limits_of_a_length_are_whole_numbers(key: str, value: Any) -> None:
+    file = changed("group", "max_length", 4)
+    group = file["pf_features"]
+    del group["var_length"]
+    group["min_length"] = 2
+    sonic.Model.from_weaver("m", file)
+    group[key] = value
+    with pytest.raises(errors.ConfigError, match=key):
+        sonic.Model.from_weaver("m", file)
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [
+        ("norm_factor", 1.0),
+        ("lower_bound", -1e32),
+        ("upper_bound", 1e32),
+        ("pad", 0.0),
+        ("replace_inf_value", 0.0),
+    ],
+)
+def test_null_is_as_good_as_nothing(key: str, default: float) -> None:
+    null, without, usual = (changed("variable", key, value) for value in (None, 0.0, default))
+    del without["pf_features"]["var_infos"]["a"][key]
+    inputs = [sonic.Model.from_weaver("m", file).inputs for file in (null, without, usual)]
+    assert inputs[0] == inputs[1] == inputs[2]
+
+
+def test_a_minimal_length_of_null_is_none() -> None:
+    file = changed("group", "max_length", 4)
+    del file["pf_features"]["var_length"]
+    without = sonic.Model.from_weaver("m", file).inputs
+    file["pf_features"]["min_length"] = None
+    assert sonic.Model.from_weaver("m", file).inputs == without
+
+
+def test_a_median_of_null_transforms_nothing() -> None:
+    """As to weaver, which does not clip or scale such a variable either."""
+    file = changed("infos", "a", {"median": None, "pad": 7.0})
+    inputs = sonic.Model.from_weaver("m", file).inputs
+    jets = ak.Array([{"a": [5.0, -50.0], "b": [1.0, 1.0]}])
+    assert inputs["pf_features"].pack(jets)[0, 0].tolist() == [5.0, -50.0, 7.0]
+    for key, value in (("norm_factor", 0.5), ("lower_bound", -5), ("upper_bound", 5)):
+        file["pf_features"]["var_infos"]["a"] = {"median": None, key: value}
+        with pytest.raises(errors.ConfigError, match="null as median"):
+            sonic.Model.from_weaver("m", file)
+
+
+@pytest.mark.parametrize("key", ["var_length", "max_length"])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_group_whose_length_is_null_is_not_padded(key: str, names: list[str]) -> None:
+    """weaver stacks its variables as they are: ``[N, F]``; one alone it does not stack: ``[N]``."""
+    plain = {"median": 0.0, "norm_factor": 2.0, "pad": 0.0}
+    group = {"var_names": names, "var_infos": dict.fromkeys(names, plain), key: None}
+    file = {
+        **PREPROCESS,
+        "input_names": ["jet_features", "pf_features", "pf_mask"],
+        "jet_features": group,
+    }
+    model = sonic.Model.from_weaver("m", file, prefix={"jet": "jet.", "pf": "pf."})
+    jets = ak.Array(
+        [
+            {"jet": {"a": 1.0, "b": 2.0}, "pf": {"a": [1.0], "b": [1.0]}},
+            {"jet": {"a": 3.0, "b": 4.0}, "pf": {"a": [], "b": []}},
+        ]
+    )
+    packed = model.pack(jets)
+    expected = [[2.0, 4.0], [6.0, 8.0]] if len(names) == 2 else [2.0, 6.0]
+    assert packed["jet_features"].tolist() == expected
+    assert packed["pf_features"].shape == (2, 2, 3)
+    assert packed["pf_mask"][:, 0].tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("labels", [5, {"a", "b"}, {"a": 1}])
+def test_labels_are_a_file_or_a_list(labels: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="labels"):
+        sonic.Model.from_weaver("m", PREPROCESS, labels=labels)

@@ -98,7 +98,7 @@ class Triton:
         for left in reversed(range(_STARTS)):
             assert self._kept is not None
             try:
-                self._kept.wait(lambda: is_ready(self.url, {}), timeout_s=120.0)
+                self._kept.wait(lambda: is_ready(self.url), timeout_s=120.0)
             except RuntimeError as error:
                 if not left or not (self._ends_if_stalled or _ABORT in str(error)):
                     raise

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from sonic_coffea import errors
-from sonic_coffea.pool import DEFAULT, ModelKey, Settings, Share
+from sonic_coffea.pool import ModelKey, Settings
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import Attempt, RequestSlice
@@ -32,10 +32,19 @@ def contract(*, width: int = 1, **options: Any) -> Contract:
 
 @dataclass(eq=False)
 class Call:
+    """A call that masks what fails; it is over when each row has been delivered or has failed."""
+
     contract: Contract = field(default_factory=contract)
     key: ModelKey = KEY
-    share: Share = DEFAULT
     over: bool = False
+    missing: set[int] = field(default_factory=set)
+
+    def settle(self, request: RequestSlice) -> None:
+        """Take the rows of a slice, each of which is delivered, or fails, once."""
+        rows = set(range(request.start, request.stop))
+        assert rows <= self.missing, "rows are delivered, or fail, twice"
+        self.missing -= rows
+        self.over = self.over or not self.missing
 
 
 @dataclass(eq=False)
@@ -108,11 +117,19 @@ class Scenario:
         return waiter
 
     def submit(
-        self, slices: int = 1, *, rows: int = 4, nbytes: int = 16, **call: Any
+        self,
+        slices: int = 1,
+        *,
+        rows: int = 4,
+        nbytes: int = 16,
+        whole: bool = False,
+        **call: Any,
     ) -> list[RequestSlice]:
         """Submit a call of some slices."""
         one = Call(**call)
-        made = [RequestSlice(one, rows * n, rows * n + rows, nbytes) for n in range(slices)]
+        one.missing = set(range(rows * slices))
+        starts = [rows * n for n in range(slices)]
+        made = [RequestSlice(one, start, start + rows, nbytes, whole=whole) for start in starts]
         self.tell(e.Submitted(made))
         return made
 
@@ -160,6 +177,10 @@ class Scenario:
         if attempt in self.in_flight:
             self.in_flight.remove(attempt)
 
+    def _settle(self, request: RequestSlice) -> None:
+        assert isinstance(request.call, Call)
+        request.call.settle(request)
+
     def _carry_out(self, instruction: e.Instruction) -> list[e.Event]:  # noqa: C901, PLR0912
         match instruction:
             case e.Send(attempt):
@@ -170,12 +191,10 @@ class Scenario:
                 self.cancelled_at[attempt] = self.now
                 return [e.Failed(attempt, errors.CancelledError("cancelled"))]
             case e.Deliver(answered):
-                assert answered.attempt.slice not in self.delivered
-                assert answered.attempt.slice not in self.failed
+                self._settle(answered.attempt.slice)
                 self.delivered[answered.attempt.slice] = answered.attempt.url
             case e.Fail(request, error):
-                assert request not in self.delivered
-                assert request not in self.failed
+                self._settle(request)
                 self.failed[request] = error
             case e.Count(retried=retried):
                 self.retries += retried

@@ -48,6 +48,7 @@ class ScriptedServer:
         self.blocked, self.released = threading.Event(), threading.Event()
         self.lacks = False
         self.requests: list[np.ndarray] = []
+        self.answering: list[np.ndarray] = []
         self.handles: list[ScriptedHandle] = []
         self.out = self.most_out = 0
         self.out_bytes = self.most_bytes = 0
@@ -99,6 +100,7 @@ class ScriptedServer:
         handle = ScriptedHandle()
         with self._lock:
             self.requests.append(x)
+            self.answering.append(x)
             self.handles.append(handle)
             self.out += 1
             self.out_bytes += x.nbytes
@@ -119,9 +121,11 @@ class ScriptedServer:
             self.out_bytes -= x.nbytes
         if isinstance(answer, errors.SonicError):
             done(answer.at(server=str(self.address)))
-            return
-        outputs = answer if isinstance(answer, dict) else {"y": answer}
-        done(Response(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+        else:
+            outputs = answer if isinstance(answer, dict) else {"y": answer}
+            done(Response(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+        with self._lock:
+            self.answering[:] = [other for other in self.answering if other is not x]
 
     def live(self, done: Any) -> None:
         self.asked += 1

@@ -49,18 +49,38 @@ def test_a_slice_counts_once() -> None:
     assert call.fail(first, LOST) == 4
     assert call.fail(first, LOST) == 0
     call.place(second, RESPONSE)
-    assert not call.finish(second)
-    assert not call.finish(second)
+    call.finish(second)
+    call.finish(second)
     assert call.fail(second, LOST) == 0
     assert not call.over
     call.place(third, RESPONSE)
-    assert call.finish(third)
+    call.finish(third)
     assert call.over
     assert placed == [range(4, 8), range(8, 12)]
     assert call.lost == [range(4)]
     assert call.statistics.masked == 4
     assert call.served_versions == {"2"}
     call.raise_failure()
+
+
+def test_a_call_ends_when_each_row_is_placed_or_masked_whatever_overlaps() -> None:
+    """Were rows counted by number, the whole and one half would stand for the others."""
+    placed: list[Any] = []
+    call, (first, second, third) = call_of(12, placed, mask=True)
+    front, back = first.halves()
+    for request in (front, first, front, third):
+        call.place(request, RESPONSE)
+        call.finish(request)
+    assert call.missing(first) == call.missing(back) == []
+    assert call.missing(second) == [(4, 8)]
+    assert not call.over
+    front, back = second.halves()
+    call.place(back, RESPONSE)
+    call.finish(back)
+    # Of a slice that is lost, rows that have their scores keep them.
+    assert call.fail(second, LOST) == 2
+    assert call.lost == [range(4, 6)]
+    assert call.over
 
 
 def test_what_servers_lose_fails_the_call_unless_it_may_be_lost() -> None:

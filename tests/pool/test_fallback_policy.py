@@ -44,6 +44,29 @@ def test_a_fallback_with_another_file_gets_no_rows() -> None:
     assert scenario.fallbacks == 1
 
 
+def test_a_fallback_with_another_file_is_refused_while_servers_are_asked_anew() -> None:
+    """A call with a cache always asks anew; what servers gave before counts for the fallback."""
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=3)
+    scenario.served = {ONE: contract(digest="aa"), TWO: contract(digest="bb")}
+    scenario.ask()
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask(anew=True)
+    scenario.wait(2)
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(5)
+    assert isinstance(waiter.outcome, errors.SonicError)
+    # One with the same file serves.
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=3)
+    scenario.served = dict.fromkeys((ONE, TWO), contract(digest="aa"))
+    scenario.ask()
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask(anew=True)
+    scenario.wait(2)
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(5)
+    assert waiter.outcome == contract(digest="aa")
+
+
 def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer() -> None:
     """The engine would go round and round."""
     scenario = Scenario(ONE, max_in_flight_bytes=16, fallback="repository", fallback_after_s=1)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +16,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,50 +164,24 @@ def test_a_fallback_that_cannot_be_had(remote: FakeServer) -> None:
             MODEL(objects(4), pool=pool)
 
 
-_PROCESS = """
-import sys
-import sonic_coffea as sonic
-from tests.pool.test_fallback_server import scores_of
-with sonic.connect("grpc://127.0.0.1:9", fallback=sys.argv[1], fallback_after_s=0.1) as pool:
-    print(pool, flush=True)
-    print(scores_of(sys.argv[1]), [s.url for s in pool.servers], flush=True)
-    sys.stdin.read()
-"""
-
-
-def scores_of(repository: str) -> list[list[float]]:
+@pytest.mark.parametrize("as_path", [True, False])
+def test_this_process_takes_over_with_a_repository(
+    repository: Path, as_path: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     tagger = sonic.Model(
         "tagger",
         inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
         outputs={"scores": ["qcd", "top"]},
     )
     constituents = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
-    found: list[list[float]] = tagger(constituents).top.tolist()
-    return found
-
-
-@pytest.mark.server
-def test_one_local_server_for_all_processes_of_a_machine(repository: Path, tmp_path: Path) -> None:
-    mine = shutil.copytree(repository, tmp_path / "repository")
-    command = [sys.executable, "-c", _PROCESS, str(mine)]
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
-            for _ in range(2)
-        ]
-        said = []
-        for process in processes:
-            assert process.stdout is not None
-            process.stdout.readline()
-            said.append(process.stdout.readline())
-        assert said[0] == said[1]
-        assert str(np.e / (1 + np.e))[:6] in said[0]
-        (record,) = [r for r in local_state.records() if r.repository == str(mine)]
-        assert record.url in said[0]
-    assert [process.returncode for process in processes] == [0, 0]
-    until(lambda: not record.alive)
+    fallback = repository if as_path else str(repository)
+    with sonic.connect("grpc://127.0.0.1:9", fallback=fallback, fallback_after_s=0.1) as pool:
+        scores = tagger(constituents)
+        scored = {server: tally.rows for (server, *_), tally in pool.statistics}
+    assert scored == {repository.as_uri(): 3}
+    with sonic.connect(repository):
+        assert tagger(constituents).tolist() == scores.tolist()
+    assert "rows are scored by the fallback file://" in caplog.text
 
 
 def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:

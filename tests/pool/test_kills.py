@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
-from tests.ports import held_port
 from tests.scored import same_scores
 from tests.waiting import until
 
@@ -151,17 +150,15 @@ def test_what_a_killed_server_had_is_scored_by_another(
 def test_a_server_that_is_started_again_is_used_again(
     small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
-    with held_port() as port:
-        with sonic.LocalServer(
-            small_batches, port=port, restart=False, stop_timeout_s=0.0, env=PATIENT
-        ) as first:
-            pool = Pool(Settings.make(first, retry_timeout_s=60.0))
-            same_scores(tagger(jets[:20], pool=pool).top, direct[:20])
-        with ThreadPoolExecutor() as threads:
-            scores = threads.submit(tagger, jets, pool=pool)
-            with sonic.LocalServer(small_batches, port=port, stop_timeout_s=0.0):
-                same_scores(scores.result(timeout=100).top, direct)
-                pool.close()
+    server = sonic.LocalServer(small_batches, restart=False, stop_timeout_s=0.0, env=PATIENT)
+    with server:
+        pool = Pool(Settings.make(server, retry_timeout_s=60.0))
+        same_scores(tagger(jets[:20], pool=pool).top, direct[:20])
+    with ThreadPoolExecutor() as threads:
+        scores = threads.submit(tagger, jets, pool=pool)
+        with server:
+            same_scores(scores.result(timeout=100).top, direct)
+            pool.close()
 
 
 def test_a_processor_goes_on_with_none(

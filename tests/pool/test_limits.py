@@ -28,7 +28,7 @@ def simulate(
 ) -> Simulation:
     """Return clients that always have more to send, without a scheduler."""
     work = Work(rows=rows, network_s=network_s, max_suspended_chunks=300)
-    simulation = Simulation([server], work, weights=())
+    simulation = Simulation([server], work, schedulers=0)
     simulation.join(clients, within_s=0.01)
     return simulation
 
@@ -75,7 +75,7 @@ def test_a_thousand_clients_do_not_storm_a_proxy() -> None:
     """Envoy lets 1,024 requests pass at a time; no scheduler tells these clients of each other."""
     server = Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=8)
     work = Work(network_s=2e-4, max_suspended_chunks=8)
-    simulation = Simulation([server], work, weights=(), max_requests=1024)
+    simulation = Simulation([server], work, schedulers=0, max_requests=1024)
     simulation.join(1000, within_s=2.0)
     simulation.run(5)
     # Four each are too many; what is refused does not come back at once.

@@ -58,7 +58,36 @@ def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, ScriptedS
         before = len(one.requests)
         with pytest.raises(errors.ServerLostError):
             MODEL(events, pool=pool)
-        assert len(one.requests) - before <= pool.settings.limits.max_in_flight
+        assert len(one.requests) - before <= pool.settings.max_in_flight
+
+
+def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
+    servers: dict[str, ScriptedServer],
+) -> None:
+    """If rows counted twice, the call would end without the rows that are still on their way."""
+    (one, _) = servers.values()
+    late, last = threading.Event(), threading.Event()
+    whole: list[int] = []
+
+    def behave(x: np.ndarray) -> Any:
+        if 8 in x:
+            last.wait(60)
+        elif 0 in x and len(x) == 4:
+            whole.append(0)
+            if len(whole) > 1:
+                return errors.RouteTimeoutError("upstream request timeout")
+            late.wait(60)
+        return inferred(x)
+
+    one.behaviour = behave
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(12), pool=pool)
+        until(lambda: pending.statistics.scored == 8)
+        late.set()
+        until(lambda: not [x for x in one.answering if 0 in x])
+        last.set()
+        assert doubled(pending.result(timeout_s=30)) == list(range(12))
+        assert pending.statistics.total().rows == 12
 
 
 def test_a_server_that_returns_is_used_again(servers: dict[str, ScriptedServer]) -> None:

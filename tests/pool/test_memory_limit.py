@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.limits import limited
 
-from sonic_coffea.pool import _process
+from sonic_coffea.pool import Settings, _process
 from sonic_coffea.pool._process import memory_limit_bytes
-from sonic_coffea.pool._settings import Limits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SETTINGS = Settings.make("grpc://s:1")
 V2 = {
     "proc/self/cgroup": "0::/system.slice/slurm/job_7/step_0\n",
     "sys/fs/cgroup/system.slice/slurm/job_7/step_0/memory.max": "max\n",
@@ -46,7 +46,7 @@ def test_control_groups_limit_memory(tmp_path: Path, files: dict[str, str], limi
 def test_a_process_goes_by_the_limit_of_its_shell() -> None:
     # Linux does not enforce this one.
     with limited(resource.RLIMIT_RSS, 64_000_000):
-        assert Limits().in_flight_bytes(memory_limit_bytes()) == 2_000_000
+        assert SETTINGS.in_flight_bytes(memory_limit_bytes()) == 2_000_000
 
 
 def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +54,13 @@ def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(os, "sysconf")
     monkeypatch.setitem(sys.modules, "resource", None)
     assert memory_limit_bytes(tmp_path) is None
-    assert Limits().in_flight_bytes(None) == 256_000_000
+    assert SETTINGS.in_flight_bytes(None) == 256_000_000
 
 
 def test_the_limit_of_a_dask_worker_counts() -> None:
     _process.take_part(threading.Event.wait, 32_000_000)
     try:
-        assert Limits().in_flight_bytes(_process.memory_bytes()) == 1_000_000
+        assert SETTINGS.in_flight_bytes(_process.memory_bytes()) == 1_000_000
     finally:
         _process.take_part(threading.Event.wait)
     assert _process.memory_bytes() == memory_limit_bytes()

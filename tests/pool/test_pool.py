@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -24,11 +23,8 @@ from tests.pool.scripted import (
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings, Share, _shares
+from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reporting import Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def test_many_small_requests_come_back_in_order(servers: dict[str, ScriptedServer]) -> None:
@@ -88,50 +84,53 @@ def test_idle_servers_take_turns(servers: dict[str, ScriptedServer]) -> None:
     assert [len(s.requests) for s in servers.values()] == [3, 3]
 
 
-@contextlib.contextmanager
-def impossible_share() -> Iterator[None]:
-    """Let calls belong to a share whose weight, 0, fails in the core as their request leaves."""
-    token = _shares._current.set(Share("", 0.0))
-    try:
-        yield
-    finally:
-        _shares._current.reset(token)
+class Indivisible(int):
+    """A number of rows that the core cannot work with, once a request is answered."""
+
+    def __truediv__(self, other: object) -> float:
+        raise ZeroDivisionError
 
 
 def test_an_error_inside_the_pool_fails_the_calls_until_then(
     servers: dict[str, ScriptedServer],
 ) -> None:
     """And nothing else: neither are rows masked, nor does a later call hang."""
+    for server in servers.values():
+        server.max_rows = Indivisible(4)
     with pool_of(*servers) as pool:
-        MODEL.check(pool)
-        with impossible_share():
-            pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
+        pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
         assert caught.value.events == (0, 40)
         assert all(s.in_flight == 0 for s in pool.servers)
+        for server in servers.values():
+            server.max_rows = 4
         assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
 
 
 def test_a_request_from_before_an_error_inside_the_pool_is_not_taken_for_a_later_one(
     servers: dict[str, ScriptedServer],
 ) -> None:
-    one, _ = servers.values()
-    with pool_of(str(one.address)) as pool:
-        one.gate.clear()
+    for server in servers.values():
+        server.max_rows = Indivisible(4)
+        server.gate.clear()
+    with pool_of(*servers) as pool:
         early = MODEL.submit(objects(4), pool=pool)
-        until(lambda: one.out == 1)
-        with impossible_share():
-            late = MODEL.submit(objects(4), pool=pool)
+        until(lambda: sum(server.out for server in servers.values()) == 1)
+        holds, free = sorted(servers.values(), key=lambda server: -server.out)
+        free.gate.set()
+        late = MODEL.submit(objects(4), pool=pool)
         for pending in (early, late):
             with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
                 pending.result(timeout_s=20)
+        for server in servers.values():
+            server.max_rows = 4
         again = MODEL.submit(objects(4), pool=pool)
-        one.gate.set()
+        holds.gate.set()
         assert doubled(again.result(timeout_s=20)) == list(range(4))
-        until(lambda: one.out == 0)
-        (report,) = pool.telemetry()[0]
-        assert [in_flight for in_flight, _ in report.models.values()] == [0]
+        until(lambda: holds.out == 0)
+        in_flight = [n for report in pool.telemetry()[0] for n, _ in report.models.values()]
+        assert not any(in_flight)
 
 
 @pytest.mark.parametrize(
@@ -209,13 +208,13 @@ def test_ctrl_c_cancels_the_requests_in_flight(
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
-        until(lambda: one.out == pool.settings.limits.max_in_flight)
+        until(lambda: one.out == pool.settings.max_in_flight)
         (call,) = (part.call for part in pending.parts)
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(timeout_s)
         assert pending.done()
         assert all(handle.cancelled.wait(20) for handle in one.handles)
-        assert len(one.requests) == pool.settings.limits.max_in_flight
+        assert len(one.requests) == pool.settings.max_in_flight
         one.gate.set()
         assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 

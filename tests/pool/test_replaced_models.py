@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import grpc
 import numpy as np
 import pytest
 from tests.waiting import until
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea import errors, provenance
 from sonic_coffea.pool._models import OTHERS_S
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S
 from sonic_coffea.testing import FakeModel, FakeServer
 
 from .scenario import LOST, ONE, TWO, Scenario, contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 A, B = contract(digest="a"), contract(digest="b")
 
@@ -181,10 +189,157 @@ def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(tmp_path
         assert len(server.requests) == 2
 
 
-def test_a_call_that_a_replacement_overtakes_names_both() -> None:
+def test_a_replacement_after_the_last_row_is_none_of_the_call() -> None:
     with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
         pending = MODEL.submit(JETS, pool=pool)
         until(pending.done)
         server.models["tagger"] = fake("b", 0.75)
         assert MODEL.check(pool).digest == "b"
-        assert digest_of(pending.result()) == "a, b"
+        assert digest_of(pending.result()) == "a"
+
+
+def replaced_after(server: FakeServer, requests: int, new: FakeModel) -> None:
+    """Replace the model as the server is about to answer a request."""
+    old = server.models["tagger"]
+
+    def function(inputs: object) -> object:
+        if len(server.requests) >= requests:
+            server.models["tagger"] = new
+        return old.function(inputs)  # type: ignore[arg-type]
+
+    server.models["tagger"] = dataclasses.replace(old, function=function, max_rows=1)
+
+
+def test_a_call_that_sees_two_files_after_a_loss_fails() -> None:
+    with (
+        FakeServer({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        replaced_after(server, 2, fake("b", 0.75))
+        server.fail(grpc.StatusCode.UNAVAILABLE, "the connection was lost", times=1)
+        with pytest.raises(errors.ContractError, match="digest a before .* has b now") as caught:
+            MODEL(JETS, pool=pool)
+        assert (caught.value.model, caught.value.version) == ("tagger", "1")
+        scores = MODEL(JETS, pool=pool)
+        assert (digest_of(scores), scores.top.tolist()) == ("b", [[0.75, 0.75], [], [0.75]])
+
+
+def test_a_long_call_that_sees_two_files_fails() -> None:
+    with (
+        FakeServer({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        replaced_after(server, 2, fake("b", 0.75))
+        server.hold()
+        pending = MODEL.submit(JETS, pool=pool)
+        time.sleep(QUIET_S)
+        server.release()
+        with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
+            pending.result()
+        assert digest_of(MODEL(JETS, pool=pool)) == "b"
+
+
+def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(tmp_path: Path) -> None:
+    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        server.hold()
+        pending = MODEL.submit(JETS, pool=pool)
+        time.sleep(QUIET_S)
+        server.refuse("ModelConfig", grpc.StatusCode.UNAVAILABLE, "not now")
+        server.release()
+        scores = pending.result()
+        assert scores.top.tolist() == [[0.25, 0.25], [], [0.25]]
+        assert scores.attrs["sonic"]["digest"] is None
+        provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
+        (record,) = provenance.read(tmp_path / "scores.parquet")["models"]
+        assert record["digest"] is None
+
+
+def test_a_new_version_never_has_the_digest_of_the_old_one() -> None:
+    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        assert digest_of(MODEL(JETS, pool=pool)) == "a"
+        server.models["tagger"] = dataclasses.replace(fake("b", 0.75), versions=("1", "2"))
+        made_by = [MODEL(JETS, pool=pool).attrs["sonic"] for _ in range(2)]
+        assert [record["version"] for record in made_by] == ["2", "2"]
+        # The first response tells the pool of the version, and it asks before the second call.
+        assert [record["digest"] for record in made_by] == [None, "b"]
+
+
+def test_a_server_that_joins_and_tells_no_digest_makes_it_unknown() -> None:
+    one = dataclasses.replace(fake("a", 0.25), max_rows=1)
+    with (
+        FakeServer({"tagger": one}) as server,
+        FakeServer({"tagger": dataclasses.replace(one, digest="")}) as other,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        assert digest_of(MODEL(JETS, pool=pool)) == "a"
+        pool.set_servers([server.url, other.url])
+        server.hold()  # so that the other one gets rows, too
+        pending = MODEL.submit(JETS, pool=pool)
+        until(lambda: len(other.requests) > 1)
+        server.release()
+        made_by = pending.result().attrs["sonic"]
+        assert made_by["servers"] == sorted([server.url, other.url])
+        assert made_by["digest"] is None
+
+
+def test_folds_name_the_digests_that_nobody_knows() -> None:
+    models = {"tagger": fake("a", 0.25), "other": fake("", 0.75)}
+    folds = sonic.Folds([MODEL, sonic.Model("other", MODEL.inputs, MODEL.outputs)])
+    with FakeServer(models) as server, sonic.connect(server.url) as pool:
+        assert digest_of(folds(JETS, pool=pool)) == "a, unknown"
+
+
+def test_another_version_than_was_asked_for_is_refused() -> None:
+    pinned = sonic.Model("tagger", MODEL.inputs, MODEL.outputs, version=1)
+
+    def of_another(answer: Any) -> None:
+        answer.model_version = "2"
+
+    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        server.answer_wrongly(of_another)
+        with pytest.raises(
+            errors.ResponseError, match="version 2 answered, and version 1"
+        ) as caught:
+            pinned(JETS, pool=pool)
+        assert caught.value.server == server.url
+
+
+def test_scores_are_not_kept_if_a_single_answer_has_another_digest(tmp_path: Path) -> None:
+    """Also not afterwards, as the call has failed by then."""
+    digests = iter(["a", *["a"] * 7, "b"])  # once before the rows, then sixteen times
+
+    class Balanced(FakeServer):
+        def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
+            super().enter(method, headers, context)
+            if method == "ModelConfig":
+                self.models["tagger"] = fake(next(digests, "a"), 0.25)
+
+    with (
+        Balanced({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
+    ):
+        with pytest.raises(errors.ContractError, match="has b now"):
+            MODEL(JETS, pool=pool)
+        pending = MODEL.submit(JETS, pool=pool)
+        pending.result()
+        assert pending.statistics.cache_hits == 0
+
+
+def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> None:
+    """Requests go to one and to the other by turns, those for the digest too."""
+    pods = itertools.cycle([fake("a", 0.25), fake("b", 0.75)])
+
+    class Balanced(FakeServer):
+        def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
+            super().enter(method, headers, context)
+            self.models["tagger"] = next(pods)
+
+    with (
+        Balanced({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
+    ):
+        for _ in range(6):
+            pending = MODEL.submit(JETS, pool=pool)
+            with pytest.raises(errors.ContractError, match="servers have different files"):
+                pending.result()
+            assert pending.statistics.cache_hits == 0

@@ -1,12 +1,11 @@
-"""The core on virtual time: quotas, bounds and ejections by the scheduler."""
+"""The core on virtual time: quotas and bounds by the scheduler."""
 
 from __future__ import annotations
 
-from tests.pool.scenario import KEY, LOST, ONE, TWO, Scenario
+from tests.pool.scenario import KEY, ONE, TWO, Scenario
 
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import EJECTED_S
 
 
 def test_a_quota_that_expires_before_its_turn_holds_nobody() -> None:
@@ -19,7 +18,7 @@ def test_a_quota_that_expires_before_its_turn_holds_nobody() -> None:
         turn_at=scenario.now + 900,
         expires_at=scenario.now + 5,
     )
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
     (paced,) = scenario.submit(1)
     assert not scenario.in_flight
     scenario.wait(5)
@@ -35,7 +34,7 @@ def test_a_process_of_a_cluster_holds_back_until_its_first_quotas() -> None:
     scenario.answer(scenario.in_flight[0])
     assert len(scenario.in_flight) == 2
     quota = Quota(max_in_flight=5, interval_s=0, turn_at=0, expires_at=scenario.now + 5)
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
     assert len(scenario.at(ONE)) == 5
 
 
@@ -56,30 +55,7 @@ def test_a_scheduler_that_is_heard_of_has_quotas_later() -> None:
     scenario.submit(12)
     for _ in range(3):
         scenario.wait(0.4)
-        scenario.tell(e.QuotasReceived({}, [], 0.5))
+        scenario.tell(e.QuotasReceived({}, 0.5))
     assert len(scenario.in_flight) == 1
     scenario.wait(0.5)
     assert len(scenario.in_flight) == 4
-
-
-def test_what_others_have_lost_counts_for_as_long_as_they_say_it() -> None:
-    """An idle worker would have no patience with the same server an hour later."""
-    scenario = Scenario(ONE, fallback="repository", fallback_after_s=50)
-    scenario.ask()
-    breaker = scenario.endpoint(ONE).breaker
-    first = scenario.now
-    for _ in range(4):
-        scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
-        # It is tried after a while, whatever others say.
-        assert breaker.retry_at == min(scenario.now + 2, first + EJECTED_S)
-        scenario.wait(1.5)
-    assert breaker.lost_since(scenario.now) == first
-    # What was heard is not told as seen.
-    assert not any(report.circuit_open for report in scenario.core.report())
-    scenario.wait(1)
-    assert breaker.lost_since(scenario.now) is None
-    scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
-    scenario.tell(e.QuotasReceived({}, [], 2.0))
-    assert breaker.lost_since(scenario.now) is None
-    breaker.open(LOST, scenario.now)
-    assert all(report.circuit_open for report in scenario.core.report())

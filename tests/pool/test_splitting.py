@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pool.scenario import ONE, TWO, Scenario, contract
+from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
 
@@ -68,7 +68,9 @@ def test_what_an_overloaded_route_cuts_is_not_split_without_end() -> None:
     for rows in (64, 32, 16, 8, 8, 8):
         cut(rows, 2)
     cut(8, 1)
-    scenario.answer_all()
+    for _ in range(10):
+        scenario.answer_all()
+        scenario.wait(2.0)
     assert min(part.rows for part in scenario.delivered) == 4
     assert sum(part.rows for part in scenario.delivered) == 64
 
@@ -83,6 +85,51 @@ def test_a_single_row_that_is_too_large_is_an_error_that_says_so() -> None:
     scenario.submit(rows=1, nbytes=100)
     scenario.answer_all()
     assert len(scenario.delivered) == 1
+
+
+@pytest.mark.parametrize("late", ["answer", "lose", "cut", "refuse"])
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_rows_are_placed_once_though_the_whole_ends_after_its_parts(late: str, parts: int) -> None:
+    """The first sending hangs, the second is split, and then the first one ends all the same."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    scenario.submit(3, rows=8)
+    first, *others = scenario.in_flight
+    for attempt in others:
+        scenario.answer(attempt)
+    while scenario.in_flight == [first]:
+        scenario.wait(0.1)
+    first, again = scenario.in_flight
+    assert again.slice is first.slice
+    scenario.fail(again, CUT)
+    scenario.wait(1.0)
+    halves = [attempt for attempt in scenario.in_flight if attempt.slice is not first.slice]
+    for attempt in halves[:parts]:
+        scenario.answer(attempt)
+    if late == "answer":
+        scenario.answer(first)
+    else:
+        refused = errors.RequestError("no")
+        scenario.fail(first, {"lose": LOST, "cut": CUT, "refuse": refused}[late])
+    for _ in range(10):
+        scenario.answer_all()
+        scenario.wait(1.0)
+    assert sorted(row for part in scenario.delivered for row in range(part.start, part.stop)) == [
+        *range(24)
+    ]
+    assert scenario.failed == {}
+
+
+def test_rows_that_belong_together_are_not_split() -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = contract(max_rows=64)
+    (alone,) = scenario.submit(rows=8, nbytes=800)
+    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    for whole in (True, False):
+        (request,) = scenario.submit(rows=8, nbytes=800, whole=whole)
+        scenario.answer_all()
+        assert (request in scenario.delivered) is whole
+    assert alone not in scenario.delivered
 
 
 def test_parts_keep_the_place_of_the_whole() -> None:
@@ -107,7 +154,7 @@ def test_what_a_server_failed_on_is_tried_once_more_elsewhere(error: errors.Soni
     scenario.fail(second, error)
     assert isinstance(scenario.failed[request], type(error))
     assert "tried 2 times" in str(scenario.failed[request])
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:

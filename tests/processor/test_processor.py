@@ -531,6 +531,53 @@ def test_acquire_must_return_a_dict() -> None:
         Wrong().process(ak.Array([1]))
 
 
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (None, "Wrong.models must be a dict of name and sonic.Model, got NoneType"),
+        ([InBlocks.models["m"]], "Wrong.models must be a dict of .*, got list"),
+        (InBlocks.models["m"], "Wrong.models must be a dict of .*, got Model"),
+        ({"a": "m", "b": "m"}, "Wrong.models: expected a sonic.Model as 'a', got str"),
+        ({1: InBlocks.models["m"]}, "names model 'a'; there are: 1"),
+    ],
+)
+def test_models_must_be_a_dict_of_models(models: Any, message: str) -> None:
+    class Wrong(Two):
+        def __init__(self) -> None:
+            self.models = models
+
+    with pytest.raises(errors.ConfigError, match=message):
+        Wrong().process(ak.Array([1]))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "2", True])
+def test_blocks_have_whole_numbers_of_events(size: Any) -> None:
+    blocks = Two()
+    blocks.block_size = size
+    with pytest.raises(errors.ConfigError, match="block_size: expected at least 1 event"):
+        blocks.process(ak.Array([1]))
+
+
+def test_process_is_not_overridden() -> None:
+    """The hooks would not be called, without a word."""
+    with pytest.raises(errors.ConfigError, match="Own overrides process, which calls acquire"):
+
+        class Own(Two):
+            def process(self, events: Any) -> Any:
+                return {"n": len(events)}
+
+    with pytest.raises(errors.ConfigError, match=r"class Later\(sonic.SonicProcessor, "):
+
+        class Later(processor.ProcessorABC, sonic.SonicProcessor):
+            pass
+
+    class Selecting(Two):
+        def process(self, events: Any) -> Any:
+            return super().process(events[events > 1])
+
+    assert counts(Selecting().process(ak.Array([1, 2, 3]))) == (1, 2, 2)
+
+
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_wrong_names_in_produce_are_explained(name: str) -> None:
     class Wrong(Two):

@@ -58,6 +58,7 @@ def model_of(name: str) -> sonic.Model:
 def report_of(*names: str) -> sonic.Report:
     """Return a report with slow tails and long queues, of which the advice names the servers."""
     statistics, timings = Statistics(objects=1000, elements=1), {}
+    statistics.datasets.update({f"d {name}": 10 for name in names})
     for name in names:
         tally = Tally(rows=1000, requests=100)
         for number in range(100):
@@ -77,6 +78,7 @@ def test_the_table_in_a_terminal(name: str) -> None:
     Console(file=text, width=400, color_system=None).print(report_of(name))
     assert f"m {printable(name)} v1 {printable(name)}" in text.getvalue()
     assert f"requests for m {printable(name)} wait on" in text.getvalue()
+    assert f"d {printable(name)} " in text.getvalue()
     assert is_harmless(text.getvalue())
 
 
@@ -87,6 +89,7 @@ def test_pages_and_files(tmp_path: Path) -> None:
     for page in (report._repr_html_(), (tmp_path / "report.html").read_text()):
         shown = html.unescape(page)
         assert all(f"m {printable(name)} v1 {printable(name)}" in shown for name in names)
+        assert all(f"d {printable(name)}" in shown for name in names)
         assert "<script>" not in page
         assert "<b>&amp;" not in page
         assert is_harmless(page)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import grpc
 import pytest
+from coffea.processor.executor import Err, Ok
 from rich.console import Console
 from tests.reporting.test_statistics import some_statistics
 
@@ -43,6 +44,20 @@ def test_report() -> None:
     assert "100 rows in 4 requests" in repr(report)
     with pytest.raises(errors.ConfigError, match="a dict carries no statistics"):
         sonic.report({"n": 1})
+
+
+def test_the_result_type_of_coffea() -> None:
+    out = {STATISTICS_KEY: some_statistics().to_plain()}
+    failed = ValueError("no such file")
+    assert "100 rows" in repr(sonic.report(Ok(out)))
+    assert "100 rows" in repr(sonic.report(Ok({"out": out})))
+    assert "100 rows" in repr(sonic.report((Ok(out), {"entries": 3})))
+    assert "100 rows" in repr(sonic.report(Err(failed, out)))
+    with pytest.raises(errors.ConfigError, match=r"has no output: ValueError\('no such file'\)"):
+        sonic.report(Err(failed))
+    for nothing in (None, [], (), "out", Ok(None), Ok({"n": 1})):
+        with pytest.raises(errors.ConfigError, match="carries no statistics"):
+            sonic.report(nothing)
 
 
 def shown_at(width: int, statistics: Statistics) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import linecache
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -20,8 +22,10 @@ import grpc
 import numpy as np
 import pytest
 import uproot
+from coffea.nanoevents import NanoEventsFactory
 from distributed import Client, LocalCluster
 from tests.commands import run
+from tests.nanoaod import Schema
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -117,12 +121,45 @@ def test_scores_of_two_versions_do_not_mix(model: sonic.Model, tmp_path: Path) -
             sonic.score_files(model, FILES, out, **options)
     served = FakeModel.of(model, mass, versions=("2",))
     with FakeServer({"mass": served}) as server, sonic.connect(server.url):
-        with pytest.raises(errors.ConfigError, match="version 1 and version 2 of the model"):
+        with pytest.raises(errors.ConfigError, match="version 1 and version 2 of model mass"):
             sonic.score_files(model, FILES, out, **options)
         assert not out.exists()
         sonic.score_files(model, FILES, out, resume=False, **options)
     (made_by,) = provenance.read(out)["models"]
     assert made_by["version"] == "2"
+
+
+def test_files_of_one_version_do_not_mix(model: sonic.Model, tmp_path: Path) -> None:
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, **options)
+    with (
+        FakeServer({"mass": dataclasses.replace(served, digest="two")}) as server,
+        sonic.connect(server.url),
+        pytest.raises(errors.ConfigError, match=r"version 1 \(one\) and version 1 \(two\)"),
+    ):
+        sonic.score_files(model, FILES, out, **options)
+
+
+def test_a_digest_that_is_unknown_for_a_chunk_is_in_the_file(
+    model: sonic.Model, tmp_path: Path
+) -> None:
+    """A server that did not tell it for a moment makes no run start anew."""
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, **options)
+    with FakeServer({"mass": FakeModel.of(model, mass)}) as server, sonic.connect(server.url):
+        sonic.score_files(model, FILES, out, **options)
+    digests = {record["digest"] for record in provenance.read(out)["models"]}
+    assert digests == {"one", None}
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +183,257 @@ def test_root_and_dask(
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
-@pytest.mark.usefixtures("server")
-def test_a_tree_has_numbers_only(model: sonic.Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [(), ("nConstituents",)])
+def test_a_tree_has_numbers_only(
+    server: FakeServer, model: sonic.Model, kept: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "jets.root"
     lists = sonic.Model("mass", model.inputs, {"y": None})
-    with pytest.raises(errors.SonicError, match="'score' is no plain number: write it to a .parq"):
-        sonic.score_files(lists, FILES[0], tmp_path / "jets.root", collection="FatJet")
-    assert not (tmp_path / "jets.root").exists()
+    with pytest.raises(errors.ConfigError, match="'score' is no plain number.*write it to a .parq"):
+        sonic.score_files(lists, FILES[0], out, collection="FatJet", keep=kept)
+    per_event = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
+    with pytest.raises(errors.ConfigError, match="'FatJet' is no plain number"):
+        sonic.score_files(per_event, FILES[0], out, keep=["FatJet"])
+    assert not server.requests
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".root"])
+def test_only_a_later_chunk_has_a_masked_row(
+    server: FakeServer, model: sonic.Model, suffix: str, tmp_path: Path
+) -> None:
+    out = tmp_path / f"jets{suffix}"
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    options = {"collection": "FatJet", "chunksize": 400, "on_error": "mask"}
+    written = sonic.score_files(model, FILES, out, **options)
+    assert 0 < written.rows - written.scored < 100
+    if suffix == ".parquet":
+        assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
+
+
+CUT = 0.0
+
+
+def scaled(factor: float, columns: tuple[str, ...] = ("mass",)) -> Any:
+    def features(events: Any) -> Any:
+        jets = events.FatJet
+        for name in columns:
+            jets = ak.with_field(jets, factor * jets[name], name)
+        return jets
+
+    return features
+
+
+def by_argument(events: Any, factor: float = 1.0) -> Any:
+    return scaled(factor)(events)
+
+
+def by_global(events: Any) -> Any:
+    def shifted(mass: Any) -> Any:
+        return mass + CUT
+
+    return ak.with_field(events.FatJet, shifted(events.FatJet.mass), "mass")
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, events: Any) -> Any:
+        return scaled(self.factor)(events)
+
+    def method(self, events: Any) -> Any:
+        return scaled(self.factor)(events)
+
+
+CHANGES: dict[str, Any] = {
+    "closure": lambda factor: {"features": scaled(factor)},
+    "partial": lambda factor: {"features": partial(by_argument, factor=factor)},
+    "object": lambda factor: {"features": Scaled(factor)},
+    "method": lambda factor: {"features": Scaled(factor).method},
+    "closure of a closure": lambda factor: {"features": partial(lambda f, e: f(e), scaled(factor))},
+    "on_error": lambda factor: {"on_error": "raise" if factor == 1.0 else "mask"},
+    "keep": lambda factor: {"keep": [] if factor == 1.0 else ["eta"]},
+}
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_scored_otherwise_is_scored_anew(
+    server: FakeServer, model: sonic.Model, change: str, tmp_path: Path
+) -> None:
+    options = CHANGES[change]
+    resumed = []
+    for factor in (1.0, 1.0, 2.0):
+        out = tmp_path / f"{factor}.parquet"
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, collection="FatJet", chunksize=400, **options(1.0))
+        written = sonic.score_files(
+            model, FILES, out, collection="FatJet", chunksize=400, **options(factor)
+        )
+        resumed.append(written.resumed > 0)
+    assert resumed == [True, True, False]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_global_that_has_changed_is_scored_anew(
+    server: FakeServer, model: sonic.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"collection": "FatJet", "chunksize": 400, "features": by_global}
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    with pytest.raises(errors.RequestError):
+        sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    monkeypatch.setattr(f"{__name__}.CUT", 10.0)
+    written = sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    assert written.resumed == 0
+
+
+@pytest.mark.usefixtures("server")
+def test_chunks_without_objects_have_no_version(
+    server: FakeServer, model: sonic.Model, tmp_path: Path
+) -> None:
+    """A run that is resumed does not take them for another version's."""
+
+    def features(events: Any) -> Any:
+        wanted = 0.0 if events.metadata["entrystart"] else 1e9
+        jets = events.FatJet
+        return ak.mask(jets, jets.pt > wanted)
+
+    options = {"collection": "FatJet", "chunksize": 400, "features": features}
+    server.fail(*REFUSED, every=3)
+    with pytest.raises(errors.RequestError):
+        sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    written = sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    assert written.resumed > 0
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("wrong", ["events", "cut", "masked events"])
+def test_features_are_those_of_the_collection(
+    model: sonic.Model, wrong: str, tmp_path: Path
+) -> None:
+    def features(events: Any) -> Any:
+        jets = events.FatJet
+        if wrong == "cut":
+            return jets[jets.pt > 300]
+        if wrong == "masked events":
+            return ak.mask(jets, events.event % 2 == 0)
+        return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
+
+    with pytest.raises(errors.InputError, match="expected a score for each FatJet"):
+        sonic.score_files(
+            model, FILES, tmp_path / "jets.parquet", collection="FatJet", features=features
+        )
+
+
+def test_a_variable_that_the_demo_computes_is_not_made_up(
+    server: FakeServer, model: sonic.Model, tmp_path: Path
+) -> None:
+    own = sonic.Model("mass", {"x": sonic.Padded(["part_deta", "pt"], 2)}, {"y": ["a", "b"]})
+    with pytest.raises(errors.FieldError, match=r"no field 'part_deta'; .* pass features="):
+        sonic.score_files(own, FILES, tmp_path / "jets.parquet", collection="FatJet")
+    puppi = sonic.Model("mass", {"x": sonic.Padded(["pt", "pdgId"], 2)}, {"y": ["a", "b"]})
+    with pytest.raises(errors.FieldError, match=r"read constituents as 'constituents.pdgId'"):
+        sonic.score_files(puppi, FILES, tmp_path / "jets.parquet", collection="FatJet")
+    assert not server.requests
+
+
+def test_constituents_are_read_by_name(tmp_path: Path) -> None:
+    leading = sonic.Model("leading", {"x": sonic.Padded("constituents.pt", 1)}, {"y": ["lead"]})
+    served = FakeModel.of(leading, lambda inputs: {"y": inputs["x"][:, 0]})
+    out = tmp_path / "jets.parquet"
+    with FakeServer({"leading": served}) as server, sonic.connect(server.url):
+        sonic.score_files(leading, FILES[0], out, collection="FatJet")
+    events = NanoEventsFactory.from_root({str(FILES[0]): "Events"}, schemaclass=Schema).events()
+    expected = ak.fill_none(ak.firsts(sonic.constituents(events).pt, axis=2), 0.0)
+    assert ak.from_parquet(out).lead.tolist() == ak.flatten(expected).tolist()
+
+
+FOLDED = [
+    sonic.Model(f"fold_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
+    for k in range(3)
+]
+
+
+@pytest.fixture
+def folded() -> Iterator[FakeServer]:
+    """Fold k gives pt + 1000 k."""
+    served = {
+        fold.name: FakeModel.of(fold, lambda inputs, k=k: {"y": inputs["x"] + np.float32(1000 * k)})
+        for k, fold in enumerate(FOLDED)
+    }
+    with FakeServer(served) as fake, sonic.connect(fake.url):
+        yield fake
+
+
+def test_folds_score_files(folded: FakeServer, events: dict[str, Any], tmp_path: Path) -> None:
+    counts = ak.num(events["FatJet_pt"])
+    pt = ak.flatten(events["FatJet_pt"])
+    number = np.repeat(events["event"], counts) % 3
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    by_field = sonic.Folds(FOLDED, fold="event % 3")
+    folded.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    with pytest.raises(errors.RequestError):
+        sonic.score_files(by_field, FILES, out, **options)
+    written = sonic.score_files(by_field, FILES, out, **options)
+    assert written.resumed > 0
+    assert written.scored == len(pt)
+    np.testing.assert_allclose(ak.from_parquet(out).qcd, pt + 1000 * number, rtol=1e-6)
+    models = [record["model"] for record in provenance.read(out)["models"]]
+    assert set(models) == {"fold_0", "fold_1", "fold_2"}
+    assert {record["version"] for record in provenance.read(out)["models"]} == {"1"}
+
+    def later(events: Any) -> Any:
+        return sonic.Request(events.FatJet, fold=ak.mask(events.event % 3, events.event > 3))
+
+    some = sonic.score_files(sonic.Folds(FOLDED), FILES, out, features=later, **options)
+    assert some.rows == len(pt)
+    scores = ak.from_parquet(out)
+    assert ak.is_none(scores.qcd).tolist() == (scores.event <= 3).tolist()
+    with pytest.raises(errors.ConfigError, match="which fold"):
+        sonic.score_files(sonic.Folds(FOLDED), FILES, out, **options)
+    with pytest.raises(errors.ConfigError, match="expected a Model, Folds or Choice, got str"):
+        sonic.score_files("mass", FILES, out, **options)
+
+
+FOLDS_MODULE = """
+import sonic_coffea as sonic
+
+FOLDS = sonic.Folds([
+    sonic.Model(f"fold_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
+    for k in range(3)
+])
+"""
+
+
+@pytest.mark.parametrize(("fold", "expected"), [("event % 3", None), ("mean", 1000.0)])
+def test_the_command_takes_folds(
+    folded: FakeServer,
+    events: dict[str, Any],
+    fold: str,
+    expected: float | None,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "trained.py").write_text(FOLDS_MODULE)
+    arguments = ["--declare", "trained:FOLDS", "--collection", "FatJet", "--server", folded.url]
+    arguments += ["--file", str(FILES[0]), "-o", "jets.parquet", "--json"]
+    done = run("score", *arguments, "--fold", fold, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = ak.from_parquet(tmp_path / "jets.parquet")
+    shift = 1000.0 * (scores.event % 3) if expected is None else expected
+    pt = ak.flatten(uproot.open(FILES[0])["Events"]["FatJet_pt"].array())
+    np.testing.assert_allclose(scores.qcd, pt + shift, rtol=1e-6)
+    for wrong, message in (
+        ([], "which fold scores each event"),
+        (["--fold", "event %"], "cannot be read"),
+        (["--fold", "mean", "--model", "m"], "--model and --version are of one Model"),
+    ):
+        done = run("score", *arguments, *wrong, cwd=tmp_path)
+        assert done.returncode > 0
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 # Each chunk waits until another process has one, too.
@@ -191,6 +473,12 @@ def test_the_command_has_workers(
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
     arguments = ["--model", "toptagger", "--collection", "FatJet", "--file", FILES[0], "--json"]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
+    # No variable of this network is in the file: they are not made up.
+    lacking = run("score", *arguments, "-o", tmp_path / "jets.parquet")
+    assert lacking.returncode == 1
+    assert "FatJet: there is no field 'part_charge'" in lacking.stderr
+    assert "pass features=" in lacking.stderr
+    arguments += ["--features", "sonic_coffea.demo.analysis:toptagger_inputs"]
     done = run("score", *arguments, "-o", tmp_path / "jets.parquet")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -285,7 +573,7 @@ def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> N
         assert spec.loader is not None
         sys.modules["written"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        options = {"collection": None, "keep": (), "on_error": "raise"}
+        options = {"collection": None, "keep": (), "on_error": "raise", "flat": False}
         return Scoring(model, tmp_path, features=module.jets, **options).kind
 
     kinds = []

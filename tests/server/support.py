@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -22,8 +25,26 @@ def family(pid: int) -> list[int]:
     return [pid, *(child.pid for child in process.children(recursive=True))]
 
 
-def shared_memory(prefix: str) -> list[str]:
-    return sorted(path.name for path in Path("/dev/shm").glob(f"{prefix}*"))  # noqa: S108
+def supervisor(server) -> int:
+    """The process that ends a server when its owner is gone."""
+    return psutil.Process(server.pid).ppid()
+
+
+def socket_folder(url: str) -> Path:
+    return Path(url.removeprefix("unix:")).parent
+
+
+def shared_memory(url: str) -> list[str]:
+    """What a server has in shared memory, or has left there."""
+    name = f"sonic-coffea-{socket_folder(url).name}"
+    return sorted(path.name for path in Path("/dev/shm").glob(f"{name}*"))  # noqa: S108
+
+
+def is_listed(url: str) -> bool:
+    """Whether other processes of this user find a server."""
+    command = [sys.executable, "-m", "sonic_coffea", "status", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return url in [row["url"] for row in json.loads(done.stdout)]
 
 
 def listening(process: psutil.Process) -> set[tuple[str, int]]:
@@ -51,9 +72,9 @@ def infer(server, model: str, version: str = "", **inputs):
     for name, array in inputs.items():
         tensor = grpc_client.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensors.append(tensor.set_data_from_numpy(array))
-    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+    client = grpc_client.InferenceServerClient(server.url)
     try:
-        answer = client.infer(model, tensors, model_version=version, headers=server.headers)
+        answer = client.infer(model, tensors, model_version=version)
         return {t.name: answer.as_numpy(t.name) for t in answer.get_response().outputs}
     finally:
         client.close()

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import zipfile
 
+import awkward as ak
 import numpy as np
 import pytest
 
-from sonic_coffea.errors import ConfigError, ServerStartError
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, ContractError, ServerStartError
 from sonic_coffea.server import Served, build_repository, ensure, read_repository
 from sonic_coffea.transport import read_model_config
 
@@ -30,10 +32,17 @@ pair.save_model(f"{folder}/pair.json")
 three = xgboost.train({"objective": "multi:softprob", "num_class": 3, "nthread": 1},
     xgboost.DMatrix(x, kind), 5)
 three.save_model(f"{folder}/three.ubj")
+stopped = xgboost.train({"objective": "binary:logistic", "nthread": 1, "eta": 1},
+    xgboost.DMatrix(x[:200], kind[:200] > 0), 60, early_stopping_rounds=5, verbose_eval=False,
+    evals=[(xgboost.DMatrix(x[200:], kind[200:] > 0), "test")])
+stopped.save_model(f"{folder}/stopped.json")
+best = stopped.inplace_predict(x, iteration_range=(0, stopped.best_iteration + 1))
+assert (abs(best - stopped.inplace_predict(x)) > 1e-3).any()
 light = lightgbm.train({"objective": "multiclass", "num_class": 3, "verbose": -1, "num_threads": 1},
     lightgbm.Dataset(x, kind), 5)
 light.save_model(f"{folder}/light.txt")
 np.savez(f"{folder}/expected.npz", x=x, pair=pair.inplace_predict(x)[:, None],
+    stopped=best[:, None],
     three=three.inplace_predict(x), light=light.predict(x))
 """
 TRACKER = '''
@@ -98,6 +107,7 @@ def served(tmp_path_factory, trees, tracker, serve):
     models = {
         "pair": trees / "pair.json",
         "three": trees / "three.ubj",
+        "stopped": trees / "stopped.json",
         "light": trees / "light.txt",
         "tracks": Served(f"{file}:tracks", **GRAPH, files=more),
         **{
@@ -111,12 +121,46 @@ def served(tmp_path_factory, trees, tracker, serve):
         yield path, server
 
 
-@pytest.mark.parametrize("name", ["pair", "three", "light"])
+@pytest.mark.parametrize("name", ["pair", "three", "stopped", "light"])
 def test_trees_score_as_their_package_does(served, trees, name):
     expected = np.load(trees / "expected.npz")
     (scores,) = infer(served[1], name, features=expected["x"]).values()
     assert scores.dtype == expected[name].dtype
     np.testing.assert_array_equal(scores, expected[name])
+
+
+def test_features_in_another_order_than_in_the_file_are_refused(served):
+    jets = ak.Array({name: [1.0, 2.0] for name in ("pt", "eta", "phi", "mass")})
+    outputs = {"scores": ["top"]}
+    with sonic.connect(served[1]) as pool:
+        right = sonic.Model("pair", {"features": sonic.Row(["pt", "eta", "phi"])}, outputs)
+        assert len(right(jets, pool=pool)) == 2
+        for fields in (["eta", "pt", "phi"], ["mass", "pt", "phi"]):
+            swapped = sonic.Model("pair", {"features": sonic.Row(fields)}, outputs)
+            with pytest.raises(
+                ContractError, match="feature '.*' is number .* in the model's file"
+            ):
+                swapped(jets, pool=pool)
+        # Another name may mean the same.
+        renamed = sonic.Model("pair", {"features": sonic.Row(["pt", "eta", "mass"])}, outputs)
+        assert len(renamed(jets, pool=pool)) == 2
+        contract = renamed.check(pool)
+    notes = renamed.compare_labels({}, contract, server="here")
+    assert notes == ["in the model's file 'mass' is 'phi'"]
+
+
+def test_declared_inputs_are_as_wide_as_the_trees(tmp_path):
+    xgboost = pytest.importorskip("xgboost")
+    x = np.random.default_rng(3).normal(size=(60, 4)).astype("f4")
+    xgboost.train({"nthread": 1}, xgboost.DMatrix(x, x[:, 0]), 2).save_model(tmp_path / "m.json")
+    for width in (4, 5):
+        row = {"inputs": {"x": ("float32", [-1, width])}, "outputs": {"y": ("float32", [-1, 1])}}
+        source = Served(tmp_path / "m.json", **row)
+        if width == 4:
+            build_repository(tmp_path / "r", {"m": source})
+            continue
+        with pytest.raises(ConfigError, match=r"m.json has 4 features: expected .*\[-1, 4\], got"):
+            build_repository(tmp_path / "other", {"m": source})
 
 
 def test_names_of_features_are_kept(served):

@@ -1,193 +1,175 @@
-"""onnxruntime in place of a Triton: the same answers, and other processes can use it."""
+"""Models of a repository in this process: the contracts and scores of a Triton, without one."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import awkward as ak
 import numpy as np
 import pytest
+import xgboost
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import InProcessServer, LocalServer, build_repository
-from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch import _fallback as fallback
-from sonic_coffea.transport import connect_transport, local_state
+from sonic_coffea.errors import ConfigError, InferenceError, ModelNotFoundError
+from sonic_coffea.server import Served, build_repository
+from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
 
-TOP = sonic.Model("top", {"x": sonic.Row([f"x{i}" for i in range(8)])}, {"scores": ["q", "t"]})
+FIELDS = [f"x{i}" for i in range(8)]
+TOP = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})
 
 
 @pytest.fixture(scope="module")
 def jets():
     rng = np.random.default_rng(3)
     return ak.unflatten(
-        ak.zip({f"x{i}": rng.normal(size=300).astype("float32") for i in range(8)}),
+        ak.zip({name: rng.normal(size=300).astype("float32") for name in FIELDS}),
         rng.multinomial(300, [0.01] * 100),
     )
 
 
-def scored(url, jets):
-    with sonic.connect(url) as pool:
-        return TOP(jets, pool=pool)
+def columns(jets):
+    flat = ak.flatten(jets)
+    return np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
 
 
-def test_the_same_contract_and_the_same_scores(repository, server, jets):
-    triton = connect_transport(server.url)
-    with InProcessServer(repository, threads=1) as local:
-        assert local.metadata.name == "onnxruntime"
-        mine = connect_transport(local.url)
-        ours, theirs = mine.contract("top", None), triton.contract("top", None)
-        for what in ("version", "inputs", "outputs", "max_rows"):
-            assert getattr(ours, what) == getattr(theirs, what)
-        mine.close()
-        here, there = scored(local.url, jets), scored(server.url, jets)
-        assert ak.num(here).tolist() == ak.num(there).tolist()
-        np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
-    triton.close()
-    assert local_state.lookup(local.url) is None
+@pytest.mark.server
+def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
+    with connect_transport(server.url) as triton:
+        theirs = triton.contract("top", None)
+    with sonic.connect(server.url) as pool:
+        there = TOP(jets, pool=pool)
+    with sonic.connect(repository) as pool:
+        here, ours = TOP(jets, pool=pool), TOP.check(pool)
+    for what in ("version", "inputs", "outputs", "max_rows", "digest", "stacks"):
+        assert getattr(ours, what) == getattr(theirs, what)
+    assert ak.num(here).tolist() == ak.num(there).tolist()
+    np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
 
 
-def test_only_processes_of_its_user_may_ask(repository):
-    with InProcessServer(repository) as local:
-        record = local_state.lookup(local.url)
-        assert (record.pid, record.supervisor_pid) == (os.getpid(), None)
-        code = (
-            "import sys; from sonic_coffea.transport import connect_transport;"
-            f"print([m.name for m in connect_transport({local.url!r}).models()])"
-        )
-        ask = [sys.executable, "-c", code]
-        done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60)
-        assert done.stdout.strip() == "['top']"
-        stranger = {**os.environ, "SONIC_COFFEA_STATE_DIR": "/nonexistent"}
-        done = subprocess.run(
-            ask, capture_output=True, text=True, check=False, env=stranger, timeout=60
-        )
-        assert "a header is missing or wrong" in done.stderr
+def test_trees_are_run_by_their_library(tmp_path, jets):
+    x = columns(jets)
+    trees = xgboost.train(
+        {"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5
+    )
+    trees.save_model(tmp_path / "bdt.json")
+    build_repository(tmp_path / "r", {"bdt": tmp_path / "bdt.json"}, max_batch_size=64)
+    model = sonic.Model("bdt", {"features": sonic.Row(FIELDS)}, {"scores": ["s"]})
+    with sonic.connect(tmp_path / "r") as pool:
+        scores = model(jets)
+        assert pool.statistics.total().requests == 5
+        assert pool.contract("bdt", None).features == tuple(FIELDS)
+    assert ak.num(scores).tolist() == ak.num(jets).tolist()
+    np.testing.assert_array_equal(ak.flatten(scores.s), trees.inplace_predict(x))
 
 
-def test_status_lists_it_and_does_not_end_it(repository):
-    with InProcessServer(repository) as local:
+FUNCTION = """
+def twice(x):
+    if (x > 1000).any():
+        raise ValueError("too large")
+    return {"y": 2 * x}
 
-        def status(*arguments):
-            command = [sys.executable, "-m", "sonic_coffea", "status", "--json", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-        (listed,) = [row for row in json.loads(status().stdout) if row["url"] == local.url]
-        assert listed["models"] == ["top v1"]
-        refused = status("--stop", local.url)
-        assert refused.returncode == 1
-        assert f"a part of process {os.getpid()}" in refused.stderr
+def nothing(x):
+    return {}
+"""
 
 
-def test_the_latest_version_is_served(tmp_path, classifier):
-    other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
-    path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
-    build_repository(path, {"m": other}, version=12)
-    with InProcessServer(path) as local:
-        assert [(m.name, m.version) for m in local.metadata.models] == [("m", "12")]
+@pytest.fixture
+def functions(tmp_path):
+    (tmp_path / "f.py").write_text(FUNCTION)
+    tensors = {"inputs": {"x": ("float32", [-1, 1])}, "outputs": {"y": ("float32", [-1, 1])}}
+    return build_repository(
+        tmp_path / "functions",
+        {name: Served(f"{tmp_path / 'f.py'}:{name}", **tensors) for name in ("twice", "nothing")},
+    )
+
+
+def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
+    model = sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+    with sonic.connect(functions):
+        assert model(ak.Array([[{"pt": 1.5}], []])).y.tolist() == [[3.0], []]
+        with pytest.raises(InferenceError, match="too large.*model twice"):
+            model(ak.Array([{"pt": 2000.0}]))
+        nothing = sonic.Model("nothing", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+        with pytest.raises(InferenceError, match="'y' is declared, but the model returned nothing"):
+            nothing(ak.Array([{"pt": 1.0}]))
+
+
+def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
+    with sonic.connect(repository):
+        with pytest.raises(ModelNotFoundError, match="did you mean 'top'"):
+            sonic.Model("tpo", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})(jets)
+        other = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}, version=7)
+        with pytest.raises(ModelNotFoundError, match="it has version 1"):
+            other(jets)
 
 
 @pytest.mark.server
 def test_a_version_that_is_pinned(tmp_path, classifier, serve):
     path = build_repository(tmp_path / "r", {"m": classifier})
     build_repository(path, {"m": classifier}, version=2, versions=[1])
-    with InProcessServer(path) as local, serve(path) as triton:
-        assert [m.version for m in local.metadata.models] == ["1"]
-        contracts = []
-        for server in (local, triton):
-            with connect_transport(server.url) as connection:
-                contracts.append(connection.contract("m", None))
-    ours, theirs = contracts
+    with serve(path) as triton, connect_transport(triton.url) as connection:
+        theirs = connection.contract("m", None)
+    with sonic.connect(path) as pool:
+        ours = pool.contract("m", None)
     assert ours.digest == theirs.digest != ""
     assert ours.version == theirs.version == "1"
 
 
-def test_from_the_command_line(repository):
-    command = [sys.executable, "-m", "sonic_coffea", "serve", str(repository)]
-    process = subprocess.Popen(
-        [*command, "--runtime", "in-process", "--json"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        served = json.loads(process.stdout.readline())
-        assert served["models"] == ["top v1"]
-        connection = connect_transport(served["url"])
-        assert connection.info().name == "onnxruntime"
-        connection.close()
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-    wrong = subprocess.run(
-        [*command, "--runtime", "dokcer"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert wrong.returncode == 1
-    assert "did you mean 'docker'" in wrong.stderr
+def test_the_latest_version_is_the_default(tmp_path, classifier):
+    other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
+    path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
+    build_repository(path, {"m": other}, version=12)
+    with sonic.connect(path) as pool:
+        assert pool.contract("m", None).version == "12"
 
 
-def test_a_repository_of_others(tmp_path, classifier, caplog):
+def test_a_file_that_was_changed_has_no_known_digest(tmp_path, classifier):
+    path = build_repository(tmp_path / "r", {"m": classifier})
+    with sonic.connect(path) as pool:
+        assert pool.contract("m", None).digest
+    save_classifier(path / "m" / "1" / "model.onnx", features=8, ir_version=8)
+    with sonic.connect(path) as pool:
+        assert pool.contract("m", None).digest == ""
+
+
+def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
     folder = tmp_path / "r" / "theirs" / "3"
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(classifier.read_bytes())
     (tmp_path / "r" / "code" / "1").mkdir(parents=True)
-    with InProcessServer(tmp_path / "r") as local:
-        mine = connect_transport(local.url)
-        contract = mine.contract("theirs", None)
-        mine.close()
-    assert (contract.max_rows, contract.inputs[0].shape) == (None, (8,))
-    assert "these are not served: code" in caplog.text
+    with sonic.connect(tmp_path / "r") as pool:
+        contract = pool.contract("theirs", None)
+        assert (contract.max_rows, contract.inputs[0].shape) == (None, (8,))
+        with pytest.raises(ConfigError, match="expected a model that build_repository wrote"):
+            pool.contract("code", None)
+    (folder / "model.onnx").write_text("no network")
+    with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match="no ONNX graph"):
+        pool.contract("theirs", None)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("server", "message"),
     [
-        (lambda _: None, "which has none"),
-        (lambda r: (r / "m" / "1").mkdir(parents=True), "which has others: m"),
-        (
-            lambda r: (
-                (r / "m" / "1").mkdir(parents=True),
-                (r / "m" / "1" / "model.onnx").write_text("no network"),
-            ),
-            "holds no ONNX graph",
-        ),
+        ("folder/that/is/not/there", "which is no folder here"),
+        ("{file}", r"is a file; expected .*build_repository\('repository', {'m': "),
     ],
 )
-def test_repositories_that_cannot_be_served(tmp_path, make, message):
-    make(tmp_path / "r")
+def test_what_is_no_repository_says_what_to_type(tmp_path, server, message):
+    file = tmp_path / "m.onnx"
+    file.touch()
     with pytest.raises(ConfigError, match=message):
-        InProcessServer(tmp_path / "r")
+        sonic.connect(server.format(file=file))
 
 
-def test_a_port_in_use(repository):
-    with InProcessServer(repository) as local:
-        port = int(local.url.rpartition(":")[2])
-        with pytest.raises(ServerStartError, match=f"port {port} is in use"):
-            InProcessServer(repository, port=port).start()
+def score(pickled, jets):
+    return pickle.loads(pickled)(jets).t.tolist()
 
 
-def test_the_fallback_of_a_machine_where_no_server_can_start(
-    repository, jets, server, monkeypatch, caplog, tmp_path
-):
-    expected = scored(server.url, jets)
-    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.28"))
-    with pytest.raises(ServerStartError, match="glibc 2.28, and there is none of apptainer"):
-        LocalServer(repository).start()
-    # The shared server is lost, and no other is on record; the fallback is this process.
-    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
-    try:
-        with sonic.connect("grpc://127.0.0.1:9", fallback=repository, fallback_after_s=0.1) as pool:
-            scores = TOP(jets, pool=pool)
-            ((url, *_), _) = next(iter(pool.statistics))
-    finally:
-        for own in fallback._own.values():
-            own.stop()
-        fallback._own.clear()
-    assert "onnxruntime takes the place of a Triton on this machine" in caplog.text
-    assert url.startswith("grpc://127.0.0.1:")
-    np.testing.assert_allclose(ak.flatten(scores.t), ak.flatten(expected.t), rtol=1e-6)
+def test_other_processes_run_the_models_themselves(repository, jets):
+    with sonic.connect(repository), ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        elsewhere = processes.submit(score, pickle.dumps(TOP), jets[:10]).result(120)
+        assert elsewhere == TOP(jets[:10]).t.tolist()

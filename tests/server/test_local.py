@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -19,22 +20,30 @@ import onnxruntime
 import psutil
 import pytest
 import tritonclient.grpc as grpc_client
+from tests.ports import held_port
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError
-from sonic_coffea.server import InProcessServer, LocalServer, build_repository
-from sonic_coffea.transport import local_state
+from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.transport import Address
 
-from .support import family, is_gone, listening, shared_memory
+from .support import (
+    family,
+    is_gone,
+    is_listed,
+    listening,
+    shared_memory,
+    socket_folder,
+    supervisor,
+)
 
 
-def infer(server, x, *, model="top", headers=None):
-    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+def infer(server, x, *, model="top"):
+    client = grpc_client.InferenceServerClient(server.url)
     try:
         tensor = grpc_client.InferInput("x", list(x.shape), "FP32")
         tensor.set_data_from_numpy(x)
-        headers = server.headers if headers is None else headers
-        return client.infer(model, [tensor], headers=headers).as_numpy("scores")
+        return client.infer(model, [tensor]).as_numpy("scores")
     finally:
         client.close()
 
@@ -62,7 +71,7 @@ def test_scores_are_those_of_onnxruntime(server, classifier, rows):
 
 def test_requests_batched_together_come_back_to_their_senders(server, classifier):
     session = onnxruntime.InferenceSession(str(classifier))
-    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+    client = grpc_client.InferenceServerClient(server.url)
     answers, inputs, done = {}, {}, threading.Event()
 
     def take(number, result, error):
@@ -80,12 +89,11 @@ def test_requests_batched_together_come_back_to_their_senders(server, classifier
                 "top",
                 [tensor],
                 lambda result, error, number=number: take(number, result, error),
-                headers=server.headers,
             )
         assert done.wait(30.0)
 
         def counted():
-            return client.get_inference_statistics("top", headers=server.headers).model_stats[0]
+            return client.get_inference_statistics("top").model_stats[0]
 
         # Triton counts after it answers; the module's other tests are in these figures, too.
         until(lambda: counted().inference_stats.success.count >= len(inputs))
@@ -97,59 +105,73 @@ def test_requests_batched_together_come_back_to_their_senders(server, classifier
     assert statistics.execution_count < statistics.inference_count
 
 
-@pytest.mark.parametrize("headers", [{}, {"triton-grpc-protocol-sonic": "0" * 64}])
-def test_without_the_secret_nothing_is_answered(server, headers):
-    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
-    calls = [
-        client.is_server_live,
-        client.is_server_ready,
-        client.get_server_metadata,
-        client.get_model_repository_index,
-        client.get_inference_statistics,
-        client.get_system_shared_memory_status,
-        client.get_log_settings,
-        client.get_trace_settings,
-        lambda **kw: client.get_model_config("top", **kw),
-        lambda **kw: client.unload_model("top", **kw),
-    ]
-    try:
-        for call in calls:
-            with pytest.raises(grpc_client.InferenceServerException, match="restricted"):
-                call(headers=headers)
-    finally:
-        client.close()
-    with pytest.raises(grpc_client.InferenceServerException, match="restricted"):
-        infer(server, np.zeros((1, 8), "float32"), headers=headers)
-
-
-def test_listens_on_loopback_only(server):
+def test_only_its_owner_reaches_it(server):
     processes = [psutil.Process(pid) for pid in family(server.pid)]
-    assert set().union(*map(listening, processes)) == {("127.0.0.1", server.port)}
-
-
-def test_the_secret_is_nowhere_to_be_read(server):
-    secret = server.headers["triton-grpc-protocol-sonic"]
-    assert len(secret) == 64
-    supervisor = local_state.lookup(server.url).supervisor_pid
-    for process in [supervisor, *family(server.pid)]:
-        assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
-    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
-    assert f"--grpc-port={server.port}" in listed.stdout
-    assert secret not in listed.stdout
-    assert secret not in repr(server)
-    assert secret not in repr(local_state.lookup(server.url))
-    assert secret not in server.logs
+    assert set().union(*map(listening, processes)) == set()
+    folder = socket_folder(server.url)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     with pytest.raises(TypeError, match="pass its url"):
         pickle.dumps(server)
 
 
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root")
+def test_another_user_reaches_neither_the_socket_nor_the_rows(server):
+    stranger = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    (private,) = shared_memory(server.url)
+    for path in (f"/dev/shm/{private}/", f"{socket_folder(server.url)}/"):  # noqa: S108
+        assert any(Path(path).iterdir())
+        done = subprocess.run([*stranger, "ls", path], capture_output=True, text=True, check=False)
+        assert "Permission denied" in done.stderr
+
+
+SCORES = """
+import logging, sys
+import sonic_coffea as sonic
+logging.basicConfig()
+with sonic.LocalServer(sys.argv[1], stop_timeout_s=0.0) as server:
+    print([m.name for m in server.metadata.models])
+"""
+
+
+def test_a_kernel_that_hides_no_rows_is_said(light, installation):
+    script = 'echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv "$@"'
+    without = ["unshare", "--map-root-user", "sh", "-c", script, "sh"]
+    without += ["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    if subprocess.run([*without, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user cannot give up namespaces")
+    command = [*without, sys.executable, "-c", SCORES, str(light)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == "['echo']"
+    assert "can read the rows and scores of" in done.stderr
+
+
 def test_its_url_is_enough_for_processes_of_the_same_user(server):
     code = (
-        "from sonic_coffea.transport import local_state;"
-        f"print(local_state.lookup({server.url!r}).secret)"
+        "import sys; from sonic_coffea.transport import connect_transport;"
+        f"print([m.name for m in connect_transport({server.url!r}).models()])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"triton-grpc-protocol-sonic": done.stdout.strip()} == server.headers
+    assert done.stdout.strip() == "['top']"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
+def test_a_port_is_for_others_and_says_so(light, serve, caplog, host):
+    with serve(light, port=0, host=host) as server:
+        port = Address.parse(server.url).port
+        name = host if host == "127.0.0.1" else socket.gethostname()
+        assert server.url == f"grpc://{name}:{port}"
+        processes = [psutil.Process(pid) for pid in family(server.pid)]
+        # gRPC listens at all addresses by one socket of IPv6.
+        assert set().union(*map(listening, processes)) <= {(host, port), ("::", port)}
+        assert server.metadata.models[0].name == "echo"
+    (said,) = [text for text in caplog.messages if "no access control" in text]
+    assert ("by the network" in said) is (host == "0.0.0.0")  # noqa: S104
+
+
+def test_a_host_needs_a_port(light):
+    with pytest.raises(ConfigError, match=r"host='0.0.0.0' needs a port="):
+        LocalServer(light, host="0.0.0.0")  # noqa: S104
 
 
 def test_stop_is_idempotent_and_leaves_nothing(light, installation):
@@ -163,14 +185,15 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
 
     assert server.start() is server
     url = server.url
-    record = local_state.lookup(url)
-    pids = [*family(server.pid), record.supervisor_pid]
+    assert is_listed(url)
+    pids = [*family(server.pid), supervisor(server)]
     assert server.start().pid == pids[0]
     server.stop()
     server.stop()
     assert all(is_gone(pid) for pid in pids)
-    assert shared_memory(record.shm_prefix) == []
-    assert local_state.lookup(url) is None
+    assert shared_memory(url) == []
+    assert not socket_folder(url).exists()
+    assert not is_listed(url)
     assert not server.running
     assert "successfully loaded 'echo'" in server.logs
     with pytest.raises(ServerError, match="stopped"):
@@ -194,13 +217,13 @@ def test_an_exception_ends_it(light, serve):
 
 def test_a_crash_is_noticed(light, serve):
     with serve(light) as server:
-        pids, prefix = family(server.pid), local_state.lookup(server.url).shm_prefix
+        pids = family(server.pid)
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running, what="the end of the server")
         assert server.pid is None
         for pid in pids:
             until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-        until(lambda: not shared_memory(prefix), what="the end of its shared memory")
+        until(lambda: not shared_memory(server.url), what="the end of its shared memory")
         assert server.start().metadata.models[0].state == "READY"
 
 
@@ -227,8 +250,8 @@ def test_it_stops_while_forked_children_live_on(light, serve, caplog):
         if pid == 0:
             signal.pause()
             os._exit(0)
-        supervisor = local_state.lookup(server.url).supervisor_pid
-    assert is_gone(supervisor)
+        minder = supervisor(server)
+    assert is_gone(minder)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert "killing it" not in caplog.text
@@ -247,9 +270,13 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
     path = build_repository(tmp_path / "repository", {"one": classifier, "two": classifier})
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with serve(path, models=["two"], metrics=True, threads=3) as server:
+    with held_port() as port:
+        arguments = ["--allow-metrics=true", "--metrics-address=127.0.0.1"]
+        options = {"extra_args": [*arguments, f"--metrics-port={port}"], "threads": 3}
+        server = serve(path, models=["two"], **options).start()
+    with server:
         assert [m.name for m in server.metadata.models if m.state == "READY"] == ["two"]
-        with urlopen(server.metrics_url, timeout=10.0) as answer:  # noqa: S310
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
             assert b"nv_inference_request_success" in answer.read()
         process = psutil.Process(server.pid)
         assert {ip for ip, _ in listening(process)} == {"127.0.0.1"}
@@ -331,17 +358,13 @@ def test_repositories_that_others_built(tmp_path, classifier, serve):
         ('"checksum"', '"decrypt"', "'published' asks for repository agent 'decrypt'"),
     ],
 )
-@pytest.mark.parametrize("server", [LocalServer, InProcessServer])
-def test_repository_agents_that_do_not_agree(
-    tmp_path, classifier, installation, server, old, new, message
-):
+def test_repository_agents_that_do_not_agree(tmp_path, classifier, installation, old, new, message):
     config = save_published(tmp_path / "r", classifier) / "config.pbtxt"
     text = config.read_text()
     at = text.index("agents [")
     config.write_text(text[:at] + text[at:].replace(old, new))
-    own = {"installation": installation} if server is LocalServer else {}
     with pytest.raises(ConfigError, match=message):
-        server(tmp_path / "r", **own).start()
+        LocalServer(tmp_path / "r", installation=installation).start()
 
 
 def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, installation):

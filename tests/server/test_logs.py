@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
+import pytest
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server.launch._logs import last_words, new_log
 
 
 def written_before(paths, days):
@@ -14,36 +17,31 @@ def written_before(paths, days):
         os.utime(path, (then, then))
 
 
-def test_old_logs_are_removed(tmp_path):
-    recent, old = (new_log(tmp_path) for _ in range(2))
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path))
+    return tmp_path / "logs"
+
+
+def test_old_logs_are_removed(folder):
+    recent, old = (new_log() for _ in range(2))
     written_before([recent], days=2)
     written_before([old], days=40)
-    assert {recent, new_log(tmp_path)} == set(tmp_path.iterdir())
+    assert {recent, new_log()} == set(folder.iterdir())
 
 
-def test_logs_that_another_process_removes_at_the_same_time(tmp_path):
+def test_a_folder_that_others_can_enter_is_refused(tmp_path, folder):
+    tmp_path.chmod(0o755)
+    with pytest.raises(ServerStartError, match="not a directory of this user with mode 0700"):
+        new_log()
+
+
+def test_logs_that_another_process_removes_at_the_same_time(folder):
     # A name that is there, and no file.
-    (tmp_path / "triton-removed.log").symlink_to(tmp_path / "removed")
-    assert new_log(tmp_path).exists()
-
-
-def test_loaded_models():
-    log = """
-I1123 22:01:10.1 29626 model_lifecycle.cc:472] "loading: a:1"
-I1123 22:01:10.2 29626 model_lifecycle.cc:472] "loading: b:1"
-I1123 22:01:11.3 29626 model_lifecycle.cc:839] "successfully loaded 'a'"
-I1123 22:01:11.4 29626 model_lifecycle.cc:472] "loading: c:1"
-E1123 22:01:11.5 29626 model_lifecycle.cc:642] "failed to load 'c' version 1: Internal: no"
-I1123 22:01:12.6 29626 model_lifecycle.cc:839] "successfully loaded 'b'"
-I1123 22:01:13.7 29626 model_lifecycle.cc:472] "loading: a:2"
-I1123 22:01:14.8 29626 model_lifecycle.cc:624] "successfully unloaded 'b' version 1"
-I1123 22:01:15.9 29626 model_lifecycle.cc:839] "successfully loaded 'a'"
-"""
-    assert loaded_models(log) == ["a"]
-    replaced = """"successfully unloaded 'a' version 1"\n"""
-    assert loaded_models(log + replaced) == ["a"]
-    assert loaded_models(log + replaced + replaced.replace("1", "2")) == []
-    assert loaded_models("") == []
+    folder.mkdir()
+    (folder / "triton-removed.log").symlink_to(folder / "removed")
+    assert new_log().exists()
 
 
 def test_last_words():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import queue
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -118,7 +120,7 @@ def test_dynamic_batching(tmp_path, classifier, option, expected):
 )
 def test_shapes(tmp_path, shape, batch, sent):
     file = identity(tmp_path / "m.onnx", shape)
-    found = config(build_repository(tmp_path / "r", {"m": file}))
+    found = config(build_repository(tmp_path / "r", {"m": Served(file, max_batch_size=batch)}))
     assert found.get("max_batch_size", 0) == batch
     for tensor in (*found["input"], *found["output"]):
         assert dims(tensor) == sent
@@ -150,7 +152,10 @@ def server(tmp_path_factory, serve):
         [value(name, shape, dtype) for name, (shape, dtype, _) in CASES.items()],
         [value(f"{name}_out", shape, dtype) for name, (shape, dtype, _) in CASES.items()],
     )
-    files = {"every": every, "fixed": identity(folder / "fixed.onnx", [4, 2])}
+    files = {
+        "every": every,
+        "fixed": Served(identity(folder / "fixed.onnx", [4, 2]), max_batch_size=0),
+    }
     table = save(
         folder / "table.onnx",
         [helper.make_node("Gather", ["table", "x"], ["y"])],
@@ -165,6 +170,54 @@ def server(tmp_path_factory, serve):
         yield running
 
 
+def contents(path):
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"add_version": True}], ids=str)
+def test_after_an_error_a_repository_is_as_it_was(tmp_path, options):
+    """The second model cannot be moved to its place, where a broken link is."""
+    old, new = identity(tmp_path / "o.onnx", ["N", 2]), identity(tmp_path / "n.onnx", ["N", "M"])
+    new = old if "add_version" in options else new
+    path = build_repository(tmp_path / "r", {"a": old})
+    before = contents(path)
+    (path / "b").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="cannot write the model repository"):
+        build_repository(path, {"a": new, "b": new}, **options)
+    assert contents(path) == before
+    assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
+    (path / "b").unlink()
+    build_repository(path, {"a": new, "b": new}, **options)
+    assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
+    assert contents(path / "b") != contents(path / "a") != before
+
+
+def test_a_repository_on_another_file_system_than_its_parent(tmp_path):
+    memory = Path("/dev/shm")  # noqa: S108
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    network = identity(tmp_path / "m.onnx", ["N", 2])
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        path = tmp_path / "r"
+        path.symlink_to(folder)
+        build_repository(path, {"a": network})
+        build_repository(path, {"a": network, "b": network}, version=2, overwrite=True)
+        assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
+        assert sorted(p.name for p in (path / "a").iterdir()) == ["1", "2", "config.pbtxt"]
+        assert [p.name for p in tmp_path.iterdir()] == ["m.onnx", "r"]
+
+
+@pytest.mark.parametrize("rows", [96, 1])
+def test_a_network_of_one_number_of_rows_is_refused(tmp_path, rows):
+    """With what its exporter has to be told."""
+    network = identity(tmp_path / "fixed.onnx", [rows, 2])
+    message = f"input 'x' of model 'm' has .* fixed length, {rows}"
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_repository(tmp_path / "r", {"m": network})
+    assert "dynamic_axes={'x': {0: 'rows'}, 'y': {0: 'rows'}}" in str(caught.value)
+    assert not (tmp_path / "r").exists()
+
+
 def test_every_shape_and_type_is_served(server):
     answer = infer(server, "every", **{name: sent for name, (_, _, sent) in CASES.items()})
     for name, (_, _, sent) in CASES.items():
@@ -177,7 +230,7 @@ def test_every_shape_and_type_is_served(server):
 def test_a_request_that_fails_fails_alone(server):
     """Twenty look-ups in one batch, one of them beyond the end of the table."""
     answers: queue.Queue = queue.Queue()
-    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+    client = grpc_client.InferenceServerClient(server.url)
     try:
         for index in [*range(5)] * 3 + [99] + [*range(4)]:
             tensor = grpc_client.InferInput("x", [1, 1], "INT64")
@@ -186,11 +239,11 @@ def test_a_request_that_fails_fails_alone(server):
             def done(result, error, index=index):
                 answers.put((index, error if error is not None else result.as_numpy("y")))
 
-            client.async_infer("table", [tensor], done, headers=server.headers)
+            client.async_infer("table", [tensor], done)
         got = [answers.get(timeout=20.0) for _ in range(20)]
 
         def counted():
-            return client.get_inference_statistics("table", headers=server.headers).model_stats[0]
+            return client.get_inference_statistics("table").model_stats[0]
 
         # Triton counts after it answers.
         until(lambda: counted().inference_count == 20)

@@ -13,7 +13,8 @@ from tests.waiting import insist, until
 from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.server import LocalServer
-from sonic_coffea.transport import local_state
+
+from .support import is_listed, supervisor
 
 
 class ImpatientServer(LocalServer):
@@ -27,7 +28,7 @@ def test_a_server_that_ends_again_and_again_is_left(light, installation, tmp_pat
         (repository / "echo" / "config.pbtxt").write_text("nonsense {")
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-    assert caplog.text.count("it is started again") == 5
+    assert caplog.text.count("is started again in") == 5
     assert caplog.text.count("ended with exit status 1. It said:") == 5
     assert "ended 5 times in a row; it is left" in caplog.text
 
@@ -47,7 +48,7 @@ def test_a_server_that_was_stopped_on_request_stays_so(light, installation):
         assert done.stdout == f"stopped {url}\n"
         assert serving.wait(30) == 0
         assert f"{url} was stopped on request" in serving.stderr.read()
-        assert local_state.lookup(url) is None
+        assert not is_listed(url)
     finally:
         serving.kill()
         serving.communicate()
@@ -57,7 +58,7 @@ def test_a_server_that_ends_by_itself_is_started_again(light, serve, caplog):
     """Even one that was stopped on request before, which stays stopped until it is started."""
     with serve(light, models=[], restart=True) as server:
         first = server.pid
-        os.kill(local_state.lookup(server.url).supervisor_pid, signal.SIGTERM)
+        os.kill(supervisor(server), signal.SIGTERM)
         server.wait()
         assert server.ended_on_request
         server.start()
@@ -65,11 +66,11 @@ def test_a_server_that_ends_by_itself_is_started_again(light, serve, caplog):
         url, second = server.url, server.pid
         os.kill(second, signal.SIGKILL)
         until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
-        until(lambda: local_state.lookup(url) is not None, what="its record")
+        assert is_listed(url)
         assert server.url == url
         assert server.metadata.name == "triton"
     assert "was ended by SIGKILL (log: " in caplog.text
-    assert "it is started again" in caplog.text
+    assert "is started again in 0.5 s" in caplog.text
     assert not server.running
 
 
@@ -79,11 +80,18 @@ def test_it_is_started_again_with_the_models_that_were_loaded(light, serve, tmp_
         shutil.copytree(light / "echo", repository / name)
         config = repository / name / "config.pbtxt"
         config.write_text(config.read_text().replace('"echo"', f'"{name}"'))
-    with serve(repository, models=["started", "unloaded"], restart=True) as server:
-        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-            insist(lambda: client.load_model("loaded", headers=server.headers))
-            insist(lambda: client.unload_model("unloaded", headers=server.headers))
+    with serve(
+        repository, models=["started", "unloaded"], restart=True, extra_args=["--log-verbose=1"]
+    ) as server:
+        with InferenceServerClient(server.url) as client:
+            insist(lambda: client.load_model("loaded"))
+            insist(lambda: client.unload_model("unloaded"))
         until(lambda: "successfully unloaded 'unloaded'" in server.logs, what="the unloading")
+        # The server is asked each second which models it has.
+        asked = server.logs.count("RepositoryIndex")
+        until(
+            lambda: server.logs.count("RepositoryIndex") > asked + 10, what="a look at the models"
+        )
         first = server.pid
         os.kill(first, signal.SIGKILL)
         # So a model is waited for while the server is away.

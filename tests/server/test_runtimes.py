@@ -17,35 +17,35 @@ from sonic_coffea.server._install import Machine
 from sonic_coffea.server.launch.runtimes import Options, Serving, choose
 from sonic_coffea.server.launch.runtimes._containers import Container
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.transport import connect_transport, local_state
+from sonic_coffea.transport import connect_transport
 
-from .support import is_gone
+from .support import is_gone, socket_folder
 
 SERVING = Serving(
     arguments=["--grpc-port=4"],
     repository=Path("/data/repository"),
-    secret="hidden",
-    name="sonic_1_ab_",
+    folder=Path("/tmp/sonic-coffea-1/ab"),  # noqa: S108
+    shared_memory="sonic-coffea-ab",
     threads=2,
     env={"A": "b"},
 )
 SERVE = [
-    "sh",
-    "-c",
-    'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=$SONIC_SECRET"',
     "tritonserver",
     "--model-repository=/data/repository",
     "--grpc-port=4",
-    "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
+    "--backend-config=python,shm-region-prefix-name=sonic-coffea-ab_",
 ]
 BOX = [
     "--network=host",
-    "--ipc=host",
     "--cap-drop=all",
     "--security-opt=no-new-privileges",
     "--security-opt=label=disable",
 ]
-BIND = "/data/repository:/data/repository:ro"
+BINDS = [
+    "/data/repository:/data/repository:ro",
+    "/tmp/sonic-coffea-1/ab:/tmp/sonic-coffea-1/ab",  # noqa: S108
+    "/dev/shm/sonic-coffea-ab:/dev/shm",  # noqa: S108
+]
 
 
 CURRENT = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.36"), gpu=False)
@@ -93,15 +93,13 @@ def test_the_command_line_of_apptainer(engines, tmp_path, engine, gpu):
         "--cleanenv",
         "--no-home",
         *(["--nv"] if gpu else []),
-        "--bind",
-        BIND,
+        *(part for bind in BINDS for part in ("--bind", bind)),
         str(image),
         *SERVE,
     ]
     prefix = f"{engine.upper()}ENV_"
     inside = {k.removeprefix(prefix): v for k, v in launch.env.items() if k.startswith(prefix)}
-    protected = {"PROTOCOLS": f"{Serving.protocols}:sonic", "SONIC_SECRET": "hidden"}
-    assert inside == {**THREADS, **protected, "A": "b"}
+    assert inside == {**THREADS, "A": "b"}
     assert launch.cleanup is None
 
 
@@ -117,26 +115,23 @@ def test_the_command_line_of_docker(engines, engine, own, gpu, monkeypatch):
     folder = engines(engine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     launch = launched(engine, image="site/triton:1", gpu=gpu)
-    keys = sorted([*THREADS, "A", "PROTOCOLS", "SONIC_SECRET", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
+    keys = sorted([*THREADS, "A", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
     assert launch.argv == [
         str(folder / engine),
         "run",
         "--rm",
         "--init",
-        "--name=sonic_1_ab",
+        "--name=sonic-coffea-ab",
         "--pull=never",
         *BOX,
         *(own if gpu else own[:-1]),
         "--cpus=2",
-        f"--volume={BIND}",
+        *(f"--volume={bind}" for bind in BINDS),
         *(f"--env={key}" for key in keys),
         "site/triton:1",
         *SERVE,
     ]
-    assert launch.env["SONIC_SECRET"] == "hidden"  # noqa: S105
-    assert launch.cleanup == [str(folder / engine), "rm", "--force", "sonic_1_ab"]
-    assert not any("hidden" in argument for argument in launch.argv)
-    assert "hidden" not in repr(launch)
+    assert launch.cleanup == [str(folder / engine), "rm", "--force", "sonic-coffea-ab"]
 
 
 def test_the_binary_is_taken_where_it_runs(engines, installation):
@@ -149,10 +144,9 @@ def test_the_binary_is_taken_where_it_runs(engines, installation):
         "--model-repository=/data/repository",
         "--grpc-port=4",
         f"--backend-directory={installation.backend_directory}",
-        "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
-        "--backend-config=onnxruntime,shm-region-prefix-name=sonic_1_ab_",
-        "--backend-config=pytorch,shm-region-prefix-name=sonic_1_ab_",
-        f"--grpc-restricted-protocol={Serving.protocols}:sonic=hidden",
+        "--backend-config=python,shm-region-prefix-name=sonic-coffea-ab_",
+        "--backend-config=onnxruntime,shm-region-prefix-name=sonic-coffea-ab_",
+        "--backend-config=pytorch,shm-region-prefix-name=sonic-coffea-ab_",
     ]
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.
@@ -182,8 +176,6 @@ def test_a_machine_with_nothing(engines):
         choose("pip", Options(machine=OLD))
     with pytest.raises(ConfigError, match="no runtime 'dokcer'.*did you mean 'docker'"):
         choose("dokcer", Options())
-    with pytest.raises(ConfigError, match="the runtime of InProcessServer"):
-        LocalServer("/", runtime="in-process").reason_against()
 
 
 def test_images_are_fetched_once(engines, tmp_path):
@@ -226,13 +218,13 @@ if arguments[0] == "rm":
     sys.exit()
 if arguments[0] != "exec" and arguments[0] != "run":
     sys.exit()
-at = arguments.index("sh")
+at = arguments.index("tritonserver")
 env = {{key.removeprefix("APPTAINERENV_"): value for key, value in os.environ.items()}}
 env.update({library!r}, PATH=os.pathsep.join({path!r}))
 command = arguments[at:] + {more!r}
 print("=== some vendor's banner ===", flush=True)
 if arguments[0] == "exec":
-    os.execvpe("sh", command, env)
+    os.execvpe("tritonserver", command, env)
 # As with docker, what runs is the child of a daemon.
 child = subprocess.Popen(command, env=env, start_new_session=True)
 open({state!r}, "w").write(str(child.pid))
@@ -268,13 +260,9 @@ def test_a_server_in_a_stand_in_for_a_container(
         assert connection.contract("top", None).inputs[0].name == "x"
         connection.close()
         pid = server.pid if engine == "apptainer" else int((tmp_path / "pid").read_text())
-        secret = local_state.lookup(server.url).secret.encode()
-        until(
-            lambda: secret not in Path(f"/proc/{pid}/cmdline").read_bytes(), what="the secret to go"
-        )
         if kill:
             os.kill(server.pid, 9)
             until(lambda: not server.running, what="the end")
     # What ran in a container belongs to no process that waits for it.
     until(lambda: is_gone(pid), what="the end of what ran in it")
-    assert local_state.lookup(server.url) is None
+    assert not socket_folder(server.url).exists()

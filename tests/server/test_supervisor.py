@@ -12,9 +12,7 @@ import psutil
 import pytest
 from tests.waiting import until
 
-from sonic_coffea.transport import local_state
-
-from .support import broken, family, is_gone, shared_memory
+from .support import broken, family, is_gone, is_listed, shared_memory, socket_folder
 
 OWNER = """
 import sys, time
@@ -43,12 +41,14 @@ class Owner:
         )
         self.url = self.process.stdout.readline().strip()
         assert self.url, self.process.stderr.read()
-        record = local_state.lookup(self.url)
-        self.supervisor, self.shm_prefix = record.supervisor_pid, record.shm_prefix
-        self.server = record.pid
-        self.family = [self.supervisor, *family(self.server)]
+        (self.supervisor,) = (
+            child.pid
+            for child in psutil.Process(self.process.pid).children()
+            if "_supervisor.py" in " ".join(child.cmdline())
+        )
+        self.family = family(self.supervisor)
         assert len(self.family) >= 3, "expected a supervisor, a server and a model process"
-        assert shared_memory(self.shm_prefix)
+        assert shared_memory(self.url)
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):
@@ -58,8 +58,9 @@ class Owner:
     def expect_nothing_left(self):
         for pid in self.family:
             until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-        assert shared_memory(self.shm_prefix) == []
-        assert local_state.lookup(self.url) is None
+        assert shared_memory(self.url) == []
+        assert not is_listed(self.url)
+        until(lambda: not socket_folder(self.url).exists(), what="the end of its folder")
 
 
 @pytest.fixture
@@ -104,7 +105,6 @@ time.sleep(600)
         owner.kill()
     for pid in pids:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-    assert shared_memory(f"sonic_{owner.pid}_") == []
 
 
 def test_no_orphan_after_the_owner_just_exits(own):
@@ -146,11 +146,14 @@ def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
     owner.expect_nothing_left()
 
 
-def test_no_orphan_after_the_supervisor_is_killed(own):
+def test_no_orphan_after_the_supervisor_is_killed(own, light, serve):
     owner = own()
     os.kill(owner.supervisor, signal.SIGKILL)
     for pid in owner.family:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-    # Nobody was left to tidy up, so looking the server up does.
-    assert local_state.lookup(owner.url) is None
-    assert shared_memory(owner.shm_prefix) == []
+    # Nobody was left to tidy up, so the owner does, or else the next server.
+    owner.close()
+    assert not is_listed(owner.url)
+    with serve(light, models=[]):
+        assert shared_memory(owner.url) == []
+        assert not socket_folder(owner.url).exists()

@@ -15,7 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.waiting import insist, until
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerLostError
+from sonic_coffea.errors import (
+    ConfigError,
+    ContractError,
+    ModelNotFoundError,
+    ServerError,
+    ServerLostError,
+)
 from sonic_coffea.server import Served, build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
@@ -53,11 +59,15 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     jets = ak.Array([[{"a": 1.0, "b": 2.0}] * 3, [], [{"a": 3.0, "b": 4.0}]] * 50)
     sent = ak.flatten(jets).a.to_numpy()
-    server = serve(repository, model_control="poll", poll_s=1)
+    server = serve(repository, model_control="poll")
     seen = set()
 
     def factors():
         scores = model()(jets)
+        made_by = scores.attrs["sonic"]
+        config = read_model_config((repository / "m" / "config.pbtxt").read_text())
+        digest = config["parameters"].get(f"sha256.{made_by['version']}", {}).get("string_value")
+        assert made_by["digest"] in (None, digest)
         assert ak.num(scores).tolist() == ak.num(jets).tolist()
         got = ak.flatten(scores).a.to_numpy() / sent
         # A call that is out when the version comes may see both, never anything else.
@@ -94,8 +104,8 @@ def test_added_by_an_explicit_load(tmp_path, serve):
     with serve(repository, models=["m"], restart=True) as server:
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         assert infer(server, "m", x=x)["y"].max() == 1
-        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-            insist(lambda: client.load_model("m", headers=server.headers))
+        with InferenceServerClient(server.url) as client:
+            insist(lambda: client.load_model("m"))
         answers = [insist(lambda v=v: infer(server, "m", v, x=x)) for v in ("", "1", "2")]
     got = [answer["y"].max() for answer in answers]
     assert got == [2, 1, 2]
@@ -232,3 +242,35 @@ def test_a_version_that_was_replaced_while_its_server_was_down(tmp_path, serve):
         assert after.top.tolist() == [[10], [], [20, 30]]
         digests = [scores.attrs["sonic"]["digest"] for scores in (before, after)]
         assert digests[0] != digests[1] == model.check(pool).digest
+
+
+def test_a_call_is_never_scored_by_two_files_of_one_version(tmp_path, serve):
+    from tritonclient.grpc import InferenceServerClient
+
+    row = ("float32", ["N", 1])
+    model = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    jets = ak.Array([[{"pt": 1.0}] * 500])
+
+    def build(factor):
+        (tmp_path / "tagger.py").write_text(
+            f"import time\ndef tagger(x):\n    time.sleep(0.01)\n    return {{'y': {factor} * x}}\n"
+        )
+        served = Served(f"{tmp_path / 'tagger.py'}:tagger", inputs={"x": row}, outputs={"y": row})
+        repository = tmp_path / "repository"
+        return build_repository(repository, {"tagger": served}, overwrite=True, max_batch_size=1)
+
+    with (
+        serve(build(2), models=["tagger"]) as server,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        before = model.check(pool).digest
+        pending = model.submit(jets, pool=pool)
+        until(lambda: pending.statistics.scored > 0)
+        build(10)
+        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
+            insist(lambda: client.load_model("tagger", headers=server.headers))
+        with pytest.raises(ContractError, match=f"digest {before} before"):
+            pending.result()
+        after = model(jets[:, :3], pool=pool)
+        assert after.top.tolist() == [[10, 10, 10]]
+        assert after.attrs["sonic"]["digest"] == model.check(pool).digest != before

@@ -105,7 +105,6 @@ def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
         page = server._repr_html_()
         assert server.url in page
         assert "tagger v1 READY" in page
-        assert server.headers["triton-grpc-protocol-sonic"] not in page
 
 
 def test_what_is_interrupted_is_not_lost(

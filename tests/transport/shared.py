@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -14,11 +15,9 @@ from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.transport import _regions, local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Two inputs of different types and widths; answers after 10 ms.
 _MODEL = """
@@ -75,36 +74,31 @@ def write_models(repository: Path, *names: str, code: str = _MODEL) -> None:
 
 
 def pool_of(server: Any, **options: Any) -> Pool:
-    return Pool(Settings.make(server, **options))
+    return Pool(Settings.make(server, **{"shared_memory": True, **options}))
 
 
 def _names(pid: int | str | None) -> str:
     """Return the pattern of the names of a process's regions; by default, of this one."""
-    return f"{_regions.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
+    return f"sonic-coffea-client-{os.getpid() if pid is None else pid}-*"
 
 
 def files(pid: int | None = None) -> list[str]:
     """Return the files of a process's regions: other processes may run tests, too."""
-    return [path.name for path in local_state.SHARED_MEMORY.glob(_names(pid))]
-
-
-@contextlib.contextmanager
-def client_of(server: sonic.LocalServer) -> Iterator[tuple[InferenceServerClient, Any]]:
-    """Return a bare client of a local server, and the headers that each of its calls needs."""
-    record = local_state.lookup(server.url)
-    assert record is not None
-    with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-        yield client, record.headers
+    memory = Path("/dev/shm")  # noqa: S108
+    return sorted(
+        path.name
+        for folder in (".", "sonic-coffea-*")  # a local server has a folder of its own
+        for path in memory.glob(f"{folder}/{_names(pid)}")
+    )
 
 
 @contextlib.contextmanager
 def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
     """Return a function that asks the server for the regions of a process."""
-    with client_of(server) as (client, headers):
+    with InferenceServerClient(server.url) as client:
 
         def regions(pid: int | str | None = None) -> list[str]:
-            status = client.get_system_shared_memory_status(headers=headers)
-            return fnmatch.filter(status.regions, _names(pid))
+            return fnmatch.filter(client.get_system_shared_memory_status().regions, _names(pid))
 
         yield regions
 

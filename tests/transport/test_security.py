@@ -44,8 +44,8 @@ def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Ite
     serving = Serving(
         arguments=[],
         repository=repository,
-        secret="",
-        name="",
+        folder=repository,
+        shared_memory="",
         threads=None,
         env={},
     )

@@ -1,20 +1,25 @@
-"""Scores through shared memory, and through messages where it cannot be used, by a real Triton."""
+"""Shared memory where it is asked for: scores by a real Triton, and what is left afterwards."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.limits import without_room
-from tests.transport.shared import check, client_of, files, model, objects, pool_of
+from tests.transport.shared import check, files, model, objects, pool_of, registered
 from tests.waiting import until
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -23,11 +28,12 @@ from sonic_coffea.transport._grpc import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    import sonic_coffea as sonic
+    from tests.transport.shared import Held
 
 
-@pytest.mark.parametrize("shared", ["auto", True, False])
+@pytest.mark.parametrize("shared", [True, False])
 def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> None:
     sent = {rows: objects(rows, rows) for rows in (0, 1, 100, 2000, 2048, 9001)}
     with pool_of(wide_server, shared_memory=shared) as pool:
@@ -69,7 +75,7 @@ def test_regions_are_packed_into_and_used_again(wide_server: sonic.LocalServer) 
         connection.in_region = in_region
         return connection
 
-    settings = Settings.make(wide_server, max_in_flight=2, channels=1)
+    settings = Settings.make(wide_server, max_in_flight=2, channels=1, shared_memory=True)
     with Pool(settings, connect=connect) as pool:
         for _ in range(20):
             check(model()(sent, pool=pool), sent)
@@ -91,13 +97,13 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
     sent = objects(4000)
     with pool_of(wide_server) as pool:
         check(model()(sent, pool=pool), sent)
-        with client_of(wide_server) as (client, headers):
+        with InferenceServerClient(wide_server.url) as client:
 
             def unregistered() -> bool:
                 """Whether it is done; Triton refuses for a moment after it has responded."""
                 with contextlib.suppress(InferenceServerException):
-                    client.unregister_system_shared_memory(headers=headers)
-                return not client.get_system_shared_memory_status(headers=headers).regions
+                    client.unregister_system_shared_memory()
+                return not client.get_system_shared_memory_status().regions
 
             until(unregistered)
         check(model()(sent, pool=pool), sent)
@@ -132,23 +138,29 @@ def served(inputs: Any) -> dict[str, Any]:
     return {"y": y.astype(np.float32)}
 
 
-def test_a_server_that_cannot_use_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_cannot_use_it_is_an_error() -> None:
     fake = FakeServer({"one": FakeModel.of(model(), served, max_rows=2048)})
-    with fake, caplog.at_level(logging.INFO):
-        with pool_of(fake.url) as pool:
-            check(model()(objects(9000), pool=pool), objects(9000))
-        refusals = [r for r in caplog.records if "cannot use shared memory" in r.message]
-        assert len(refusals) == 1
+    with fake:
         with (
-            pool_of(fake.url, shared_memory=True) as pool,
-            pytest.raises(errors.ConfigError, match="does not have the extension"),
+            pool_of(fake.url) as pool,
+            pytest.raises(errors.ConfigError, match=r"shared_memory=True, but .*leave it out"),
         ):
             model()(objects(9000), pool=pool)
+        assert not any("SharedMemory" in method for method, _ in fake.calls[-1:])
+        with pool_of(fake.url, shared_memory=False) as pool:
+            before = len(fake.calls)
+            check(model()(objects(9000), pool=pool), objects(9000))
+        assert not any("SharedMemory" in method for method, _ in fake.calls[before:])
     with (
         pytest.raises(errors.ConfigError, match="is not on this machine"),
-        pool_of("grpc://far.example:1", shared_memory=True) as pool,
+        pool_of("grpc://far.example:1") as pool,
     ):
         model()(objects(9000), pool=pool)
+
+
+def test_nothing_but_true_and_false_is_taken() -> None:
+    with pytest.raises(errors.ConfigError, match="shared_memory"):
+        Settings.make("grpc://s:1", shared_memory="auto")
 
 
 @contextlib.contextmanager
@@ -165,21 +177,23 @@ def without_files(server: sonic.LocalServer) -> Iterator[None]:
 
 def test_a_server_that_cannot_open_the_memory(wide_server: sonic.LocalServer) -> None:
     """As one in a container, where the names are not there."""
-    for shared in ("auto", True):
-        with pool_of(wide_server, shared_memory=shared, channels=1) as pool:
-            check(model()(objects(1), pool=pool), objects(1))
-            with without_files(wide_server):
-                if shared == "auto":
-                    check(model()(objects(4000), pool=pool), objects(4000))
-                else:
-                    with pytest.raises(errors.ConfigError, match="True, but .* cannot use"):
-                        model()(objects(4000), pool=pool)
-        assert files() == []
+    with pool_of(wide_server, channels=1) as pool:
+        check(model()(objects(1), pool=pool), objects(1))
+        with (
+            without_files(wide_server),
+            pytest.raises(errors.ConfigError, match="True, but .* cannot use"),
+        ):
+            model()(objects(4000), pool=pool)
+    assert files() == []
 
 
 def test_no_room(wide_server: sonic.LocalServer) -> None:
-    with without_room(), pool_of(wide_server) as pool:
-        check(model()(objects(4000), pool=pool), objects(4000))
+    with (
+        without_room(),
+        pool_of(wide_server) as pool,
+        pytest.raises(errors.ConfigError, match="True, but .* cannot use"),
+    ):
+        model()(objects(4000), pool=pool)
 
 
 def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
@@ -198,3 +212,93 @@ def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.LocalServer) -> None:
+    with pool_of(held_server) as pool, registered(held_server) as regions:
+        pending = held.submit(pool)
+        (abandoned,) = regions()
+        pending.cancel()
+        # Else the server might answer before it hears of it, which frees the region.
+        until(lambda: abandoned not in files())
+        held.release()
+        assert len(model()(objects(2000), pool=pool)) == 2000
+        assert len(files()) == 1
+
+
+@pytest.mark.server
+def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
+    sent = objects(12_000)
+    with (
+        sonic.LocalServer(wide, stop_timeout_s=0.1) as server,
+        pool_of(server, retry_timeout_s=60) as pool,
+    ):
+        check(model()(sent[:4000], pool=pool), sent[:4000])
+        pending = model().submit(sent, pool=pool)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        check(pending.result(timeout_s=100), sent)
+        check(model()(sent[:4000], pool=pool), sent[:4000])
+
+
+def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
+    with pool_of(wide_server) as pool, registered(wide_server) as regions:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        assert regions()
+        pool.close()
+        until(lambda: regions() == [])
+
+
+_ENDS = """
+import os, signal, sys
+import sonic_coffea as sonic
+from tests.transport.shared import files, model, objects
+sonic.connect(sys.argv[1], shared_memory=True)
+model()(objects(4000))
+print(*files(), flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "over"])
+def test_what_a_client_left_is_removed(wide_server: sonic.LocalServer, how: str) -> None:
+    command = [sys.executable, "-c", _ENDS, wide_server.url, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        left = client.communicate(timeout=100)[0].split()
+    assert left
+    with pool_of(wide_server) as pool, registered(wide_server) as regions:
+        if how == "over":
+            assert files(client.pid) == []
+        check(model()(objects(4000), pool=pool), objects(4000))
+        # One that was killed leaves it to the next.
+        assert files(client.pid) == []
+        assert regions(client.pid) == []
+        assert regions()
+
+
+_FORKS = """
+import os, sys
+import sonic_coffea as sonic
+from tests.transport.shared import check, files, model, objects
+with sonic.connect(sys.argv[1], shared_memory=True) as pool:
+    check(model()(objects(4000)), objects(4000))
+    regions = files()
+    assert regions
+    child = os.fork()
+    if child == 0:
+        pool.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert files() == regions
+    check(model()(objects(4000)), objects(4000))
+    assert pool.statistics.total().retries == 0
+"""
+
+
+def test_a_forked_child_that_closes_leaves_its_parents_regions(
+    wide_server: sonic.LocalServer,
+) -> None:
+    client = subprocess.Popen([sys.executable, "-c", _FORKS, wide_server.url])
+    assert client.wait(100) == 0
+    assert files(client.pid) == []

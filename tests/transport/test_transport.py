@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.network.tritons import Triton
 from tests.ports import held_port
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
@@ -17,7 +19,7 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport, local_state
+from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._tensors import with_contents
 
@@ -41,6 +43,8 @@ Code = grpc.StatusCode
         ("triton.example:443", "triton.example:443", True, None),
         ("[::1]:443", "[::1]:443", True, None),
         ("grpc://host:443", "host:443", False, None),
+        ("unix:/run/user/1/grpc:1", "unix:/run/user/1/grpc:1", False, None),
+        ("unix:///run/user/1/grpc", "unix:/run/user/1/grpc", False, None),
     ],
 )
 def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
@@ -59,11 +63,52 @@ def test_a_port_that_is_taken_for_tls_is_logged_once(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    "url", ["host:1", "http://host", "grpc://", "grpc://h:port", "grpc://h/model", "grpc://u:p@h"]
+    "url",
+    [
+        *("grpc://me:hush@h:1", "me:hush@h:1", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
+        *("grpcc://me:hush@h", "grpc://hush@h:1", "grpc://me:hush@h:1/m", "me:hush@h:443"),
+        *("grpc://h:1?token=hush", "grpc://h:1/?hush", "h:443?token=hush", "grpc://h:1#hush"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, caplog: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="token= or headers=") as caught:
+        sonic.connect(url)
+    assert "hu" not in f"{caught.value!r}{caplog.text}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host:1",
+        "http://host",
+        "grpc://",
+        "grpc://h:port",
+        "grpc://h/model",
+        "grpc://u:p@h",
+        "grpc://::1:8001",
+        "grpc://[::1:8001",
+        "unix:",
+        "unix:grpc",
+        "unix://host/grpc",
+        "unix:/a\n",
+    ],
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(errors.ConfigError):
         Address.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("grpc://h:0", "expected a port from 1 to 65535, got 0"),
+        ("grpc://h:70000", "Port out of range"),
+        ("unix:/" + 107 * "x", "at most 107 bytes"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(url: str, problem: str) -> None:
+    with pytest.raises(errors.ConfigError, match=problem):
+        sonic.connect(url)
 
 
 @pytest.mark.parametrize("url", ["http://triton.example:8000", "triton+http://h:8000/m/1"])
@@ -78,6 +123,7 @@ def test_the_port_of_http_is_named(url: str) -> None:
         ("grpc://127.0.0.1:1", True),
         ("grpc://localhost:1", True),
         ("grpc://[::1]:1", True),
+        ("unix:/run/user/1/grpc", True),
         ("grpc://10.0.0.1:1", False),
         ("grpc://triton.example:1", False),
     ],
@@ -183,48 +229,39 @@ def test_a_server_is_asked(server: sonic.LocalServer) -> None:
     assert not connection.ready()
 
 
-def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
-    record = local_state.lookup(server.url)
-    assert record is not None
-    options = ConnectionOptions(headers={record.header: "guess"})
-    connection = connect_transport(server.url, options=options)
-    with pytest.raises(errors.AccessError, match="restricted"):
-        connection.info()
-    assert not connection.ready()
-    connection.close()
+@pytest.mark.server
+def test_a_header_that_a_server_demands(repository: Path, tmp_path: Path) -> None:
+    demanded = "--grpc-restricted-protocol=health,metadata:key=secret"
+    with held_port() as port:
+        triton = Triton(repository, tmp_path, port, arguments=[demanded])
+        triton.launch()
+        try:
+            name = "triton-grpc-protocol-key"
+            options = ConnectionOptions(headers={name: "secret"})
+            with connect_transport(triton.url, options=options) as connection:
+                until(connection.ready, what="the server")
+            options = ConnectionOptions(headers={name: "guess"})
+            with connect_transport(triton.url, options=options) as connection:
+                with pytest.raises(errors.AccessError, match="restricted"):
+                    connection.info()
+                assert not connection.ready()
+        finally:
+            triton.end()
 
 
 @pytest.mark.server
-def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> None:
-    with held_port() as port:
-        with sonic.LocalServer(repository, port=port) as first:
-            connection = connect_transport(first.url)
-            before = (first.headers, connection.info())
-        with sonic.LocalServer(repository, port=port) as second:
-            with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
-                connection.info()
-            assert caught.value.server == second.url
-            until(connection.ready, what="the connection to the second")
-            assert before[1] == connection.info()
-            assert before[0] != second.headers
-            connection.close()
-
-
-def test_a_server_whose_secret_is_recorded_a_moment_later(server: sonic.LocalServer) -> None:
-    record = local_state.lookup(server.url)
-    assert record is not None
-    local_state.remove(server.url, record.pid)
-    connection = connect_transport(server.url)
-    try:
-        with pytest.raises(errors.AccessError, match="restricted"):
-            connection.info()
-    finally:
-        local_state.register(record)
-    with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+def test_a_connection_outlives_its_server(repository: Path) -> None:
+    server = sonic.LocalServer(repository, restart=False)
+    with server:
+        connection = connect_transport(server.url)
+        before = connection.info()
+    with pytest.raises(errors.ServerLostError, match="or is on another machine") as caught:
         connection.info()
     assert caught.value.server == server.url
-    assert connection.info().name == "triton"
-    connection.close()
+    with server:
+        until(connection.ready, what="the connection to the second")
+        assert connection.info() == before
+        connection.close()
 
 
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
@@ -271,15 +308,16 @@ def test_nobody_there() -> None:
     connection.close()
 
 
-def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
+@pytest.mark.server
+def test_a_server_may_be_far_away(repository: Path) -> None:
     """A connection takes several trips; each has to wait for its turn."""
-    with SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy:
-        record = local_state.lookup(server.url)
-        assert record is not None
-        options = ConnectionOptions(headers={record.header: record.secret})
+    with (
+        sonic.LocalServer(repository, port=0, stop_timeout_s=0.0) as server,
+        SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy,
+    ):
         # 0.0.0.0 leads to this machine, and is no loopback address.
         for host, far in (("0.0.0.0", True), ("127.0.0.1", False)):  # noqa: S104
-            connection = connect_transport(f"grpc://{host}:{proxy.port}", options=options)
+            connection = connect_transport(f"grpc://{host}:{proxy.port}")
             assert connection.info().name == "triton"
             assert (connection.round_trip_s >= proxy.delay_s) is far
             assert (connection.round_trip_s > 0.0) is far
@@ -315,21 +353,52 @@ def test_a_name_with_several_addresses() -> None:
             assert all(now - then > 20 for now, then in zip(after, before, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["unix", "ipv6"])
+def test_scores_through_a_unix_socket_and_ipv6(tmp_path: Path, kind: str) -> None:
+    if kind == "ipv6" and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
+    path = tmp_path / "grpc:1"
+    with (
+        FakeServer({"m": FakeModel.of(model)}) as server,
+        SlowProxy(Address.parse(server.url).port, path if kind == "unix" else "::1") as proxy,
+    ):
+        url = f"unix:{path}" if kind == "unix" else f"grpc://[::1]:{proxy.port}"
+        with sonic.connect(url) as pool:
+            assert model(ak.Array([[{"pt": 0.0}], []])).top.tolist() == [[0.5], []]
+            assert [s.url for s in pool.servers] == [url]
+            assert pool.check().ok
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 class SlowProxy:
     """Passes bytes on to a port of this machine, each with a delay."""
 
-    def __init__(self, port: int, *, delay_s: float) -> None:
-        self._to = port
+    def __init__(self, port: int, at: str | Path = "127.0.0.1", *, delay_s: float = 0.0) -> None:
+        self._to, self._at = port, at
         self.delay_s = delay_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> SlowProxy:
         self._thread.start()
-        starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        starting = self._listen()
         self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(10)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    async def _listen(self) -> asyncio.Server:
+        if isinstance(self._at, str):
+            return await asyncio.start_server(self._serve, self._at, 0)
+        return await asyncio.start_unix_server(self._serve, self._at)
 
     def __exit__(self, *_: object) -> None:
         async def end() -> None:
@@ -370,15 +439,6 @@ def test_a_call_does_not_begin_on_a_channel_that_was_closed() -> None:
         )
         assert channel is not first
         assert call.result().ready
-
-
-def test_a_connection_that_was_never_used_is_forgotten() -> None:
-    connection = connect_transport("grpc://127.0.0.1:9")
-    other = connection.another()
-    assert len(connection._known.connections) == 2
-    other.close()
-    connection.close()
-    assert connection._known.connections == []
 
 
 def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
@@ -424,11 +484,12 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         connection.info()
 
 
-def test_a_server_without_tls_is_lost_to_a_client_with_it(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
-    with pytest.raises(errors.ServerLostError):
-        connection.info()
-    connection.close()
+def test_a_server_without_tls_is_lost_to_a_client_with_it() -> None:
+    with FakeServer({}) as server:
+        connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
+        with pytest.raises(errors.ServerLostError):
+            connection.info()
+        connection.close()
 
 
 def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:

@@ -49,7 +49,11 @@ def check(
     """Try a server step by step, from its name to an inference, and say what helps."""
     from sonic_coffea import tools
 
-    declared = declarations(model, version, weaver, labels, against, "--against")
+    declared: list[Any] = [
+        each
+        for one in declarations(model, version, weaver, labels, against, "--against")
+        for each in getattr(one, "models", (one,))
+    ]
     console = Console(quiet=as_json, soft_wrap=True)
     result: dict[str, Any]
     with console.status("trying"):

@@ -39,8 +39,8 @@ def demo(
         typer.echo(f"{unscored:,} jets have no stored constituents, and so no score (None).")
     if result.area_under_roc is not None:
         typer.echo(
-            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} ± "
-            f"{result.area_error:.3f} ({result.network})."
+            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} "
+            f"({result.network})."
         )
     plots = ", ".join(map(str, result.plots))
     summary = (

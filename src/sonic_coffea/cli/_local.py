@@ -9,21 +9,17 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import dask.config
 import typer
 
 from sonic_coffea.cli._options import AsJson, option
 from sonic_coffea.cli._output import working
 from sonic_coffea.errors import ServerError, SonicError, nearest, printable
-from sonic_coffea.transport import (
-    ConnectionOptions,
-    ServerRecord,
-    Timeouts,
-    connect_transport,
-    local_state,
-)
+from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
+
+if TYPE_CHECKING:
+    from sonic_coffea.server import ServerRecord
 
 _ENDS_WITHIN_S = 30.0
 _NONE = "no local server of yours runs on this machine"
@@ -36,14 +32,23 @@ def serve(
         Path, typer.Argument(metavar="REPOSITORY", help="A Triton model repository.")
     ],
     *,
-    port: Annotated[int | None, option("PORT", "Port of gRPC; by default, a free port.")] = None,
+    port: Annotated[
+        int | None,
+        option(
+            "PORT",
+            "Listen at a port, 0 for a free one, for users and machines that cannot reach the "
+            "Unix socket: all who can connect to it can use the server.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, option("HOST", "Address of the port: by default loopback; 0.0.0.0 for all.")
+    ] = None,
     threads: Annotated[int | None, option("N", "CPU threads of the models.", min=1)] = None,
     runtime: Annotated[
         str | None,
         option(
             "NAME",
-            "auto, pip, apptainer, singularity, podman or docker; in-process runs onnxruntime "
-            "instead of a Triton.",
+            "auto, pip, apptainer, singularity, podman or docker.",
         ),
     ] = None,
     image: Annotated[
@@ -51,18 +56,16 @@ def serve(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model repository on loopback, until Ctrl-C or `status --stop`."""
-    from sonic_coffea.server import InProcessServer, LocalServer
+    """Serve a model repository to your processes on this machine, until Ctrl-C or `status --stop`.
 
-    options: dict[str, Any] = {"port": port, "threads": threads}
-    server: LocalServer | InProcessServer
+    With --port, serve it to all who can connect to the port.
+    """
+    from sonic_coffea.server import LocalServer
+
+    options: dict[str, Any] = {"port": port, "threads": threads, "runtime": runtime, "image": image}
     with working("starting Triton") as progress:
-        if (runtime or dask.config.get("sonic.local.runtime", None)) == "in-process":
-            server = InProcessServer(repository, **options)
-        else:
-            options |= {"runtime": runtime, "image": image, "progress": progress}
-            server = LocalServer(repository, **options)
-        server.start()
+        options |= {} if host is None else {"host": host}
+        server = LocalServer(repository, **options, progress=progress).start()
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
         if as_json:
@@ -70,9 +73,6 @@ def serve(
         else:
             shown = printable(", ".join(models)) or "no model"
             typer.echo(f"{shown} at {server.url}; Ctrl-C stops it")
-        if isinstance(server, InProcessServer):
-            while True:  # Ctrl-C that is pressed as a wait begins is heard when that ends
-                time.sleep(0.2)
         server.wait()
         if not server.ended_on_request:
             raise ServerError(f"the server ended again and again; its log: {server.log_path}")
@@ -85,7 +85,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """List, or stop, your local servers on this machine."""
-    records = local_state.records()
+    from sonic_coffea.server import local_servers
+
+    records = local_servers()
     if stop is not None:
         stopped = _stop(records, stop)
         shown = "\n".join(f"stopped {url}" for url in stopped) or _NONE
@@ -123,16 +125,23 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor_pid, signal.SIGTERM)
     until = time.monotonic() + _ENDS_WITHIN_S
-    while any(record.alive for record in chosen):
+    while alive := [r.url for r in chosen if _is_alive(r)]:
         if time.monotonic() > until:
-            alive = ", ".join(record.url for record in chosen if record.alive)
-            raise ServerError(f"{alive} did not end within {_ENDS_WITHIN_S:g} s")
+            raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
         time.sleep(0.05)
     return [record.url for record in chosen]
 
 
+def _is_alive(record: ServerRecord) -> bool:
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def _described(record: ServerRecord) -> dict[str, Any]:
-    """Return the server's record, without its secret, and the state and models of the server."""
+    """Return the server's record, and the state and models of the server."""
     options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
     connecting = connect_transport(record.url, options=options)
     with connecting as connection, contextlib.suppress(SonicError):

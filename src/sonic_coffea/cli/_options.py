@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Settings
 
 if TYPE_CHECKING:
-    from sonic_coffea.model import Model
+    from sonic_coffea.model import Choice, Model
 
 
 def option(metavar: str, text: str, *names: str, **rules: Any) -> Any:
@@ -50,7 +50,7 @@ Labels = Annotated[
 ]
 Declaration = Annotated[
     str | None,
-    option("PLACE", "Declaration: a YAML file, or, as MODULE:NAME, a Model or a processor."),
+    option("PLACE", "Declaration: YAML file, or MODULE:NAME of a Model, Folds or a processor."),
 ]
 # The type of the first argument of a command that is `connected`.
 ServerSettings = Settings
@@ -71,7 +71,7 @@ def settings_of(
     """Return the settings of servers and connections; by default, dask's configuration has them."""
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
-        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)
+        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True, secret=True)
     with usage():
         if servers:
             return Settings.make(servers, **options)
@@ -109,13 +109,21 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dict[str, str]:
-    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty."""
+def pairs(
+    texts: Sequence[str] | None, form: str, *, empty: bool = False, secret: bool = False
+) -> dict[str, str]:
+    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty.
+
+    With `secret`, no error shows a text, in which there may be a token.
+    """
     named: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
-        if not (name and separator and (value or empty)):
-            raise UsageError(f"expected {form}, got {text!r}")
+        # Of "authorization: Bearer abc==", the token would be taken for a part of the name.
+        is_pair = name and separator and (value or empty) and not (secret and ":" in name)
+        if not is_pair:
+            got = "something else, not shown as it may hold a secret" if secret else repr(text)
+            raise UsageError(f"expected {form}, got {got}")
         if name in named:
             raise UsageError(f"{form}: {name!r} is given twice")
         named[name] = value
@@ -151,9 +159,9 @@ def declarations(
     labels: Path | None,
     place: str | None,
     option: str,
-) -> list[Model]:
+) -> list[Model | Choice]:
     """Return the models that weaver's file, and a YAML file or a Python module, declare."""
-    from sonic_coffea.model import Model
+    from sonic_coffea.model import Choice, Model
 
     if labels is not None and weaver is None:
         raise UsageError("--labels belongs to --weaver; a declaration has labels of its own")
@@ -169,9 +177,9 @@ def declarations(
     if ":" not in place:
         raise UsageError(f"{option}: expected a YAML file or MODULE:NAME, got {place!r}")
     loaded = load(place, option)
-    models = getattr(loaded, "models", loaded)
+    models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
     declared += models.values() if isinstance(models, Mapping) else [models]
-    if not all(isinstance(declaration, Model) for declaration in declared):
+    if not all(isinstance(declaration, (Model, Choice)) for declaration in declared):
         got = type(loaded).__name__
         raise UsageError(f"expected a Model or a processor's models as {option}, got {got}")
     return declared

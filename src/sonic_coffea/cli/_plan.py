@@ -6,14 +6,13 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from dask.utils import format_time
 
-from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, flag, option
+from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, option
 from sonic_coffea.cli._output import (
-    UsageError,
     print_table,
     stdout,
     usage,
@@ -21,9 +20,6 @@ from sonic_coffea.cli._output import (
     writable,
     writing,
 )
-
-if TYPE_CHECKING:
-    from sonic_coffea.tools import Formats
 
 
 def _positive(value: float | None) -> float | None:
@@ -62,27 +58,13 @@ def bench(
         int, option("N", "Length of axes of variable length, such as constituents.", min=1)
     ] = 64,
     seconds: Annotated[float, option("SECONDS", "Duration of each point.", min=0.01)] = 1.0,
-    formats: Annotated[
-        bool, flag("--formats", "Also measure what is best for the link, such as compression.")
-    ] = False,
-    filled: Annotated[
-        float | None,
-        option("PART", "With --formats: what is not padding; by default, 0.5.", min=0.01, max=1.0),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and the greatest rate."""
-    from sonic_coffea.tools import compare_formats, measure
+    from sonic_coffea.tools import measure
 
-    if filled is not None and not formats:
-        raise UsageError("--filled needs --formats")
-    compared = None
     with working("measuring") as progress:
         curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
-        if formats:
-            compared = compare_formats(
-                settings, curve, filled=filled or 0.5, seconds=seconds, progress=progress
-            )
     if output is not None:
         with writing(output):
             curve.save(output)
@@ -90,8 +72,7 @@ def bench(
         with writing(plot):
             curve.plot().savefig(plot)
     if as_json:
-        both = {"formats": asdict(compared)} if compared else {}
-        typer.echo(json.dumps(asdict(curve) | both))
+        typer.echo(json.dumps(asdict(curve)))
         return
     columns = ("rows", "time, ms", "rows/s")
     points = zip(curve.rows, curve.seconds, strict=True)
@@ -102,36 +83,6 @@ def bench(
         f"saturated with {curve.in_flight} in flight: {curve.rows_per_s:,.0f} rows/s, "
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
     )
-    if compared is not None:
-        _show(compared)
-
-
-def _show(formats: Formats) -> None:
-    """Print the ways to send rows, and which is best."""
-    columns = ("way", "option", "bytes/row", "rows/s", "")
-    rows = [
-        (
-            way.name,
-            way.option,
-            f"{way.row_bytes:,.0f}",
-            f"{way.rows_per_s:,.0f}",
-            "measured" if way.measured else "estimated by the bytes",
-        )
-        for way in formats.ways
-    ]
-    print_table("formats on this link", columns, rows, right=columns[2:4])
-    plain, best = formats.ways[0], formats.best
-    factor = formats.server_rows_per_s / plain.rows_per_s
-    if not formats.link_limits:
-        verdict = "no format sends more rows: not the link is the limit, but server or client"
-    elif best is plain:
-        verdict = f"the server would score {factor:.1f} times as many rows; no format helps"
-    else:
-        verdict = (
-            f"the link is the limit, as the server would score {factor:.1f} times as many rows. "
-            f"Best: {best.option}, {best.rows_per_s / plain.rows_per_s:.1f} times as many"
-        )
-    stdout().print(verdict)
 
 
 def plan(
@@ -156,24 +107,20 @@ def plan(
     gbps: Annotated[
         float | None, option("G", "Capacity of the network, in Gb/s.", callback=_positive)
     ] = None,
-    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan how many servers a run needs, with network traffic and bottleneck."""
     from sonic_coffea import tools
 
-    measured = tools.Curve.load(curve)
-    numbers: dict[str, Any] = {
-        "cores": cores,
-        "cpu_s": cpu_ms / 1e3,
-        "rows_per_event": rows_per_event,
-        "events": events,
-        "bytes_per_s": None if gbps is None else gbps * 1e9 / 8,
-    }
-    planned = tools.plan(measured, servers=servers, **numbers)
-    if plot is not None:
-        with writing(plot):
-            tools.plot(planned, measured, **numbers).savefig(plot)
+    planned = tools.plan(
+        tools.Curve.load(curve),
+        cores=cores,
+        cpu_s=cpu_ms / 1e3,
+        rows_per_event=rows_per_event,
+        events=events,
+        servers=servers,
+        bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
+    )
     if as_json:
         typer.echo(json.dumps(planned.to_dict()))
         return

@@ -52,6 +52,10 @@ def score(
     keep: Annotated[
         list[str] | None, option("FIELD", "Also write this field of the objects; may be repeated.")
     ] = None,
+    fold: Annotated[
+        str | None,
+        option("EXPRESSION", "Of Folds: the fold, such as 'event % 3'; or 'mean' of all models."),
+    ] = None,
     workers: Workers = 1,
     scheduler: Annotated[
         str | None, option("ADDRESS", "Run on the dask cluster with this scheduler.")
@@ -62,6 +66,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
+    from sonic_coffea.model import Folds, Model
     from sonic_coffea.pool import install
     from sonic_coffea.scoring import check_output, score_files
 
@@ -72,9 +77,17 @@ def score(
     models = declarations(model, version, weaver, labels, declare, "--declare")
     if len(models) != 1:
         raise UsageError(f"expected one Model as --declare, got {len(models)}")
-    declared = models[0]
-    declared.name = model or declared.name
-    declared.version = version or declared.version
+    declared: Any = models[0]
+    if isinstance(declared, Model):
+        declared.name = model or declared.name
+        declared.version = version or declared.version
+    elif model or version:
+        raise UsageError("--model and --version are of one Model; Folds have their own")
+    if fold is not None:
+        if not isinstance(declared, Folds):
+            raise UsageError(f"--fold is for Folds, got a {type(declared).__name__}")
+        with usage():
+            declared = Folds(declared.models, fold=None if fold == "mean" else fold)
     function = None if features is None else load(features, "--features")
     if scheduler is not None and workers > 1:
         raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")

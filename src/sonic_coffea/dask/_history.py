@@ -11,13 +11,15 @@ from sonic_coffea.dask._messages import TOTALS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sonic_coffea.dask._allocator import Allocator, ServedModel
+    from sonic_coffea.dask._quotas import Allocator, ServedModel
 
 ServedVersion = tuple[str, str, str]
 """A server's URL, a model, and its version."""
 
 _POINTS = 600
 _SMOOTHING = 0.3
+# Workers report at other moments than the server is asked.
+_COUNTED = 1.1
 
 
 @dataclass(slots=True)
@@ -79,11 +81,18 @@ class History:
 
     def report(
         self, client: str, number: int, totals: Iterable[Any], timings: Iterable[Any]
-    ) -> None:
+    ) -> dict[ServedModel, float]:
         """Take a client's totals, and the servers' own statistics if it has asked for them.
 
         Totals that an earlier report brings late, by its number, would look like a new beginning.
+
+        Returns
+        -------
+        dict
+            Mean compute times, in s. Where a server counts fewer requests than it has answered, it
+            is one of several behind a balancer, and its counts are compared with another's.
         """
+        compute_s: dict[ServedModel, float] = {}
         if number >= self._numbers[client]:
             self._numbers[client] = number
             last = self._totals[client]
@@ -104,10 +113,13 @@ class History:
                 course.queue_s = queue_s / requests
                 course.model_s = sum(model_s) / requests
                 if last_numbers is not None:  # else, the server tells of its whole life
+                    if own <= _COUNTED * requests:
+                        compute_s[served] = course.model_s
                     # Reports of workers come at other moments than the server's.
                     others = min(max(1 - own / requests, 0.0), 1.0)
                     before = others if course.others is None else course.others
                     course.others = before + _SMOOTHING * (others - before)
+        return compute_s
 
     def leave(self, client: str) -> None:
         """Forget a client's last totals; what it did stays."""

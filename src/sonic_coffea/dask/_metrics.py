@@ -1,4 +1,4 @@
-"""Metrics of a worker's pool, for dask's worker table and Prometheus."""
+"""Metrics of a worker's pools, for dask's worker table and Prometheus."""
 
 from __future__ import annotations
 
@@ -8,52 +8,63 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.reporting import Statistics
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from distributed import Worker
 
     from sonic_coffea.pool import Pool
+    from sonic_coffea.reporting import Tally
 
 _COUNTS = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
 _TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")
 
 
-def offer_metrics(worker: Worker, pool: Pool) -> None:
-    """Add the pool's figures to those that the worker sends to the scheduler with its heartbeat."""
-    last = time.monotonic(), pool.statistics.total().rows
+def offer_metrics(worker: Worker, pools: Callable[[], Sequence[Pool]]) -> None:
+    """Add the pools' figures to those that the worker sends to the scheduler with its heartbeat."""
+
+    def total() -> Tally:
+        return _statistics(pools()).total()
+
+    last = time.monotonic(), total().rows
 
     def rows_per_s(_: Any) -> float:
         nonlocal last
         then, before = last
-        last = now, rows = time.monotonic(), pool.statistics.total().rows
+        last = now, rows = time.monotonic(), total().rows
         return round((rows - before) / max(now - then, 1e-3), 1)
 
     worker.metrics |= {
-        "sonic in flight": lambda _: sum(server.in_flight for server in pool.servers),
+        "sonic in flight": lambda _: sum(s.in_flight for pool in pools() for s in pool.servers),
         "sonic rows/s": rows_per_s,
-        "sonic wait": lambda _: _mean_wait_s(pool),
-        "sonic retries": lambda _: pool.statistics.total().retries,
+        "sonic wait": lambda _: _mean_wait_s(total()),
+        "sonic retries": lambda _: total().retries,
     }
-    _PoolCollector.pool = pool
+    _PoolCollector.pools = staticmethod(pools)
     _register()
 
 
-def _mean_wait_s(pool: Pool) -> float:
-    total = pool.statistics.total()
+def _statistics(pools: Sequence[Pool]) -> Statistics:
+    return sum((pool.statistics for pool in pools), Statistics())
+
+
+def _mean_wait_s(total: Tally) -> float:
     return round((total.wait_s + total.trip_s) / total.requests, 4) if total.requests else 0.0
 
 
 class _PoolCollector:
-    """The figures of the process's pool for Prometheus, on the endpoint that dask has anyway."""
+    """The figures of the process's pools for Prometheus, on the endpoint that dask has anyway."""
 
-    pool: Pool
+    pools: Callable[[], Sequence[Pool]]
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        served = list(self.pool.statistics)
+        pools = self.pools()
+        served = list(_statistics(pools))
         labels = ["server", "model", "version"]
         for name in _COUNTS + _TIMES:
             in_full = re.sub("_s$", "_seconds", name)
@@ -63,9 +74,11 @@ class _PoolCollector:
             yield family
         in_flight = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
         usable = GaugeMetricFamily("sonic_usable", "1 if it gets requests", labels=["server"])
-        for state in self.pool.servers:
-            in_flight.add_metric([state.url], state.in_flight)
-            usable.add_metric([state.url], float(state.usable))
+        states = [state for pool in pools for state in pool.servers]
+        for url in dict.fromkeys(state.url for state in states):
+            same = [state for state in states if state.url == url]
+            in_flight.add_metric([url], sum(state.in_flight for state in same))
+            usable.add_metric([url], float(any(state.usable for state in same)))
         yield from (in_flight, usable)
 
 

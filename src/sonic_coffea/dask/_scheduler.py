@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Scheduler, SchedulerPlugin, Status
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._allocator import Allocator
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
-from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_telemetry
+from sonic_coffea.dask._messages import (
+    ANNOTATION,
+    CONNECTED,
+    FINAL,
+    JOIN,
+    LEAVE,
+    OPERATION,
+    QUOTAS,
+    REPORT,
+    VERSION,
+    handler,
+    message,
+    read_telemetry,
+)
+from sonic_coffea.dask._quotas import Allocator
+
+logger = logging.getLogger(__name__)
 
 TOPIC = "sonic-coffea"
 """The topic of events, for `Client.get_events` and other listeners."""
@@ -25,8 +42,11 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     """Allocates the servers to the processes of workers, and keeps what the dashboard shows.
 
     Workers join when their plugin starts and report in rounds, by the messages that they send to
-    the scheduler anyway. Those of one process share its pool, and so one quota. A process whose
-    lease has expired goes by its own limits.
+    the scheduler anyway. Those of one process share its pool of each settings, and so one quota. A
+    process whose lease has expired goes by its own limits.
+
+    The plugin also notes on each task which settings its client has, for models that the task does
+    not carry, and takes worker plugins away that no client has asked for.
     """
 
     name = "sonic-coffea-scheduler"
@@ -36,34 +56,68 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self.allocator = Allocator()
         self.history = History()
         self._processes: dict[str, list[str]] = {}
-        self._some_ejected = False
-        # Runs evenly, and shows what the clocks of other schedulers show.
-        self._clock_s = time.time() - time.monotonic()
+        # By client, the worker plugins with its settings; the last is that of its next tasks.
+        self._plugins: defaultdict[str, list[str]] = defaultdict(list)
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Listen to the workers."""
         self._scheduler = scheduler
+        scheduler.handlers[CONNECTED] = self.connected
         scheduler.handlers[JOIN] = self.join
-        scheduler.stream_handlers[REPORT] = self.report
-        scheduler.stream_handlers[FINAL] = self.final
+        scheduler.stream_handlers[OPERATION] = handler(
+            {REPORT: self.report, FINAL: self.final, LEAVE: self.leave}
+        )
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
         add_page(scheduler, self.history)
 
-    def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
-        """Add a worker, and return what it does until the first round.
+    def connected(self, client: str, plugin: str, **unknown: Any) -> None:
+        """Note which worker plugin has the settings of a client."""
+        del unknown
+        self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
 
-        The weight holds for the cluster; the client that connects last sets it.
-        """
-        if weight is not None:
-            self.allocator.weight = weight
+    def update_graph(
+        self, scheduler: Scheduler, *, client: str, tasks: Collection[Any], **kwargs: Any
+    ) -> None:
+        """Note on new tasks which settings their client has."""
+        del kwargs
+        for key in tasks if client in self._plugins else ():
+            task = scheduler.tasks[key]
+            task.annotations = {ANNOTATION: self._plugins[client][-1], **(task.annotations or {})}
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Take the worker plugins away that the client has asked for, and no other."""
+        for plugin in self._plugins.pop(client, ()):
+            scheduler.loop.add_callback(self._take_away, scheduler, plugin)
+
+    async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
+        wanted = any(plugin in plugins for plugins in self._plugins.values())
+        if wanted or plugin not in scheduler.worker_plugins or scheduler.status != Status.running:
+            return
+        try:
+            await scheduler.unregister_worker_plugin(None, plugin)
+        except Exception:  # such as a worker that leaves at this moment
+            logger.debug("%s is still on some workers", plugin, exc_info=True)
+
+    def join(
+        self,
+        worker: str,
+        process: str,
+        version: Any = None,
+        **unknown: Any,
+    ) -> dict[str, float]:
+        """Add a worker, and return what it does until the first round."""
+        del unknown
+        if version != VERSION:
+            return {"version": VERSION}
         workers = self._processes.setdefault(process, [])
         if worker not in workers:
             workers.append(worker)
-        self.allocator.join(process, len(workers))
+        self.allocator.join(process)
         return {
+            "version": VERSION,
             "round_s": self.allocator.round_s,
             "spread_s": (self.allocator.clients - 1) / _CONNECT_RATE,
             "max_in_flight": self.allocator.first_in_flight,
@@ -74,11 +128,15 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         """Forget a worker."""
         del scheduler, kwargs
         for process in [p for p, workers in self._processes.items() if worker in workers]:
-            workers = self._processes[process]
+            self.leave(worker, process)
+
+    def leave(self, worker: str, process: str, **unknown: Any) -> None:
+        """Forget a worker of a process."""
+        del unknown
+        workers = self._processes.get(process, [])
+        if worker in workers:
             workers.remove(worker)
-            if workers:
-                self.allocator.join(process, len(workers))
-            else:
+            if not workers:
                 del self._processes[process]
                 self.allocator.leave(process)
                 self.history.leave(process)
@@ -92,21 +150,24 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         circuits: Mapping[str, bool],
         totals: Sequence[Any],
         timings: Sequence[Any],
+        **unknown: Any,
     ) -> None:
-        """Take a worker's report of its process's pool."""
+        """Take a worker's report of a pool of its process."""
+        del unknown
         if worker not in self._scheduler.workers:  # it is gone, and its last report comes late
             return
-        self.join(worker, process)
+        self.join(worker, process, version=VERSION)
         read = read_telemetry(telemetry)
-        now = time.monotonic() + self._clock_s
-        for server in self.allocator.report(process, read, circuits, now):
+        for server in self.allocator.report(process, read, circuits, time.monotonic()):
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        self.history.report(process, number, totals, timings)
+        for served, compute_s in self.history.report(process, number, totals, timings).items():
+            self.allocator.capacities[served].compute_s = compute_s
 
-    def final(self, worker: str, key: Any) -> None:
+    def final(self, worker: str, key: Any, **unknown: Any) -> None:
         """Keep dask from retrying a task that failed for good."""
+        del unknown
         task = self._scheduler.tasks.get(key)
         # It may be elsewhere by now, if the worker had been thought lost.
         if task is not None and task.processing_on and task.processing_on.address == worker:
@@ -115,24 +176,20 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def end_round(self) -> None:
         """Tell the processes what they may have in flight."""
         now = time.monotonic()
-        allocated = self.allocator.allocate(now + self._clock_s)
-        ejected = self.allocator.ejected()
+        allocated = self.allocator.allocate(now)
         self.history.end_round(self.allocator, now)
-        # When the last server is readmitted, all processes hear of it once, also idle ones.
-        ejections_changed = bool(ejected) or self._some_ejected
-        self._some_ejected = bool(ejected)
         asking = next((process for process, grants in allocated.items() if grants), None)
         for process, grants in allocated.items():
             worker = self._processes[process][0]
-            concerned = grants or ejections_changed or process in self.allocator.held
+            concerned = grants or process in self.allocator.held
             if worker in self._scheduler.workers and concerned:
-                message = {
-                    "op": QUOTAS,
-                    "grants": list(grants.items()),
-                    "ejected": [url for url, probing in ejected.items() if process not in probing],
-                    "lease_s": self.allocator.lease_s,
-                    "round_s": self.allocator.round_s,
-                    "asks": process == asking,
-                }
-                self._scheduler.worker_send(worker, message)
+                quotas = message(
+                    QUOTAS,
+                    process=process,
+                    grants=list(grants.items()),
+                    lease_s=self.allocator.lease_s,
+                    round_s=self.allocator.round_s,
+                    asks=process == asking,
+                )
+                self._scheduler.worker_send(worker, quotas)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

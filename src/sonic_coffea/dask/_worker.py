@@ -1,25 +1,41 @@
-"""The worker plugin: every present and future worker of a cluster gets its pool."""
+"""The worker plugin: every present and future worker of a cluster gets the pool of a client."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
 import random
 import sys
+import threading
 import time
 import uuid
+from functools import partial
 from typing import Any
 
-from distributed import Worker, WorkerPlugin
+from distributed import Worker, WorkerPlugin, get_worker
 from distributed.core import clean_exception
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_quotas, write_report
+from sonic_coffea.dask._messages import (
+    ANNOTATION,
+    FINAL,
+    JOIN,
+    LEAVE,
+    OPERATION,
+    QUOTAS,
+    REPORT,
+    VERSION,
+    handler,
+    message,
+    read_quotas,
+    write_report,
+)
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._secede import Suspender
-from sonic_coffea.errors import ServerStartError, SonicError
-from sonic_coffea.pool import TRANSIENT, Pool, Settings, forget, install, take_part
+from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
+from sonic_coffea.pool import TRANSIENT, Pool, Settings, install, take_part, uninstall
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +50,35 @@ _PROFILER_FREEZES = sys.version_info < (3, 11, 9)
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Opens the pool of a worker process when it starts, and closes it when it ends.
+    """Opens the pool of a client's settings on a worker.
 
-    Meanwhile it reports the pool's telemetry to the scheduler, and tells the pool its quotas.
+    Meanwhile it reports the pool's telemetry to the scheduler, and tells the pool its quotas. A
+    worker has a plugin for each settings that clients of the cluster have.
 
     Parameters
     ----------
     settings : Settings
         The servers and limits; they travel by dask's own channel to the workers.
+
+    Attributes
+    ----------
+    name : str
+        The same for the same settings.
     """
 
-    name = "sonic-coffea"
+    idempotent = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._pool: Pool | None = None
+        identity = settings.identity()
+        # The repr of settings has neither.
+        text = repr((identity, identity.token, identity.secrets_id))
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        self.name = f"sonic-coffea-{digest}"
+        self.pool: Pool | None = None
         self._worker: Any = None
         self._busy = False
-        self._asks = False
+        self._polling: threading.Thread | None = None
         self._timings: dict[Any, Any] = {}
 
     async def setup(self, worker: Worker) -> None:
@@ -60,49 +87,53 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
         memory_bytes = worker.memory_manager.memory_limit
-        suspended = self.settings.limits.suspended_chunks(memory_bytes, worker.state.nthreads)
-        take_part(Suspender(suspended).wait, memory_bytes)
-        # Not on the event loop: it closes the pool of other settings.
-        self._pool = await worker.loop.run_in_executor(None, install, self.settings)
-        offer_metrics(worker, self._pool)
-        worker.stream_handlers[QUOTAS] = self._set_quotas
+        suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
+        take_part(Suspender(suspended).wait, memory_bytes, _pool_of_task)
+        self.pool = install(self.settings, claim=False)
+        offer_metrics(worker, partial(_pools, worker))
+        worker.stream_handlers[OPERATION] = handler({QUOTAS: partial(_set_quotas, worker)})
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join()
 
     def teardown(self, worker: Worker) -> None:
-        """Close the pool, unless the worker shares a process with others or with the client."""
+        """Let the pool go, which stays open for the calls under way."""
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
-        if worker.nanny is not None:
-            # dask adds the plugin that replaces this one right after. With the same settings, it
-            # keeps the pool, and what is in flight.
-            worker.loop.add_callback(self._close_unless_replaced)
-
-    def _close_unless_replaced(self) -> None:
-        if self.name not in self._worker.plugins:
-            self._worker.loop.run_in_executor(None, forget, self._pool)
+            if worker.batched_stream is not None and not worker.batched_stream.closed():
+                worker.batched_send(message(LEAVE, process=self.process))
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            uninstall(pool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_worker": None}
+        return {**self.__dict__, "pool": None, "_worker": None, "_polling": None}
+
+    @property
+    def process(self) -> str:
+        """A name of this process and the settings, whose pool its workers share."""
+        return f"{_IMPORT}-{os.getpid()}-{self.name}"
 
     async def _join(self) -> None:
         """Ask the scheduler whether it allocates quotas; without, the pool adapts by itself."""
         worker = self._worker
+        question = {"worker": worker.address, "process": self.process, "version": VERSION}
         try:
             join = getattr(worker.scheduler, JOIN)
-            reply = await join(
-                worker=worker.address, process=_process(), weight=self.settings.weight
-            )
+            reply = await join(**question)
         except Exception as error:  # noqa: BLE001  the pool works without
             logger.warning("the scheduler allocates no quotas: %r", error)
             return
-        # One that does not know the question answers nothing. Meanwhile, another plugin may have
-        # taken the place of this one.
-        if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
+        # One that does not know the question answers nothing.
+        if reply is None or reply.get("version") != VERSION:
+            if reply is not None:
+                logger.warning("the scheduler, of another sonic-coffea, allocates no quotas")
+            return
+        # Meanwhile, the plugin may have been taken away.
+        if self.pool is None:
             return
         delay_s = random.uniform(0.0, reply["spread_s"])
-        self._pool.join_cluster(delay_s, int(reply["max_in_flight"]), reply["quotas_within_s"])
+        self.pool.join_cluster(delay_s, int(reply["max_in_flight"]), reply["quotas_within_s"])
         callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
         worker.periodic_callbacks[self.name] = callback
         callback.start()
@@ -119,46 +150,91 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         # dask keeps no exception of a task that it forgets meanwhile.
         error = None if task is None else task.exception
         if error is not None and joined and _is_final(error.data):
-            self._worker.batched_send({"op": FINAL, "key": key})
+            self._worker.batched_send(message(FINAL, key=key))
 
     def _report(self) -> None:
         """Report the pool's telemetry, unless it was idle in this round and the one before."""
         stream = self._worker.batched_stream
         if stream is None or stream.comm is None or stream.comm.closed():
             return  # dask would drop the message, and with it what is counted since the last one
-        if self._pool is None or self._pool.closed:
+        if self.pool is None or self.pool.closed:
             return
-        if self._asks:
-            self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
-        number, report = next(_numbers), write_report(self._pool, self._timings)
+        number, report = next(_numbers), write_report(self.pool, self._timings)
         telemetry = report["telemetry"]
         busy = any(in_flight or waiting or rtt[0] for _, _, in_flight, waiting, rtt, _ in telemetry)
         if busy or self._busy:
-            message = {"op": REPORT, "process": _process(), "number": number, **report}
-            self._worker.batched_send(message)
+            self._worker.batched_send(
+                message(REPORT, process=self.process, number=number, **report)
+            )
             self._timings = {}
         self._busy = busy
 
-    def _ask_timings(self, pool: Pool) -> None:
+    def set_quotas(self, pool: Pool, quotas: dict[str, Any]) -> None:
+        """Take the message of a round."""
+        lease_s = quotas["lease_s"]
+        read = read_quotas(quotas["grants"], lease_s, time.monotonic())
+        pool.set_quotas(read, lease_s)
+        callback = self._worker.periodic_callbacks.get(self.name)
+        if callback is not None:
+            callback.callback_time = quotas["round_s"] * 1000
+        # Once for each message that asks, and not while servers still owe the last answer.
+        polling = self._polling is not None and self._polling.is_alive()
+        if quotas.get("asks") and not polling:
+            # On a thread of its own, as servers may hang: dask needs those of its executors.
+            self._polling = threading.Thread(
+                target=self._poll, args=[pool], name="sonic-statistics", daemon=True
+            )
+            self._polling.start()
+
+    def _poll(self, pool: Pool) -> None:
         """Ask the servers for their own statistics, for the next report."""
         self._timings = pool.timings()
 
-    def _set_quotas(
-        self, grants: list[Any], ejected: list[str], lease_s: float, round_s: float, *, asks: bool
-    ) -> None:
-        self._asks = asks
-        if self._pool is None or self._pool.closed:
-            return
-        quotas = read_quotas(grants, lease_s, time.monotonic())
-        self._pool.set_quotas(quotas, ejected, lease_s)
-        callback = self._worker.periodic_callbacks.get(self.name)
-        if callback is not None:
-            callback.callback_time = round_s * 1000
+
+def _plugins(worker: Worker) -> list[SonicPlugin]:
+    return [plugin for plugin in worker.plugins.values() if isinstance(plugin, SonicPlugin)]
 
 
-def _process() -> str:
-    """Return the name of this process: its workers share one pool, and so one quota."""
-    return f"{_IMPORT}-{os.getpid()}"
+def _pools(worker: Worker) -> list[Pool]:
+    return [plugin.pool for plugin in _plugins(worker) if plugin.pool is not None]
+
+
+def _set_quotas(worker: Worker, process: str, **quotas: Any) -> None:
+    for plugin in _plugins(worker):
+        if plugin.process == process and plugin.pool is not None and not plugin.pool.closed:
+            plugin.set_quotas(plugin.pool, quotas)
+
+
+def _pool_of_task() -> Pool | None:
+    """Return the pool of the client that sent the task of this thread; None outside of tasks.
+
+    Raises
+    ------
+    ConfigError
+        If the client is not connected, and several others are.
+    """
+    try:
+        worker = get_worker()
+        annotations = worker.state.tasks[worker.get_current_task()].annotations or {}
+    except (ValueError, KeyError):
+        return None
+    if (name := annotations.get(ANNOTATION)) is not None:
+        plugin = worker.plugins.get(name)
+        pool: Pool | None = getattr(plugin, "pool", None)
+        if pool is None:
+            raise ConfigError(
+                "this worker has no pool of the client that sent the task; call "
+                "sonic.connect(..., client=client) again"
+            )
+        return pool
+    pools = _pools(worker)
+    if len(pools) > 1:
+        several = " and ".join(", ".join(pool.settings.servers) for pool in pools)
+        raise ConfigError(
+            f"the client that sent this task is not connected, and others are, to {several}; call "
+            "sonic.connect(..., client=client), or pass the model to the task"
+        )
+    return pools[0] if pools else None
 
 
 def _is_final(exception: bytes) -> bool:

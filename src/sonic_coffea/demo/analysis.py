@@ -25,6 +25,16 @@ def toptagger() -> sonic.Model:
     return sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
 
 
+def toptagger_inputs(events: Any) -> ak.Array:
+    """Return the inputs of `toptagger` for each ``FatJet``; None without constituents.
+
+    NanoAOD keeps no constituents of the softest jets; these have no score.
+    """
+    constituents = sonic.constituents(events)
+    kept = ak.num(constituents, axis=2) > 0
+    return ak.mask(features.constituent_features(events.FatJet, constituents), kept)
+
+
 def substructure() -> sonic.Model:
     """Return the network for files that have no constituents."""
     return sonic.Model(
@@ -43,13 +53,9 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
 
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send constituents where the file has them, jet variables where not."""
-        jets = events.FatJet
         if not has_constituents(events):
-            return {"substructure": jets}
-        constituents = sonic.constituents(events)
-        # NanoAOD keeps no constituents of the softest jets; these have no score.
-        kept = ak.num(constituents, axis=2) > 0
-        return {"toptagger": ak.mask(features.constituent_features(jets, constituents), kept)}
+            return {"substructure": events.FatJet}
+        return {"toptagger": toptagger_inputs(events)}
 
     def overlap(self, events: Any) -> Any:
         """Find out which jets truly are tops, while the server infers."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # What the extra `demo` adds to the package's own requirements.
-_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "uproot")
+_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class DemoResult:
         The scored jets, one Parquet file.
     plots : tuple of Path
         PNG files.
-    area_under_roc, area_error : float or None
-        And its standard error; None for data.
+    area_under_roc : float or None
+        Of merged tops against other jets; None for data.
     report : Report
         What happened to the requests.
     events, n_jets, n_scored : int
@@ -58,7 +58,6 @@ class DemoResult:
     jets: Path
     plots: tuple[Path, ...]
     area_under_roc: float | None
-    area_error: float | None
     report: Report
     events: int
     n_jets: int
@@ -153,13 +152,12 @@ def run(
         # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
         jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
         provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
-    plots, roc = draw(out, jets, directory, cut=SCORE_CUT, network=network)
+    plots, area = draw(out, jets, directory, cut=SCORE_CUT, network=network)
     result = DemoResult(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
-        area_under_roc=roc.area if roc else None,
-        area_error=roc.area_error if roc else None,
+        area_under_roc=area,
         report=sonic.report(out, wall_s=wall_s),
         events=sum(out["events"].values()),
         n_jets=sum(out["jets"].values()),

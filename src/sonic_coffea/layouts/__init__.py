@@ -11,6 +11,12 @@ from sonic_coffea.layouts._batch import (
 )
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns
 from sonic_coffea.layouts._features import Feature, OneHot
+from sonic_coffea.layouts._file_positions import (
+    FilePositions,
+    file_of,
+    file_positions,
+    touch_position,
+)
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
@@ -31,6 +37,7 @@ __all__ = [
     "Dense",
     "Elements",
     "Feature",
+    "FilePositions",
     "Flat",
     "Inputs",
     "Int64",
@@ -53,8 +60,11 @@ __all__ = [
     "check_told_apart",
     "declared",
     "dtype_name",
+    "file_of",
+    "file_positions",
     "is_lazy",
     "is_tracer",
     "over_partitions",
+    "touch_position",
     "trace",
 ]

@@ -58,6 +58,8 @@ class Inputs:
         What has a request of its own, if rows do not share requests.
     without_axis : frozenset of str
         Inputs that are sent without the axis of the rows, which then is of length 1.
+    verify : callable or None
+        Takes the numbers of the rows and the tensors of each request, and raises to stop it.
     """
 
     bound: dict[str, Bound]
@@ -66,6 +68,7 @@ class Inputs:
     order: Int64 | None
     one_request_per: str | None = None
     without_axis: frozenset[str] = frozenset()
+    verify: Callable[[Int64, Mapping[str, Tensor]], None] | None = None
 
     def __len__(self) -> int:
         return len(self.rows) if self.order is None else len(self.order)
@@ -94,7 +97,10 @@ class Inputs:
         They are packed into the memory that `lend` returns for a shape and a type, if it does.
         """
         bucket = next(s.bucket for s in self.segments if s.start <= start < s.stop)
-        return self._packed(Batch(self.selection(start, stop), bucket), lend)
+        tensors = self._packed(Batch(self.selection(start, stop), bucket), lend)
+        if self.verify is not None:
+            self.verify(self.numbers(start, stop), tensors)
+        return tensors
 
     def pack_all(self) -> dict[str, Tensor]:
         """Return the tensors of all rows in their order, padded to the level of the longest."""
@@ -113,7 +119,14 @@ class Inputs:
             layout, out = bound.layout, None
             if lend is not None:
                 out = lend(layout.tensor_shape(bound, batch), layout.dtype)
-            tensors |= bound.pack(name, batch, out)
+            for tensor_name, tensor in bound.pack(name, batch, out).items():
+                # Inputs of the same elements may share their offsets.
+                known = tensors.setdefault(tensor_name, tensor)
+                if known is not tensor and not np.array_equal(known, tensor):
+                    raise InputError(
+                        f"input {name!r} and another one name {tensor_name!r} for their offsets "
+                        "or row numbers, and have other elements; give each a name of its own"
+                    )
         for name in self.without_axis:
             if len(tensors[name]) != 1:
                 raise InputError(
@@ -191,10 +204,20 @@ def bind_inputs(
     return Inputs(bound, rows, segments, known, one_request_per)
 
 
-def check_told_apart(layouts: Mapping[str, Layout]) -> None:
-    """Refuse inputs that put the rows of a request together, if no other tells them apart."""
+def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
+    """Refuse inputs that put the rows of a request together, if no other tells them apart.
+
+    What tells them apart has a name of its own.
+    """
+    for name, layout in layouts.items():
+        others = [getattr(layout, what, None) for what in ("splits", "batch")]
+        taken = next((other for other in others if other in layouts), None)
+        if taken is not None:
+            raise ConfigError(
+                f"input {name!r}: {taken!r}, the name of its offsets or row numbers, is an input's"
+            )
     merging = [name for name, layout in layouts.items() if layout.merges]
-    if merging and not any(map(_tells, layouts.values())):
+    if one_request_per is None and merging and not any(map(_tells, layouts.values())):
         raise ConfigError(
             f"input {merging[0]!r} puts the elements of all rows of a request together, and "
             "nothing tells them apart: name the model's input of offsets (splits=) or of row "

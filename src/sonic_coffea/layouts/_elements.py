@@ -431,8 +431,8 @@ def bind_columns(
             f"{place.type}); a jagged axis is expected, such as the constituents of a jet, and an "
             "index picks one object of it; for one number per object use Row"
         )
-    if jagged and len(own) < len(places):
-        _check_arrays(own, places)
+    if len(own) < len(places):
+        _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
@@ -456,7 +456,7 @@ def bind_columns(
     for feature in features:
         if feature.index is not None:
             place = source.place(path_of(feature.name))
-            index = _references(columns, feature, place)
+            index = _references(source, columns, feature, place)
             term = path_of(feature.name), ""
             column = _numbers(place, index, term, shared, strings=strings)
             columns.terms[_term_of(feature)] = (*column, False)
@@ -536,7 +536,7 @@ def _check_gaps(
     if columns.offsets is not None and is_element:
         row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
     event, gap = columns.rows.event_of(row), place.levels[-1].gap
-    if gap not in ("", "None"):
+    if gap not in ("", "None", "plain"):
         raise InputError(
             f"field {name!r}: event {event} has no {gap}; say what stands for it, such as "
             "missing=0.0"
@@ -548,7 +548,7 @@ def _check_gaps(
     )
 
 
-def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
+def _references(source: Source, columns: Columns, feature: Feature, place: Structure) -> Int64:
     """Return where what an index refers to is in the lists of the same event; -1 for nothing."""
     rows, levels, name = columns.rows, place.levels, str(feature.index)
     if place.depth != 1 or not levels[0].is_list or place.events != rows.events:
@@ -564,7 +564,13 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
     refers = number >= 0 if absent is None else (number >= 0) & ~absent
     event = np.repeat(rows.event_numbers(), elements.counts)
     starts, counts = levels[0].data[:-1][event], levels[0].counts[event]
-    wrong = np.flatnonzero(refers & (number >= counts))
+    found, is_wrong = number, number >= counts
+    path = path_of(feature.name)
+    in_file = source.file_positions(path[:-1], path_of(name)) if len(path) > 1 else None
+    if in_file is not None:
+        found, is_wrong = in_file.places(event, number)
+        counts = in_file.sizes[event]
+    wrong = np.flatnonzero(refers & is_wrong)
     if len(wrong):
         bad = int(event[wrong[0]])
         raise InputError(
@@ -573,7 +579,7 @@ def _references(columns: Columns, feature: Feature, place: Structure) -> Int64:
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
-    index = np.where(refers, starts + number, -1)
+    index = np.where(refers & (found >= 0), starts + found, -1)
     option = merged(levels[1:])
     if option is not None:
         index = through(option, index)
@@ -593,10 +599,11 @@ def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> L
     or of numbers of objects.
     """
     (first, _), place = next(iter(own.items()))
-    each = {t: without_options(p.levels, gaps=not jagged) for t, p in own.items()}
+    keep = () if jagged else ("",) if united else ("", "plain")
+    each = {t: without_options(p.levels, keep=keep) for t, p in own.items()}
     levels = mine = next(iter(each.values()))
     if united:
-        levels = _united(list(each.values()))
+        levels = _united([p.levels for p in own.values()])
         mine = without_options(levels)
     for (path, how), theirs in each.items():
         other = own[path, how]
@@ -624,29 +631,37 @@ def _deepened(place: Structure, depth: int) -> Structure:
     return replace(place, levels=(*place.levels, *(nothing,) * (depth - place.depth)))
 
 
-def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure]) -> None:
-    """Refuse an array of numbers beside single numbers of the same objects."""
+def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, least: int) -> None:
+    """Refuse an array of fixed length beside single numbers of the same objects.
+
+    A field of less than the `least` lists can only be a number of the whole row.
+    """
     for (path, _), place in own.items():
-        size = without_options(place.levels)[-1].size
+        lists = without_options(place.levels)
+        size = lists[-1].size if lists else None
         shallow = [
             other
             for (other, _), beside in places.items()
-            if other[:-1] == path[:-1] and beside.depth < place.depth
+            if other[:-1] == path[:-1] and least <= beside.depth < place.depth
         ]
         if size is not None and shallow:
             name = text_of(path)
             raise InputError(
-                f"field {name!r} has {size} numbers where field {text_of(shallow[0])!r} has one; "
-                f"name them one by one, such as '{name}[:{size}]', or make their axis jagged with "
-                "ak.from_regular"
+                f"field {name!r} has an array of fixed length, {size}, where field "
+                f"{text_of(shallow[0])!r} has one number; name its numbers one by one, such as "
+                f"'{name}[:{size}]', or take ak.from_regular of it if these are the objects that "
+                "are meant"
             )
 
 
 def _united(each: Sequence[Levels]) -> Levels:
     """Return the rows that any of several columns has; None is left where none has it."""
-    lists = without_options(each[0])
-    options = [merged(levels[len(without_options(levels)) :]) for levels in each]
-    known = [option for option in options if option is not None]
-    if len(known) < len(options):
-        return lists
-    return (*lists, numbered(np.maximum.reduce(known) >= 0))
+    lists, known = without_options(each[0]), []
+    for levels in each:
+        options = levels[len(without_options(levels)) :]
+        own = merged([level for level in options if not level.gap])
+        if own is not None:
+            known.append(own >= 0)
+        elif not any(level.gap == "plain" for level in options):
+            return lists
+    return (*lists, numbered(np.logical_or.reduce(known))) if known else lists

@@ -24,6 +24,7 @@ from sonic_coffea.layouts._expressions import (
 if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
 
+_MOST = int(np.finfo(np.float64).max)
 ONE_ARGUMENT = tuple(name for name, (_, least, _) in FUNCTIONS.items() if least == 1)
 
 
@@ -41,6 +42,14 @@ def declare(self: Any, **values: Any) -> None:
     """Set attributes of a frozen declaration."""
     for name, value in values.items():
         object.__setattr__(self, name, value)
+
+
+def own_types(self: Any) -> None:
+    """Let strings and bools of numpy in a declaration be Python's own, whose text differs."""
+    for each in fields(self):
+        value = getattr(self, each.name, None)
+        if isinstance(value, (np.str_, np.bool_)):
+            declare(self, **{each.name: value.item()})
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -84,7 +93,10 @@ class Feature:
     index : str, optional
         A field of indices into the list that holds `name`, in the same event:
         ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative index refers to no object. Indices
-        count within the event, unlike coffea's indices of a whole file (``…IdxG``).
+        count within the event, unlike coffea's indices of a whole file (``…IdxG``). An index of
+        the file counts in the file's own lists: NanoEvents know them, so that their muons may be
+        sorted or cut, and an index to one that was cut refers to no object. Any other index counts
+        in the lists as they are.
     replace : mapping of number to number, optional
         Replacement for some values, before everything else: ``{-1: 999}``. Others stay.
     nonfinite_last : bool
@@ -125,17 +137,23 @@ class Feature:
     def __post_init__(self) -> None:
         if not isinstance(self.name, (str, tuple)) or not self.name:
             raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
+        own_types(self)
         what = f"feature {self.text!r}"
         for name in ("shift", "scale", "lower", "upper", "nonfinite", "power"):
             value = getattr(self, name)
             if value is not None or name in ("shift", "scale"):
-                declare(self, **{name: _number(value, f"{what}: {name}")})
+                declare(self, **{name: _number(value, f"{what}: expected {name}")})
         for name in ("categories", "replace"):
             if getattr(self, name) is not None:
                 declare(self, **{name: _pairs(getattr(self, name), what, name)})
         if self.within is not None:
             declare(self, within=_limits(self.within, what))
         declare(self, nonfinite_last=bool(self.nonfinite_last))
+        for name in ("function", "expression", "index"):
+            value = getattr(self, name)
+            if not isinstance(value, (str, type(None))):
+                raise ConfigError(f"{what}: expected {name} to be a string, got {value!r}")
+            declare(self, **{name: value and str(value)})
         self._check(what)
         for path in self.paths:
             path_of(path)
@@ -151,8 +169,6 @@ class Feature:
         for one, other in (("function", "power"), ("expression", "index")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"{what}: expected {one}= or {other}=, got both")
-        if self.expression is not None and not isinstance(self.expression, str):
-            raise ConfigError(f"{what}: expected an expression as text, got {self.expression!r}")
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -276,11 +292,39 @@ def _replaced(raw: Tensor, pairs: Iterable[tuple[Any, Any]], default: Any) -> Te
     return result
 
 
-def _number(value: Any, what: str) -> float:
-    if not isinstance(value, (int, float, np.number, np.bool_)):
-        raise ConfigError(f"{what}: expected a number, got {value!r}")
+def one_after_the_other(values: Any, expected: str) -> list[Any]:
+    """Return several values of a declaration in their order, refusing what has none.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    if isinstance(values, (str, bytes, AbstractSet, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{expected}, got {values!r}")
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ConfigError(f"{expected}, got an array of shape {list(values.shape)}")
+    return list(values)
+
+
+def number_of(value: Any, expected: str) -> float:
+    """Return a number of a declaration, as one of Python's own.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > _MOST):
+        raise ConfigError(f"{expected}, got {value!r}")
+    return number
+
+
+def _number(value: Any, expected: str) -> float:
+    number = number_of(value, f"{expected} to be a number")
     # One NaN, so that text and equality are those of the declaration.
-    return math.nan if math.isnan(value) else float(value)
+    return math.nan if math.isnan(number) else float(number)
 
 
 def _whole(value: Any) -> float:
@@ -288,28 +332,32 @@ def _whole(value: Any) -> float:
 
 
 def _pairs(pairs: Any, what: str, name: str) -> tuple[tuple[float | None, float], ...]:
+    expected = f"{what}: expected {name}={{value: number}}"
     try:
-        items = [(k, v) for k, v in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
+        items = list(dict(pairs).items())
     except (TypeError, ValueError):
         items = []
     keys = [key for key, _ in items if key is not None]
-    numbers = [*keys, *(value for _, value in items)]
-    wrong = name == "replace" and len(keys) < len(items)
-    if not keys or wrong or not all(isinstance(n, (int, float, np.number)) for n in numbers):
-        raise ConfigError(f"{what}: expected {name}={{value: number}}, got {dict(items)!r}")
-    return tuple((key if key is None else _whole(key), _whole(value)) for key, value in items)
+    if not keys or (name == "replace" and len(keys) < len(items)):
+        raise ConfigError(f"{expected}, got {pairs!r}")
+    numbers = [
+        (k if k is None else number_of(k, expected), number_of(v, expected)) for k, v in items
+    ]
+    return tuple((k if k is None else _whole(k), _whole(v)) for k, v in numbers)
 
 
 def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
-    if not isinstance(within, Sequence) or len(within) != 2:
+    if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
         raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
-    least, most = (None if x is None else _number(x, f"{what}: within") for x in within)
+    least, most = (
+        None if x is None else _number(x, f"{what}: expected each limit of within") for x in within
+    )
     if least is not None and most is not None and least > most:
         raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
     return least, most
 
 
-def OneHot(name: Any, values: Iterable[float]) -> list[Feature]:  # noqa: N802
+def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
     """Return one channel for each of some values of a field: 1 where it has the value, else 0.
 
     All channels are 0 for any other value.
@@ -329,21 +377,22 @@ def OneHot(name: Any, values: Iterable[float]) -> list[Feature]:  # noqa: N802
     >>> sonic.Row([sonic.OneHot("charge", [-1, 1])]).pack(leptons).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    each = tuple(values)
+    what = f"OneHot({name!r}): expected"
+    if not isinstance(name, (str, tuple)) or not name:
+        raise ConfigError(f"{what} the name of a field")
+    given = one_after_the_other(values, f"{what} a list of values")
+    each = tuple(number_of(value, f"{what} numbers as values") for value in given)
     if not each or len(set(each)) != len(each):
-        raise ConfigError(f"OneHot({name!r}): expected different values, got {each}")
-    return [Feature(name, categories={value: 1, None: 0}) for value in each]
+        raise ConfigError(f"{what} different values, got {each}")
+    field = str(name) if isinstance(name, str) else name
+    return tuple(Feature(field, categories={value: 1, None: 0}) for value in each)
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature)) or not isinstance(named, Iterable):
         named = [named]
-    if isinstance(named, (AbstractSet, Mapping)):
-        raise ConfigError(
-            f"{layout}: expected a list of fields, whose order is that of the channels, got "
-            f"{named!r}"
-        )
+    named = one_after_the_other(named, f"{layout}: expected a list of fields")
     features = [feature for field in named for feature in _channels(field, layout)]
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")
@@ -357,12 +406,12 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
         return [field]
     if isinstance(field, str):
         return [Feature(name) for name in picks_of(field)]
+    if isinstance(field, (list, tuple)) and all(isinstance(one, Feature) for one in field):
+        return field
     if isinstance(field, tuple):
         return [Feature(field)]
-    if isinstance(field, list) and all(isinstance(one, Feature) for one in field):
-        return field
     if isinstance(field, (int, float, np.number)) and np.isfinite(field):
-        return [Feature(str(field), expression=repr(float(field)))]
+        return [Feature(repr(float(field)), expression=repr(float(field)))]
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import Columns, Elements, bind_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
-from sonic_coffea.layouts._features import declare
+from sonic_coffea.layouts._features import declare, own_types
 from sonic_coffea.layouts._layout import (
     Batch,
     Bound,
@@ -23,6 +23,7 @@ from sonic_coffea.layouts._layout import (
     constants_of,
     length_of,
     lengths_of,
+    name_of,
     order_of,
     ordered,
     target_of,
@@ -98,13 +99,14 @@ class Padded(FieldsLayout):
     pad: str = "after"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, tuple):
+        if type(self) is Padded:
             declare(self, length=length_of(self.length, self))
         name = type(self).__name__
         self._declare()
         count = len(self.features)
         order_of(self.axis_order, self, count)
-        if self.pad_mode not in PAD_MODES:
+        mode: Any = self.pad_mode
+        if not isinstance(mode, str) or mode not in PAD_MODES:
             raise ConfigError(
                 f"{name}: no pad_mode {self.pad_mode!r}; {nearest(str(self.pad_mode), PAD_MODES)}"
             )
@@ -186,8 +188,7 @@ class Bucketed(Padded):
         dtype: Any = "float32",
         **options: Any,
     ) -> None:
-        several = lengths_of(lengths, self)
-        Padded.__init__(self, fields, several, fill, axis_order, dtype, **options)
+        Padded.__init__(self, fields, lengths_of(lengths, self), fill, axis_order, dtype, **options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,6 +247,10 @@ class Flat(FieldsLayout):
 
     def __post_init__(self) -> None:
         self._declare()
+        if self.splits is not None and self.splits == self.batch:
+            raise ConfigError(
+                f"Flat: splits and batch are two inputs, got {self.splits!r} for both"
+            )
         order_of(self.axis_order, self, len(self.features))
         declare(self, merge_rows=bool(self.merge_rows), sort_ascending=bool(self.sort_ascending))
         if self.refers_to is not None and self.dtype.name not in ("int32", "int64"):
@@ -394,6 +399,10 @@ class Mask(Layout):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
+        own_types(self)
+        name_of(self.beside, self, "beside")
+        if not isinstance(self.of, tuple):
+            name_of(self.of, self, "of")
         if self.of is not None and self.beside is not None:
             raise ConfigError(f"Mask: expected of={self.of!r} or beside={self.beside!r}, got both")
         if self.length is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -21,6 +21,9 @@ from sonic_coffea.layouts._features import (
     equals,
     hashed,
     key_of,
+    number_of,
+    one_after_the_other,
+    own_types,
 )
 from sonic_coffea.layouts._padding import listed
 from sonic_coffea.layouts._source import Source
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Int64, RowSelection, Tensor
 
 DType = np.dtype[Any]
-Field = str | float | tuple[str | int, ...] | Feature | list[Feature]
+Field = str | float | tuple[str | int, ...] | Feature | tuple[Feature, ...]
 Fields = Sequence[Field] | Field
 Shape = tuple[int, ...] | None
 Constants = float | str | Sequence[float] | Sequence[str] | None
@@ -269,6 +272,7 @@ class Layout(ABC):
         InputError
             If the tensor has another shape than `pack` makes.
         """
+        tensor = np.asarray(tensor)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         expected = bound.layout.tensor_shape(bound, Batch(rows, bound.bucket_of(rows)))
@@ -306,11 +310,18 @@ class FieldsLayout(Layout):
 
     def _declare(self) -> None:
         """Check the fields, the type, the key and what stands for missing numbers."""
+        own_types(self)
         name = type(self).__name__
         features = as_features(getattr(self, self.named), name)
         target = target_of(self.dtype, self)
         declare(self, **{self.named: features, "dtype": target})
         key = key_of(self.sort_by, name)
+        for what in ("splits", "batch", "refers_to"):
+            name_of(getattr(self, what, None), self, what)
+        for what in ("sort_ascending", "merge_rows"):
+            value = getattr(self, what, False)
+            if not isinstance(value, (bool, np.bool_)):
+                raise ConfigError(f"{name}: expected {what} as True or False, got {value!r}")
         for feature in features:
             if target == STRING and not (feature.plain and feature.expression is None):
                 raise ConfigError(
@@ -368,23 +379,19 @@ def dtype_name(dtype: DType) -> str:
     return "string" if dtype == STRING else dtype.name
 
 
-def target_of(dtype: DTypeLike, layout: Layout) -> DType:
+def target_of(dtype: DTypeLike, layout: Any) -> DType:
     """Return the type of a tensor, refusing one that is not supported."""
     name = type(layout).__name__
     try:
         target = dtype_of(dtype).newbyteorder("=")
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         target = None
-    if target == STRING and isinstance(dtype, (str, type)) and dtype in ("string", str):
-        if not layout.holds_strings:
-            raise ConfigError(
-                f"{name} holds numbers; strings are sent by Row, Padded, Bucketed and Flat"
-            )
-        return STRING
-    if target == STRING and dtype is STRING:  # a declaration that is copied
-        return STRING
-    if target is None or target.name not in TARGETS:
-        raise ConfigError(f"{name} cannot make dtype {dtype!r}; {nearest(str(dtype), TARGETS)}")
+    if target is None or (target != STRING and target.name not in TARGETS):
+        raise ConfigError(f"{name}: no dtype {dtype!r}; {nearest(str(dtype), TARGETS)}")
+    if target == STRING and not layout.holds_strings:
+        raise ConfigError(
+            f"{name} holds numbers; strings are sent by Row, Padded, Bucketed and Flat"
+        )
     return target
 
 
@@ -393,32 +400,31 @@ def constants_of(
 ) -> tuple[Any, ...]:
     """Return a constant for each field, refusing one that the tensor cannot hold."""
     name, dtype = type(layout).__name__, layout.dtype
-    several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
-    values = tuple(value) if several else (value,) * count
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    expected = f"{name}: expected one {what} or a list of them"
+    values = one_after_the_other(value, expected) if several else [value] * count
     if len(values) != count:
         raise ConfigError(
             f"{name}: expected one {what} or one for each of {count} {of}, got {len(values)}"
         )
-    kinds = str if dtype == STRING else (int, float, np.number, np.bool_)
-    wrong = [n for n in values if not isinstance(n, kinds)]
-    if wrong:
-        kind = "a string, such as ''" if dtype == STRING else "a number"
-        raise ConfigError(f"{name}: expected {what} to be {kind}, got {wrong[0]!r}")
-    if dtype == STRING:
-        return values
-    for number in values:
-        check_held(number, dtype, name, what)
-    # One NaN, so that text and equality are those of the declaration.
-    return tuple(math.nan if math.isnan(n) else float(n) for n in values)
+    if dtype != STRING:
+        return tuple(check_held(number, dtype, name, what) for number in values)
+    for text in values:
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}: expected {what} to be a string, such as '', got {text!r}")
+    return tuple(map(str, values))
 
 
-def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
-    """Refuse a number of a declaration, if the tensor cannot hold it."""
+def check_held(value: Any, dtype: DType, layout: str, what: str) -> float:
+    """Return a number of a declaration, refusing one that the tensor cannot hold."""
+    number = number_of(value, f"{layout}: expected {what} to be a number")
     with np.errstate(all="ignore"):
         held = float(np.asarray(number, np.float64).astype(dtype))
     exact = dtype.kind in "iub"
     if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
         raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
+    # One NaN, so that text and equality are those of the declaration.
+    return math.nan if math.isnan(number) else float(number)
 
 
 def length_of(length: Any, declaration: object) -> int:
@@ -429,10 +435,23 @@ def length_of(length: Any, declaration: object) -> int:
     return int(length)
 
 
-def lengths_of(lengths: Any, layout: Layout) -> tuple[int, ...]:
+def shape_of(shape: Any, declaration: object) -> tuple[int, ...]:
+    """Return the lengths of several axes."""
+    expected = f"{type(declaration).__name__}: expected a list of lengths"
+    return tuple(length_of(n, declaration) for n in one_after_the_other(shape, expected))
+
+
+def name_of(name: Any, declaration: object, what: str) -> str | None:
+    """Return a name that may be left out, refusing anything but a string or None."""
+    if not isinstance(name, (str, type(None))):
+        expected = f"{type(declaration).__name__}: expected {what} to be a string"
+        raise ConfigError(f"{expected}, got {name!r}")
+    return name and str(name)
+
+
+def lengths_of(lengths: Any, layout: Any) -> tuple[int, ...]:
     """Return the lengths to which rows are padded, which must ascend."""
-    several = lengths if isinstance(lengths, (list, tuple)) else (lengths,)
-    checked = tuple(length_of(n, layout) for n in several)
+    checked = shape_of(lengths, layout)
     if not checked or list(checked) != sorted(set(checked)):
         raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
     return checked
@@ -443,7 +462,7 @@ def order_of(
 ) -> None:
     """Refuse an order of a tensor's axes that is unknown, or lacks a needed axis."""
     name = type(layout).__name__
-    if axis_order not in orders:
+    if not isinstance(axis_order, str) or axis_order not in orders:
         raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
     if fields != 1 and "F" not in axis_order:
         able = _any_of([order for order in orders if "F" in order])

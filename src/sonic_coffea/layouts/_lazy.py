@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+from awkward.contents import UnmaskedArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._batch import bind_inputs
@@ -64,7 +65,13 @@ def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: An
     return function(dict(zip(names, arrays, strict=True)))
 
 
-def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: Any) -> ak.Array:
+def trace(
+    layouts: Mapping[str, Layout],
+    outputs: Mapping[str, Output],
+    arrays: Any,
+    *,
+    optional: bool = False,
+) -> ak.Array:
     """Touch the fields that layouts read, and return what stands for the scores.
 
     Parameters
@@ -75,6 +82,8 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
         Output names, and what they are.
     arrays : awkward array or dict
         As in `bind_inputs`, without data.
+    optional : bool
+        Whether scores may be None where objects are not.
 
     Raises
     ------
@@ -82,5 +91,6 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
         If a field is missing, or has no axis where one is needed.
     """
     inputs = bind_inputs(layouts, arrays)
-    scores = inputs.rows.unflatten(Outputs.of(outputs, inputs).typed())
+    content = Outputs.of(outputs, inputs).typed()
+    scores = inputs.rows.unflatten(UnmaskedArray.simplified(content) if optional else content)
     return ak.Array(scores.layout.to_typetracer(forget_length=True))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._features import declare, equals, hashed
-from sonic_coffea.layouts._layout import dtype_of, length_of
+from sonic_coffea.layouts._features import declare, equals, hashed, number_of, own_types
+from sonic_coffea.layouts._layout import name_of, shape_of, target_of
 from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._structure import STRING, Tensor
 
@@ -83,6 +83,8 @@ class Output:
     ('q1', 'q2', 'b')
     """
 
+    holds_strings = True
+
     labels: Any = None
     dtype: Any = "float32"
     _: KW_ONLY
@@ -100,22 +102,21 @@ class Output:
     __eq__, __hash__ = equals, hashed
 
     def __post_init__(self) -> None:
+        own_types(self)
         self._check_labels()
-        try:
-            dtype = dtype_of(self.dtype)
-        except TypeError:
-            raise ConfigError(f"an output has no dtype {self.dtype!r}") from None
+        dtype = target_of(self.dtype, self)
         labels, shape, axes = self.labels, self.shape, self.axes
         declare(
             self,
-            labels=None if labels is None else tuple(labels),
+            labels=None if labels is None else tuple(map(str, labels)),
             dtype=dtype,
-            shape=None if shape is None else tuple(length_of(n, self) for n in shape),
-            axes=axes if isinstance(axes, int) else tuple(axes),
-            scale=float(self.scale),
-            shift=float(self.shift),
+            shape=None if shape is None else shape_of(shape, self),
+            axes=int(axes) if isinstance(axes, (int, np.integer)) else tuple(axes),
+            scale=float(number_of(self.scale, "an output: expected scale to be a number")),
+            shift=float(number_of(self.shift, "an output: expected shift to be a number")),
         )
-        if not self.named_axes or (self.axes != 1 and self.per == "row"):
+        named = isinstance(self.axes, int) or any(of for of, _, _ in self.named_axes)
+        if not named or (self.axes != 1 and self.per == "row"):
             raise ConfigError(
                 "expected one axis of constituents or more, and per='constituent', got "
                 f"axes={self.axes}"
@@ -134,8 +135,9 @@ class Output:
 
     def _check_labels(self) -> None:
         """Refuse labels that are no names, and options that do not go together."""
-        labels, by_row = self.labels, self.per == "row"
-        names = isinstance(labels, Sequence) and not isinstance(labels, str)
+        labels: Any = self.labels
+        names = isinstance(labels, (Sequence, np.ndarray)) and not isinstance(labels, str)
+        names = names and np.ndim(labels) == 1
         if not (labels is None or (names and all(isinstance(label, str) for label in labels))):
             raise ConfigError(
                 f"expected an output's labels as a list of names, got {labels!r}; numbers without "
@@ -147,8 +149,20 @@ class Output:
             raise ConfigError(
                 f"an output has labels or a shape, got {list(labels)} and {self.shape}"
             )
-        if self.per not in PER:
-            raise ConfigError(f"an output is per row or per constituent; {nearest(self.per, PER)}")
+        per: Any = self.per
+        if not isinstance(per, str) or per not in PER:
+            nearby = nearest(str(per), PER)
+            raise ConfigError(f"an output is per row or per constituent; {nearby}")
+        several = isinstance(self.axes, (list, tuple)) and len(self.axes) > 0
+        whole = isinstance(self.axes, (int, np.integer)) and self.axes >= 1
+        if not (several or whole):
+            raise ConfigError(
+                "expected one axis of constituents or more, and per='constituent', got "
+                f"axes={self.axes}"
+            )
+        for what in ("of", "splits", "choose"):
+            name_of(getattr(self, what), self, what)
+        by_row = self.per == "row"
         if self.of is not None and by_row:
             raise ConfigError(f"an output of {self.of!r} is per constituent; set per='constituent'")
         if self.splits is not None and not by_row:

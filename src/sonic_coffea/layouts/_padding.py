@@ -140,7 +140,8 @@ class Scatter:
         begins = self._offsets[:-1][rows]
         shape, axes = (len(begins), *(1,) * len(self._axes)), range(len(self._axes))
         is_padded = tensor.ndim == 1 + len(axes) + len(self.each)
-        index, stride, valid = begins.reshape(shape), np.ones(len(begins), np.int64), np.bool_(1)
+        index, stride = begins.reshape(shape), np.ones(len(begins), np.int64)
+        valid: Any = True
         for number in reversed(axes):
             counts = self._counts[number][rows]
             length = tensor.shape[1 + number] if is_padded else int(counts.max(initial=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import BLOCK_BYTES, Columns, Elements
 from sonic_coffea.layouts._expressions import expression_of, path_of
-from sonic_coffea.layouts._features import declare
+from sonic_coffea.layouts._features import declare, number_of, one_after_the_other
 from sonic_coffea.layouts._jagged import Padded
 from sonic_coffea.layouts._layout import (
     Batch,
@@ -148,15 +148,19 @@ class Pairwise(FieldsLayout):
     def __post_init__(self) -> None:
         self._declare()
         order_of(self.axis_order, self, orders=("CLL", "LLC"))
-        declare(self, length=lengths_of(self.length, self), eps=float(self.eps))
-        if not self.eps > 0:
+        sizes = self.length if isinstance(self.length, Iterable) else (self.length,)
+        declare(self, length=lengths_of(sizes, self))
+        declare(self, eps=float(number_of(self.eps, "Pairwise: expected eps to be a number")))
+        if not 0 < self.eps < np.inf:
             raise ConfigError(f"Pairwise: expected an eps above 0, got {self.eps}")
         _check_other(self.other)
+        if isinstance(self.other, np.integer):
+            declare(self, other=int(self.other))
         formulae = self.formulae
         if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
         if formulae is not None:
-            formulae = (formulae,) if isinstance(formulae, str) else tuple(formulae)
+            formulae = _texts([formulae] if isinstance(formulae, str) else formulae)
         declare(self, formulae=formulae)
         declare(self, fill=constants_of("fill", self.fill, self, self.channels, "channels"))
         if formulae is None and self.sort_by is not None:
@@ -397,9 +401,20 @@ def _padded(
     return dict(zip(names, fields, strict=True)), counts
 
 
+def _texts(formulae: Any) -> tuple[str, ...]:
+    """Return formulae, refusing anything but strings."""
+    expected = "Pairwise: expected formulae as a list of strings"
+    each = one_after_the_other(formulae, expected)
+    if not all(isinstance(formula, str) for formula in each):
+        raise ConfigError(f"{expected}, got {formulae!r}")
+    return tuple(map(str, each))
+
+
 def _check_other(other: Any) -> None:
     """Refuse options of the other elements of pairs that would not be used."""
-    if other is None or (isinstance(other, int) and not isinstance(other, bool) and other > 0):
+    if other is None or (
+        isinstance(other, (int, np.integer)) and not isinstance(other, bool) and other > 0
+    ):
         return
     if not isinstance(other, Padded):
         raise ConfigError(f"Pairwise: expected other to be a Padded or a length, got {other!r}")

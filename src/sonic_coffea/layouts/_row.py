@@ -19,8 +19,8 @@ from sonic_coffea.layouts._layout import (
     Constants,
     FieldsLayout,
     Shape,
-    length_of,
     order_of,
+    shape_of,
 )
 from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._source import Source, numbers
@@ -130,7 +130,7 @@ class Dense(FieldsLayout):
     def __post_init__(self) -> None:
         self._declare()
         if self.shape is not None:
-            declare(self, shape=tuple(length_of(n, self) for n in self.shape))
+            declare(self, shape=shape_of(self.shape, self))
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
         (feature,) = self.features
@@ -199,10 +199,14 @@ def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[
                 raise InputError(f"{what} is not of fixed shape {list(declared)}: some is None")
             return place.levels[:start], declared
     inner = lists[max(axes - len(declared), 0) :]
-    known = [place.levels[i].size for i in inner]
-    if None in known or not known:
-        raise InputError(f"{what} is not of fixed shape {list(declared)}")
-    raise InputError(f"{what} has {known} numbers a row, expected {list(declared)}")
+    counts = [np.unique(place.levels[i].counts).tolist() for i in inner]
+    if not counts or any(len(sizes) != 1 for sizes in counts):
+        raise InputError(f"{what} is not of fixed shape; expected {list(declared)}")
+    known = [size for (size,) in counts]
+    hint = ""
+    if sorted(known) == sorted(declared):
+        hint = "; np.moveaxis brings axes into another order"
+    raise InputError(f"{what} has {known} numbers a row, expected {list(declared)}{hint}")
 
 
 def _last_list(levels: Levels) -> int:

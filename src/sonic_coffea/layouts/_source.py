@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +16,7 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
+from sonic_coffea.layouts._file_positions import FilePositions, referred_positions
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
@@ -89,6 +92,12 @@ class Source:
             return source
         return Source({names[0]: zero} if isinstance(self._array, dict) else zero)
 
+    def file_positions(self, path: Path, index: Path) -> FilePositions | None:
+        """Return where the objects of a collection lie in the file that an index counts in."""
+        if self._is_traced:
+            return None
+        return referred_positions(self._array, ".".join(map(str, path)), ".".join(map(str, index)))
+
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part."""
         part, first = str(self._part), str(path[0])
@@ -107,7 +116,7 @@ class Source:
         """Return the fields of a collection, or of all there is."""
         if part is None and isinstance(self._array, dict):
             return list(self._array)
-        return list((self._column((part,)) if part else ak.to_layout(self._array)).fields)
+        return list((self._column((part,)) if part else _layout(self._array)).fields)
 
     def _place(self, path: Path) -> Structure:
         if path not in self._places:
@@ -126,14 +135,16 @@ class Source:
         node = above.node
         if node is not None and node.is_record and step in node.fields:
             field = node.contents[node.field_to_index(step)]
-            return _with_gaps(down(above.events, above.levels, field, above.at), len(above.levels))
+            return _with_gaps(
+                down(above.events, above.levels, field, above.at), "None", len(above.levels)
+            )
         if any(isinstance(name, int) for name in path):
             raise _missing(step, path, list(node.fields) if node is not None else [])
         return self.taken_apart(path)
 
     def taken_apart(self, path: Path) -> Structure:
         """Return a column, taken apart from the outermost axis on."""
-        return whole(self._column(path))
+        return _with_gaps(whole(self._column(path)), "plain")
 
     def _column(self, path: Path) -> Content:
         """Return the column at a path without indices; nothing is read yet."""
@@ -166,18 +177,29 @@ def _without_leaves(node: Content) -> Content:
     return node
 
 
-def _with_gaps(place: Structure, above: int) -> Structure:
+def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
     """Return numbers of objects: one that is None is missing, and its object is not."""
     first = max(len(without_options(place.levels)), above)
     if place.node is None or place.node.is_record or first == len(place.levels):
         return place
-    options = (replace(level, gap=level.gap or "None") for level in place.levels[first:])
+    options = (replace(level, gap=level.gap or gap) for level in place.levels[first:])
     return replace(place, levels=(*place.levels[:first], *options))
 
 
 def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
-    return array.layout if isinstance(array, ak.Array) else ak.to_layout(array)
+    if isinstance(array, ak.Array):
+        return array.layout
+    if isinstance(array, ak.Record):
+        raise InputError("expected an array of records, got one record; array[i : i + 1] has one")
+    layout = None
+    # To awkward, one number is an array of one, and a set is in any order.
+    if not isinstance(array, (int, float, complex, str, bytes, np.generic, AbstractSet)):
+        with suppress(TypeError, ValueError):
+            layout = ak.to_layout(array)
+    if not isinstance(layout, Content):
+        raise InputError(f"expected an array, or a dict of arrays, got {type(array).__name__}")
+    return layout
 
 
 def _property(layout: Content, array: Any, name: str, path: Path) -> Content:

@@ -49,7 +49,8 @@ class Level:
     size : int or None
         The length of all lists, if their type says so.
     gap : str
-        For an option that is no object's own: what is missing, such as ``"Jet[0]"`` or ``"None"``.
+        For an option that is no object's own: what is missing, such as ``"Jet[0]"`` or ``"None"``;
+        ``"plain"`` of a column that is no field of objects.
     """
 
     data: Int64
@@ -262,9 +263,9 @@ def numbered(present: Tensor, *, gap: str = "") -> Level:
     return Level(np.where(present, np.cumsum(present) - 1, -1), is_list=False, gap=gap)
 
 
-def without_options(levels: Levels, *, gaps: bool = False) -> Levels:
-    """Return levels without the options below the lists, or without those that are gaps."""
-    while levels and not levels[-1].is_list and (levels[-1].gap or not gaps):
+def without_options(levels: Levels, *, keep: Sequence[str] = ()) -> Levels:
+    """Return levels without the options below the lists, but for some kinds of gaps."""
+    while levels and not levels[-1].is_list and levels[-1].gap not in keep:
         levels = levels[:-1]
     return levels
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from awkward.contents import RecordArray
 from sonic_coffea.errors import ConfigError, FieldError
 from sonic_coffea.layouts._elements import Elements
 from sonic_coffea.layouts._expressions import path_of
-from sonic_coffea.layouts._features import Feature, declare
+from sonic_coffea.layouts._features import Feature, declare, own_types
 from sonic_coffea.layouts._jagged import Padded
-from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part, check_held, order_of
+from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Part, check_held, order_of
 from sonic_coffea.layouts._padding import listed, pad
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor
@@ -82,6 +82,7 @@ class Tokens(Layout):
     axis_order: str = "LF"
 
     def __post_init__(self) -> None:
+        own_types(self)
         parts = self.parts
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
@@ -95,17 +96,9 @@ class Tokens(Layout):
                     f"Tokens: part {first[0]!r} has dtype {first[1]}, part {name!r} {dtype}; "
                     "expected the same"
                 )
-        flags = self.flags
-        if isinstance(flags, Mapping):
-            if set(flags) != set(parts):
-                raise ConfigError(
-                    f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
-                )
-            declare(self, flags=tuple((name, float(flags[name])) for name in parts))
-        elif flags is not None and flags not in FLAGS:
-            raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
-        check_held(self.fill, first[1], "Tokens", "fill")
-        declare(self, parts=tuple(parts.items()), fill=float(self.fill))
+        declare(self, flags=_flags(self.flags, list(parts), first[1]))
+        declare(self, fill=check_held(self.fill, first[1], "Tokens", "fill"))
+        declare(self, parts=tuple((str(name), part) for name, part in parts.items()))
         _channels(self.parts)
 
     @property
@@ -199,7 +192,31 @@ class Tokens(Layout):
         return RecordArray(contents, [name for name, _ in self.parts], length=len(tensor))
 
 
-def _check_part(name: str, part: Any) -> None:
+def _flags(
+    flags: Any, parts: Sequence[str], dtype: DType
+) -> str | tuple[tuple[str, float], ...] | None:
+    """Return the flags of the parts, refusing anything that the tensor cannot hold."""
+    if flags is None:
+        return None
+    if isinstance(flags, Mapping):
+        if set(flags) != set(parts):
+            raise ConfigError(
+                f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(map(str, flags))}"
+            )
+        return tuple((str(n), check_held(flags[n], dtype, "Tokens", "flag")) for n in parts)
+    if not isinstance(flags, str) or flags not in FLAGS:
+        raise ConfigError(
+            "Tokens: expected flags 'onehot' or 'number', or a dict with a number for each of "
+            f"{', '.join(parts)}, got {flags!r}"
+        )
+    if flags == "number":
+        check_held(len(parts), dtype, "Tokens", "flag")
+    return str(flags)
+
+
+def _check_part(name: Any, part: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"Tokens: expected names of collections to be strings, got {name!r}")
     if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1:
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
@@ -226,7 +243,7 @@ def _keys(part: Padded | Row) -> list[Channel]:
 def _name_of(feature: Feature) -> str:
     """Return the name of a feature's channel; a category, or a constant, has one of its own."""
     if not feature.terms and feature.text == feature.expression:
-        return "constant"
+        return "[constant]"  # no field has brackets in its name
     name = next(step for step in reversed(path_of(feature.name)) if isinstance(step, str))
     return name if feature.only is None else f"{name}={feature.only:g}"
 

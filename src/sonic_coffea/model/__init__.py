@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonic_coffea.model._folds import Folds
+from sonic_coffea.model._choice import Choice, Folds
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._nanoaod import (
     constituents,
@@ -15,6 +15,7 @@ from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.model._scaffold import Scaffold, scaffold
 
 __all__ = [
+    "Choice",
     "Deferred",
     "Folds",
     "Model",

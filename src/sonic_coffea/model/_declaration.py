@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -22,7 +23,7 @@ from sonic_coffea.layouts import (
     dtype_name,
 )
 from sonic_coffea.model._scaffold import fitting
-from sonic_coffea.pool import Carrier
+from sonic_coffea.pool import WithPool
 from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _LONGEST_S = 1e9
 Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
 
-class Declaration(Carrier):
+class Declaration(WithPool):
     """A model's inputs and outputs, and how they fit a server's contract.
 
     Attributes
@@ -104,8 +105,7 @@ class Declaration(Carrier):
                 f"model {name!r}: no one_request_per {one_request_per!r}; "
                 f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
             )
-        if one_request_per is None:
-            check_told_apart(inputs)
+        check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
         self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
@@ -141,9 +141,7 @@ class Declaration(Carrier):
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the hash, as another release may hash differently, and without what depends on it.
-        state = super().__getstate__()
-        own = {**state["attributes"], "_hashed": None, "_compared": None}
-        return {**state, "attributes": own}
+        return {**super().__getstate__(), "_hashed": None, "_compared": None}
 
     @property
     def config_hash(self) -> str:
@@ -177,7 +175,33 @@ class Declaration(Carrier):
                     **self._place(contract, server),
                 )
             notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
+        differing = [
+            f"{ours!r} is {theirs!r}"
+            for ours, theirs in zip(self._channels, contract.features, strict=False)
+            if ours != theirs
+        ]
+        if differing:
+            notes.append(f"in the model's file {', '.join(differing)}")
         return notes
+
+    @property
+    def _channels(self) -> list[str]:
+        """The names of the values of the input, if there is one, and it is a row of features."""
+        (layout, *others) = self.inputs.values()
+        features = () if others else getattr(layout, "features", ())
+        return [feature.channel for feature in features]
+
+    def _compare_features(self, contract: Contract, server: str) -> None:
+        """Refuse features of the same name at different places; other names may mean the same."""
+        ours, theirs = self._channels, contract.features
+        for place, name in enumerate(ours if theirs else ()):
+            if name in theirs and theirs[place : place + 1] != (name,):
+                raise ContractError(
+                    f"feature {name!r} is number {place} as declared, and number "
+                    f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
+                    f"file {', '.join(theirs)}",
+                    **self._place(contract, server),
+                )
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Return a server's contract, with the declared tensors if the server lists none.
@@ -214,6 +238,7 @@ class Declaration(Carrier):
             raise ContractError(
                 f"{error.message}\n{suggestion}", **self._place(contract, server)
             ) from None
+        self._compare_features(contract, server)
         if not contract.lists_tensors:
             _warn_of_unlisted_tensors(self.name, server)
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)
@@ -287,9 +312,10 @@ def _parameters(
             )
         carried.append(("priority", priority))
     if server_timeout_s is not None:
-        if not 0 < server_timeout_s < _LONGEST_S:
+        if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < _LONGEST_S:
             raise ConfigError(
-                f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
+                f"model {model!r}: expected server_timeout_s above 0 s and below {_LONGEST_S:g} s, "
+                f"got {server_timeout_s!r}"
             )
         carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
     return tuple(carried)

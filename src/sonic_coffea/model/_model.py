@@ -153,7 +153,7 @@ class Model(Declaration):
         ModelNotFoundError, ServerLostError, AccessError
             If no server describes the model.
         """
-        pool = current() if pool is None else pool
+        pool = current(self.pool_of_pickle) if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
         checked = self.compare(contract, server=", ".join(pool.settings.servers))
         for server in pool.settings.servers:
@@ -221,7 +221,7 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission(self, pool, on_error, version, deduplicate, deadline)
+        call = Submission((self,), pool, on_error, version, deduplicate, deadline)
         return call.send(objects).result_by(deadline)
 
     def submit(
@@ -234,6 +234,9 @@ class Model(Declaration):
         deduplicate: bool = False,
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
+
+        The arrays are read while requests leave: do not change them in place before the result is
+        there. Otherwise rows are scored as they are by then; with a cache, such a call fails.
 
         The call waits for the model's contract from a server: the first time, after a pause, and
         while all servers are lost and there is no fallback.
@@ -272,4 +275,4 @@ class Model(Declaration):
         ContractError
             If the server's model does not fit the declaration.
         """
-        return Submission(self, pool, on_error, version, deduplicate).send(objects)
+        return Submission((self,), pool, on_error, version, deduplicate).send(objects)

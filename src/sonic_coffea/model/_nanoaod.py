@@ -10,7 +10,16 @@ import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts import is_lazy, is_tracer, over_partitions
+from sonic_coffea.layouts import (
+    FilePositions,
+    Int64,
+    file_of,
+    file_positions,
+    is_lazy,
+    is_tracer,
+    over_partitions,
+    touch_position,
+)
 
 Association = tuple[str, str, str]
 """A table, its index into a collection, and the collection."""
@@ -56,8 +65,9 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     Returns
     -------
     awkward array
-        ``events * jets * var * candidate``. Jets are in the order of ``events[jets]``, and the
-        candidates of a jet in the order of the file. What the table says of a candidate in its jet,
+        ``events * jets * var * candidate``. Jets are those of ``events[jets]``, calibrated, cut or
+        sorted as they may be, and the candidates of a jet in the order of the table. A candidate
+        that was cut from the events is left out. What the table says of a candidate in its jet,
         such as PFNano's ``btagEtaRel``, are fields, too. A candidate that the file does not store,
         with the index -1, is left out. A field is read when it is used. The array is lazy if the
         events are.
@@ -67,7 +77,17 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     FieldError
         If the events lack a collection; the message names the nearest one.
     InputError
-        If the table links a jet to a candidate that the event does not have.
+        If the table links a jet to a candidate that the event does not have, or if the position of
+        a jet or candidate in the file's own lists is not known.
+
+    Notes
+    -----
+    The table counts jets as the file has them. NanoEvents know their file: a jet is found in it by
+    awkward's own indexes, or by its eta and phi in the event with the same run, luminosity block
+    and number. Arrays that know no file, such as those of uproot, must have their jets as the table
+    counts them. Note positions where neither is so, before the jets change::
+
+        events["FatJet", "file_position"] = ak.local_index(events.FatJet, axis=1)
     """
     _check_known(events, jets)
     association = _association(events, jets, _CANDIDATES)
@@ -100,8 +120,8 @@ def secondary_vertices(
     Returns
     -------
     awkward array
-        ``events * jets * var * vertex``. Jets are in the order of ``events[jets]``, and the
-        vertices of a jet in the order of the file; a vertex may belong to several jets. What the
+        ``events * jets * var * vertex``. Jets are those of ``events[jets]``, and the vertices of a
+        jet in the order of the table; a vertex may belong to several jets. What the
         table says of a vertex in its jet, such as PFNano's ``costhetasvpv``, are fields, too. A
         vertex that the file does not store, with the index -1, is left out: PFNano's tables have
         those below 3 standard deviations, and ``SV`` does not. A field is read when it is used; a
@@ -113,6 +133,8 @@ def secondary_vertices(
         If the events lack a collection; the message names the nearest one.
     ConfigError
         If the file has no such table, and the jets' own radius is not known.
+    InputError
+        As `constituents`, which also tells how jets are found in the file's table.
     """
     _check_known(events, jets)
     association = None if radius is not None else _association(events, jets, _VERTICES)
@@ -227,43 +249,63 @@ def _linked(events: Any, jets: str, association: Association) -> ak.Array:
     """Return the objects that a table links to each jet, with the table's other columns."""
     if is_lazy(events):
         label = "-".join((jets, *association))
-        function = partial(_linked, jets=jets, association=association)
-        return over_partitions(function, events, label=label, token=label)
+        function = partial(_of_partition, jets=jets, association=association)
+        both = {"events": events}
+        if "@original_array" in events.attrs:
+            both["file"] = events.attrs["@original_array"]
+        return over_partitions(function, both, label=label, token=label)
+    return _of_links(events, file_of(events), jets, association)
+
+
+def _of_partition(both: Mapping[str, Any], jets: str, association: Association) -> ak.Array:
+    return _of_links(both["events"], both.get("file"), jets, association)
+
+
+def _of_links(events: Any, file: Any, jets: str, association: Association) -> ak.Array:
     table, index, objects = association
     links, stored = events[table], events[objects]
     # coffea adds indices that count over the whole file, which end with G.
     known = ("jetIdx", index, "jetIdxG", f"{index}G", *stored.fields)
     columns = [name for name in links.fields if name not in known]
-    n_jets = ak.num(events[jets])
     # Neither the links of jets that are not stored, nor links to objects that are not stored.
-    used = (links.jetIdx >= 0) & (links.jetIdx < n_jets) & (links[index] != -1)
-    if not is_tracer(events):
-        if not ak.all(used):
-            links = links[used]
-        _check_links(links[index], ak.num(stored), association)
-        # The number of each link's jet among the jets of all events.
-        owner = links.jetIdx + (np.cumsum(n_jets) - n_jets)
-        if np.any(np.diff(ak.flatten(owner)) < 0):
-            links = links[ak.argsort(owner, stable=True)]
-    linked = stored[links[index]]
+    used = (links.jetIdx >= 0) & (links[index] != -1)
+    if is_tracer(events):
+        touch_position(events, jets, file)
+        touch_position(events, objects, file)
+        linked = stored[links[index]]
+    else:
+        links = links[used]
+        owner, chosen = _chosen(file_positions(events, jets, file), links.jetIdx)
+        n_jets = ak.to_numpy(ak.num(events[jets]))
+        event = np.repeat(np.arange(len(n_jets)), n_jets)[owner]
+        number = ak.to_numpy(ak.flatten(links[index]))[chosen]
+        stored_at = file_positions(events, objects, file)
+        place, wrong = stored_at.places(event, number)
+        for link in np.flatnonzero(wrong)[:1].tolist():
+            raise InputError(
+                f"the file links a jet to {index} {number[link]} in event {event[link]}, which has "
+                f"{stored_at.sizes[event[link]]} of {objects!r}",
+                events=(int(event[link]), int(event[link]) + 1),
+            )
+        is_there = place >= 0
+        per_event = np.bincount(event[is_there], minlength=len(n_jets))
+        links = ak.unflatten(ak.flatten(links)[chosen[is_there]], per_event)
+        linked = stored[ak.unflatten(place[is_there], per_event)]
     for name in columns:
         linked = ak.with_field(linked, links[name], name)
     if is_tracer(events):
         return _of_each(events[jets], linked)
-    per_jet = np.bincount(ak.flatten(owner), minlength=ak.sum(n_jets))
-    return _nested(linked, per_jet, n_jets)
+    return _nested(linked, np.bincount(owner[is_there], minlength=n_jets.sum()), n_jets)
 
 
-def _check_links(numbers: ak.Array, stored: ak.Array, association: Association) -> None:
-    """Refuse numbers beyond the stored objects of their event."""
-    _, index, objects = association
-    wrong = (numbers < 0) | (numbers >= stored)
-    for event in np.flatnonzero(ak.any(wrong, axis=1))[:1].tolist():
-        raise InputError(
-            f"the file links a jet to {index} {numbers[event][wrong[event]][0]} in event {event}, "
-            f"which has {stored[event]} of {objects!r}",
-            events=(event, event + 1),
-        )
+def _chosen(jets: FilePositions, linked_jets: ak.Array) -> tuple[Int64, Int64]:
+    """Return the links of all jets, jet by jet: the jet's number, and the link's."""
+    event = np.repeat(np.arange(len(jets.sizes)), ak.num(jets.positions))
+    position = ak.to_numpy(ak.flatten(jets.positions))
+    order, first, count = FilePositions(linked_jets, jets.sizes).find(event, position)
+    owner = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    return owner, order[first[owner] + within]
 
 
 def _nested(elements: ak.Array, per_jet: Any, n_jets: Any) -> ak.Array:

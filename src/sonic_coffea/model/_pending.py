@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import numpy as np
+
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import DeadlineError, printable
+from sonic_coffea.errors import DeadlineError, SonicError, printable
+from sonic_coffea.model._cases import chosen, mean
 from sonic_coffea.pool import Deadline
-from sonic_coffea.provenance import attributes
+from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sonic_coffea.layouts import Outputs, Structure
+    from sonic_coffea.layouts import Int64, Outputs, Structure
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
@@ -136,8 +140,12 @@ class Pending:
 
         Raises
         ------
+        ConfigError
+            If `timeout_s` is no number of seconds, or is longer than a week.
         DeadlineError
             If `timeout_s` has passed.
+        ContractError
+            If the model's file was replaced while rows were scored.
         SonicError
             If rows could not be scored; it names server, model, request and events.
         """
@@ -145,6 +153,14 @@ class Pending:
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores; the deadline may be that of a call that began before; see `result`."""
+        scores = self.scores_by(deadline, progress=progress)
+        if self.lengths is None:
+            return scores
+        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
+        return {name: scores[stop - length : stop] for (name, length), stop in stops}
+
+    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
+        """Return the scores of all variations, one variation after another."""
         try:
             with self._shown_progress(show=progress):
                 for part in self.parts:
@@ -157,11 +173,15 @@ class Pending:
                         )
                         part.call.abandon(late)
                     part.call.raise_failure()
-                    self._keep([part], deadline)
+                    if not part.is_settled:
+                        _settle([part], deadline)
         except BaseException as error:
             self.cancel()
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._keep(self.parts, Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0))
+            within = Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0)
+            if keeping := [part for part in self.parts if part.keeps]:
+                with contextlib.suppress(SonicError):
+                    _settle(keeping, within)
             if interrupted and hasattr(error, "add_note"):  # Python 3.11
                 remark = "a cache would keep them"
                 if any(part.cache is not None for part in self.parts):
@@ -173,38 +193,21 @@ class Pending:
             raise
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
         content = self.rows.without(self._outputs.content(), lost)
-        scores = self.rows.unflatten(content, attrs=attributes(self.provenance()))
-        if self.lengths is None:
-            return scores
-        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
-        return {name: scores[stop - length : stop] for (name, length), stop in stops}
+        return self.rows.unflatten(content, attrs=attributes(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
         """Return the provenance of the scores: model, version, servers, the declaration's hash."""
         calls = [part.call for part in self.parts]
         served = set().union(*(call.served_versions for call in calls))
-        digests = set().union(*(part.digests() for part in self.parts))
         tallies = [entry for call in calls for entry in call.statistics]
         return {
             "model": self._model,
             "version": self._version or ", ".join(sorted(served)) or None,
-            "digest": ", ".join(sorted(digests)) or None,
+            "digest": join_digests(part.digest for part in self.parts),
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
             "config_hash": self._config_hash,
             "sonic_coffea": __version__,
         }
-
-    def _keep(self, parts: list[Part], deadline: Deadline) -> None:
-        """Keep the scores so far; the servers, which it asks, are waited for until the deadline."""
-
-        def keep() -> None:
-            for part in parts:
-                part.keep()
-
-        if any(part.keeps for part in parts):
-            keeping = deadline.run(keep, name="sonic-cache")
-            if keeping.done():
-                keeping.result()
 
     @contextlib.contextmanager
     def _shown_progress(self, *, show: bool) -> Iterator[None]:
@@ -236,6 +239,85 @@ class Pending:
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
             bar.add_task(printable(self._model), total=len(self.rows))
             yield
+
+
+def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
+    """Settle which file made scores, and keep them; servers are waited for until the deadline."""
+
+    def settle() -> None:
+        for part in parts:
+            part.settle()
+
+    settling = deadline.run(settle, name="sonic-cache")
+    if settling.done():
+        settling.result()
+
+
+class Combined(Pending):
+    """A call of several models: each object has the scores of its model, or the mean of all.
+
+    Parameters
+    ----------
+    name : str
+        The names of the models.
+    sent : sequence of Pending
+        The call of each model.
+    numbers : array of int64 or None
+        The number of the model of each row, -1 for none; None for the mean.
+    optional : bool
+        Whether there may be rows of no model.
+    """
+
+    def __init__(
+        self, name: str, sent: Sequence[Pending], numbers: Int64 | None, *, optional: bool
+    ) -> None:
+        self._model, self._sent = name, sent
+        self._numbers, self._optional = numbers, optional
+        for pending in sent[1:]:
+            names = f"model {sent[0]._model!r}", f"model {pending._model!r}"  # noqa: SLF001
+            sent[0].rows.check_same(pending.rows, names)
+        self.parts = [part for pending in sent for part in pending.parts]
+        self.rows = sent[0].rows
+        self.unsent = sum((pending.unsent for pending in sent), Statistics())
+
+    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
+        used = list(range(len(self._sent)))
+        if self._numbers is not None:
+            # The other models do not know the shape of outputs that declare none.
+            used = np.unique(self._numbers[self._numbers >= 0]).tolist() or [0]
+        try:
+            each = {
+                number: self._sent[number].scores_by(deadline, progress=progress) for number in used
+            }
+        except BaseException:
+            self.cancel()
+            raise
+        numbers = self._numbers
+        if numbers is None:
+            scores = mean(list(each.values()))
+        else:
+            scores = chosen(self.rows, numbers, each, optional=self._optional)
+        return ak.Array(scores.layout, attrs=self._attributes())
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the provenance of the scores: of each model, side by side."""
+        each = [pending.provenance() for pending in self._sent]
+
+        def joined(key: str) -> str | None:
+            return ", ".join(record[key] for record in each if record[key] is not None) or None
+
+        return {
+            **each[0],
+            "model": self._model,
+            **{key: joined(key) for key in ("version", "config_hash")},
+            "digest": join_digests(record["digest"] for record in each),
+            "servers": sorted({server for record in each for server in record["servers"]}),
+        }
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return the provenance of all, and by its hash that of each model that scored rows."""
+        scoring = [pending for pending in self._sent if pending.parts] or self._sent
+        return attributes(self.provenance(), [pending.provenance() for pending in scoring])
 
 
 class Deferred(Pending):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from numpy.typing import NDArray
 
 from sonic_coffea.errors import (
     ConfigError,
@@ -24,7 +23,8 @@ from sonic_coffea.errors import (
     nearest,
 )
 from sonic_coffea.layouts import Inputs, Outputs, is_lazy, is_tracer, over_partitions, trace
-from sonic_coffea.model._pending import Deferred, Pending
+from sonic_coffea.model._cases import as_array, by_row, is_optional, numbered
+from sonic_coffea.model._pending import Combined, Deferred, Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reuse import Part, ScoreCache, Variations
 
@@ -36,84 +36,120 @@ logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
 
+# Names among the arrays of a partition, beside the name of the cases.
+_OBJECTS, _VERSION = "objects=", "version="
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """A model, and the options of `Model.submit` with which objects are sent.
+    """Models, and the options of `Model.submit` with which objects are sent.
 
     Attributes
     ----------
     of_partition : bool
         Whether the objects are a partition of a lazy array, whose type is known beforehand.
-    events : array of bool or None
-        The events whose objects are sent; None for all.
+    case : ak.Array or None
+        The number of the model that scores each event, or each object; None where no model does.
+        Without it, all models score all objects, and the scores are the mean.
+    case_name : str
+        The name of the numbers in messages.
     """
 
-    model: Declaration
+    models: tuple[Declaration, ...]
     pool: Pool | None = None
     on_error: str = "raise"
     version: Any = None
     deduplicate: bool = False
     deadline: Deadline = NEVER
     of_partition: bool = False
-    events: NDArray[np.bool_] | None = None
+    case: Any = None
+    case_name: str = "fold"
+
+    @property
+    def name(self) -> str:
+        """The names of the models."""
+        return ", ".join(model.name for model in self.models)
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
-        version = self.version
         if self.on_error not in ON_ERROR:
             raise ConfigError(f"no on_error {self.on_error!r}; {nearest(self.on_error, ON_ERROR)}")
-        if version is not None and self.model.version is not None:
-            raise ConfigError(
-                f"model {self.model.name!r} is declared with version {self.model.version}; leave "
-                "that out"
-            )
+        for model in self.models:
+            if self.version is not None and model.version is not None:
+                raise ConfigError(
+                    f"model {model.name!r} is declared with version {model.version}; leave that out"
+                )
         if isinstance(objects, Variations):
-            if objects.deferred:
-                # Their numbers of events are not known, so that they cannot be sent together.
-                each = {name: self.send(array).result() for name, array in objects.items()}
-                return Deferred(self.model.name, each)
-            together, lengths = objects.together()
-            if not _is_single(version):
-                version = _repeated(version, lengths)
-            once = replace(self, version=version, deduplicate=True)
-            pending = once.send(together)
-            pending.lengths = lengths
-            return pending
+            return self._send_variations(objects)
         if is_lazy(objects):
-            if not _is_single(version):
-                raise ConfigError("lazy arrays are scored by one version; compute them first")
             return self._lazy(objects)
         if is_tracer(objects):
-            if not _is_single(version):
-                ak.typetracer.touch_data(version)
-            return Deferred(self.model.name, trace(self.model.inputs, self.model.outputs, objects))
-        return self._submit(objects)
+            return Deferred(self.name, self._trace(objects))
+        return self._send_in_memory(objects)
 
-    def _submit(self, objects: Any) -> Pending:
-        model = self.model
+    def _send_in_memory(self, objects: Any) -> Pending:
+        sent: list[Pending] = []
+        try:
+            for number, model in enumerate(self.models):
+                sent.append(self._submit(model, number, objects))
+        except BaseException:
+            for pending in sent:
+                pending.cancel()
+            raise
+        if len(sent) == 1:
+            return sent[0]
+        if self.case is None:
+            return Combined(self.name, sent, None, optional=False)
+        numbers = by_row(sent[0].rows, self.case, self.case_name)
+        return Combined(self.name, sent, numbers, optional=is_optional(self.case))
+
+    def _send_variations(self, objects: Variations) -> Pending:
+        if objects.deferred:
+            # Their numbers of events are not known, so that they cannot be sent together.
+            each = {
+                name: replace(self, case=_of_variation(self.case, name)).send(array).result()
+                for name, array in objects.items()
+            }
+            return Deferred(self.name, each)
+        together, lengths = objects.together()
+        version = _repeated(self.version, lengths, "version")
+        case = _repeated(self.case, lengths, self.case_name)
+        pending = replace(self, version=version, case=case, deduplicate=True).send(together)
+        pending.lengths = lengths
+        return pending
+
+    def _trace(self, objects: Any) -> ak.Array:
+        """Return what stands for the scores of arrays without data."""
+        if not _is_single(self.version):
+            ak.typetracer.touch_data(self.version)
+        optional = False
+        if self.case is not None:
+            ak.typetracer.touch_data(self.case)
+            optional = is_optional(self.case)
+        scores, *_ = [
+            trace(model.inputs, model.outputs, objects, optional=optional) for model in self.models
+        ]
+        return scores
+
+    def _submit(self, model: Declaration, number: int, objects: Any) -> Pending:
         inputs = model.bind(objects)
         outputs = Outputs.of(model.outputs, inputs)
         pending = Pending(model, inputs.rows, outputs)
-        if self.events is not None:
-            if len(self.events) != inputs.rows.events:
-                raise InputError(
-                    f"expected a fold for each of {inputs.rows.events} events, got "
-                    f"{len(self.events)}"
-                )
-            inputs = inputs.only(np.flatnonzero(self.events[inputs.rows.event_numbers()]))
+        if self.case is not None:
+            cases = by_row(inputs.rows, self.case, self.case_name)
+            inputs = inputs.only(np.flatnonzero(cases == number))
         if len(inputs) == 0:
-            self._expect(outputs, inputs)
+            self._expect(model, outputs, inputs)
             return pending
         inputs.load()
-        pool = self._own_pool()
+        pool = self._pool_of(model)
         try:
-            for version, rows in self._by_version(inputs):
-                contract = self._contract(pool, version, rows)
+            for version, rows in self._by_version(model, inputs):
+                contract = self._contract(model, pool, version, rows)
                 if contract is None:
                     pending.lose(rows.selection(0, len(rows)), len(rows))
                     continue
-                self._set_shapes(outputs, contract)
+                self._set_shapes(model, outputs, contract)
                 part = Part(
                     contract,
                     replace(rows, without_axis=model.inputs_without_axis(contract)),
@@ -121,7 +157,7 @@ class Submission:
                     version=version,
                     mask=self.on_error == "mask",
                     deduplicate=self.deduplicate,
-                    cache=self._cache(pool, contract),
+                    cache=self._cache(model, pool, contract),
                     pool=pool,
                     deadline=self.deadline,
                 )
@@ -132,27 +168,27 @@ class Submission:
             raise
         return pending
 
-    def _own_pool(self) -> Pool:
-        return current() if self.pool is None else self.pool
+    def _pool_of(self, model: Declaration) -> Pool:
+        return current(model.pool_of_pickle) if self.pool is None else self.pool
 
-    def _expect(self, outputs: Outputs, inputs: Inputs) -> None:
+    def _expect(self, model: Declaration, outputs: Outputs, inputs: Inputs) -> None:
         """Set the shapes of outputs that declare none, where there is no object to score.
 
         So all chunks have the same type. If no server tells the shape, the output is a number.
         """
-        if all(output.is_typed for output in self.model.outputs.values()):
+        if all(output.is_typed for output in model.outputs.values()):
             return
-        version = next(self._by_version(inputs))[0] if _is_single(self.version) else None
+        version = next(self._by_version(model, inputs))[0] if _is_single(self.version) else None
         with contextlib.suppress(SonicError):
-            pool = self._own_pool()
-            contract = pool.contract(self.model.name, version, deadline=self.deadline)
-            self._set_shapes(outputs, contract)
+            pool = self._pool_of(model)
+            contract = pool.contract(model.name, version, deadline=self.deadline)
+            self._set_shapes(model, outputs, contract)
 
-    def _set_shapes(self, outputs: Outputs, contract: Contract) -> None:
+    def _set_shapes(self, model: Declaration, outputs: Outputs, contract: Contract) -> None:
         """Set the shapes of outputs; those of a lazy array must be numbers, or declared."""
-        whole = self.model.outputs_without_axis(contract)
+        whole = model.outputs_without_axis(contract)
         for spec in contract.outputs:
-            declaration = self.model.outputs.get(spec.name)
+            declaration = model.outputs.get(spec.name)
             if declaration is None:
                 continue
             shape = spec.whole_shape if spec.name in whole else spec.shape
@@ -162,17 +198,19 @@ class Submission:
                     f"output {spec.name!r} has shape {list(inner)} a {declaration.per}, which the "
                     f"type of a lazy array did not know; declare it, as "
                     f"sonic.Output(shape={inner}), or with labels",
-                    model=self.model.name,
+                    model=model.name,
                     version=contract.version,
                 )
             outputs.each[spec.name].expect(shape)
 
-    def _contract(self, pool: Pool, version: str | None, rows: Inputs) -> Contract | None:
+    def _contract(
+        self, model: Declaration, pool: Pool, version: str | None, rows: Inputs
+    ) -> Contract | None:
         """Return the servers' contract; None if no server has one, and the rows are masked."""
         try:
-            anew = pool.settings.cache.path is not None
-            contract = pool.contract(self.model.name, version, anew=anew, deadline=self.deadline)
-            return self.model.fitted(contract, server=", ".join(pool.settings.servers))
+            anew = pool.settings.cache is not None
+            contract = pool.contract(model.name, version, anew=anew, deadline=self.deadline)
+            return model.fitted(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             mask = self.on_error == "mask" and not self.deadline.over
@@ -182,9 +220,9 @@ class Submission:
             logger.warning("%s; all %d rows are None", error, len(rows))
             return None
 
-    def _cache(self, pool: Pool, contract: Contract) -> ScoreCache | None:
+    def _cache(self, model: Declaration, pool: Pool, contract: Contract) -> ScoreCache | None:
         """Return the cache of scores; None if there is none, or rows are not told apart."""
-        model, settings = self.model, pool.settings.cache
+        settings = pool.settings
         whole = [name for name, layout in model.inputs.items() if not layout.stacks]
         whole += [name for name, output in model.outputs.items() if output.splits is not None]
         if model.one_request_per == "event":
@@ -194,30 +232,31 @@ class Submission:
                 f"model {model.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
                 "tensor for all; leave deduplicate out"
             )
-        if settings.path is None or whole:
+        if settings.cache is None or whole:
             return None
-        if contract.digest or settings.trusts_versions:
-            return ScoreCache(settings.path, settings.max_bytes)
+        if contract.digest or settings.cache_trusts_versions:
+            return ScoreCache(settings.cache, settings.cache_bytes)
         _warn_of_missing_digest(model.name, contract.version)
         return None
 
-    def _by_version(self, inputs: Inputs) -> Iterator[tuple[str | None, Inputs]]:
+    def _by_version(
+        self, model: Declaration, inputs: Inputs
+    ) -> Iterator[tuple[str | None, Inputs]]:
         """Yield the versions that score rows, and their rows."""
         if _is_single(self.version):
-            yield self.model.version if self.version is None else str(self.version), inputs
+            yield model.version if self.version is None else str(self.version), inputs
             return
-        if ak.any(ak.is_none(self.version)):
+        versions = as_array(self.version, "version")
+        keys = np.unique(ak.to_numpy(ak.flatten(versions, axis=None)))
+        if keys.dtype.kind not in "iuU":
+            raise InputError(f"expected versions as whole numbers, got {versions.type}")
+        numbers = numbered(versions, keys.tolist(), None, "version")
+        rows = inputs.numbers(0, len(inputs))
+        of_rows = by_row(inputs.rows, numbers, "version")[rows]
+        if np.any(of_rows < 0):
             raise InputError("expected a version for each event, got None for some")
-        versions = np.asarray(ak.to_numpy(self.version))
-        events = inputs.rows.events
-        if versions.ndim != 1 or len(versions) != events or versions.dtype.kind not in "iuU":
-            raise InputError(
-                f"expected a version, or one for each of {events} events as whole numbers, got "
-                f"{versions.dtype} {list(versions.shape)}"
-            )
-        by_row = versions[inputs.rows.event_numbers()]
-        for version in np.unique(by_row):
-            yield str(version), inputs.only(np.flatnonzero(by_row == version))
+        for number in np.unique(of_rows):
+            yield str(keys[number]), inputs.only(rows[of_rows == number])
 
     def _lazy(self, objects: Any) -> Pending:
         if self.pool is not None:
@@ -225,11 +264,25 @@ class Submission:
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
-        label = f"sonic-{self.model.name}"
-        options = (self.on_error, self.version, self.deduplicate)
-        token = "-".join(map(str, [self.model.config_hash, *options]))
-        score = replace(self, deadline=NEVER, of_partition=True).score
-        return Deferred(self.model.name, over_partitions(score, objects, label=label, token=token))
+        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
+        if self.case is not None:
+            arrays = {**arrays, f"{self.case_name}=": self.case}
+        if not _is_single(self.version):
+            arrays = {**arrays, _VERSION: self.version}
+        version = self.version if _is_single(self.version) else None
+        label = f"sonic-{self.name}"
+        options = (self.on_error, version, self.deduplicate)
+        token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
+        score = replace(
+            self, version=version, case=None, deadline=NEVER, of_partition=True
+        ).score_partition
+        return Deferred(self.name, over_partitions(score, arrays, label=label, token=token))
+
+    def score_partition(self, arrays: dict[str, Any]) -> Any:
+        """Score the objects of a partition, with the case and the version of each event."""
+        case = arrays.pop(f"{self.case_name}=", None)
+        version = arrays.pop(_VERSION, self.version)
+        return replace(self, case=case, version=version).score(arrays.get(_OBJECTS, arrays))
 
     def score(self, objects: Any) -> Any:
         """Send objects, and wait for their scores."""
@@ -252,12 +305,19 @@ def _is_single(version: Any) -> bool:
     return version is None or isinstance(version, (str, int, np.integer))
 
 
-def _repeated(version: Any, lengths: Mapping[str, int]) -> ak.Array:
-    """Return the version of each event of all variations, one after another."""
+def _of_variation(values: Any, name: str) -> Any:
+    return values[name] if isinstance(values, Mapping) else values
+
+
+def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
+    """Return the values of the events of all variations, one variation after another."""
+    if _is_single(values):
+        return values
+    each = {name: _of_variation(values, name) for name in lengths}
     for name, length in lengths.items():
-        if length != len(version):
+        if length != len(each[name]):
             raise InputError(
-                f"variation {name!r} has {length} events, and there are {len(version)} versions; "
+                f"variation {name!r} has {length} events, and there are {len(each[name])} {what}s; "
                 "vary the objects of all events, or score variations one by one"
             )
-    return ak.concatenate([version] * len(lengths))
+    return ak.concatenate(list(each.values()))

@@ -34,7 +34,9 @@ def read(
     upper_bound)``. Rows are padded with ``pad`` up to ``var_length``. With ``min_length`` and
     ``max_length``, rows are padded to one of several lengths between these. The lengths double in
     the group that needs most steps, and the other groups have as many steps. A group of length 1
-    holds numbers of the row itself: ``[N, F, 1]``.
+    holds numbers of the row itself: ``[N, F, 1]``. So does a group whose length is null, which
+    weaver does not pad: ``[N, F]``, or ``[N]`` of one variable. Any other null stands for what the
+    file need not have.
 
     An input is a mask if the name of its only variable ends with ``mask``. It counts the elements
     of the first input with the same text before the last ``_``: ``sv_mask`` those of
@@ -45,28 +47,37 @@ def read(
     file = "the preprocessing"
     if not isinstance(preprocess, Mapping):
         file = f"the preprocessing file {str(preprocess)!r}"
-    groups = {name: _get(content, name, file) for name in _get(content, "input_names", file)}
+    groups = {name: _get(content, name, file) for name in _names(content, "input_names", file)}
     names = rename or {}
-    declared = {v for group in groups.values() for v in group.get("var_names", ())}
+    variables_of = {
+        name: _names(group, "var_names", f"input {name!r} of {file}")
+        for name, group in groups.items()
+    }
+    declared = {variable for variables in variables_of.values() for variable in variables}
     known = [*groups, *sorted(declared)]
     _require(names, known, "rename: the preprocessing file has no variable or input")
     prefixes = _prefixes(prefix, groups)
-    lengths = _lengths({name: _range(group, name) for name, group in groups.items()})
+    ranges = {name: _range(group, name) for name, group in groups.items()}
+    lengths = _lengths({name: limits for name, limits in ranges.items() if limits is not None})
     layouts: dict[str, Layout] = {}
     masks: list[str] = []
     for name, group in groups.items():
-        variables = list(_get(group, "var_names", f"input {name!r} of {file}"))
-        if len(variables) == 1 and variables[0].endswith("mask"):
+        variables, where = variables_of[name], f"input {name!r} of {file}"
+        if len(variables) == 1 and variables[0].endswith("mask") and name in lengths:
             masks.append(name)
             layouts[name] = Mask()  # in the order of the file
             continue
-        infos = _get(group, "var_infos", f"input {name!r} of {file}")
+        infos = {v: _get(_get(group, "var_infos", where), v, where) for v in variables}
         features = [
-            _feature(prefixes[name] + names.get(v, v), _get(infos, v, f"input {name!r} of {file}"))
-            for v in variables
+            _feature(prefixes[name] + names.get(v, v), info, f"variable {v!r} of {where}")
+            for v, info in infos.items()
         ]
-        fills = [float(infos[v].get("pad", 0.0)) for v in variables]
-        if len(lengths[name]) > 1:
+        fills = [
+            _number(info, "pad", 0.0, f"variable {v!r} of {where}") for v, info in infos.items()
+        ]
+        if name not in lengths:
+            layouts[name] = Row(features, axis_order="" if len(features) == 1 else "F")
+        elif len(lengths[name]) > 1:
             layouts[name] = Bucketed(features, lengths[name], fill=fills)
         elif lengths[name] == [1]:
             layouts[name] = Row(features, axis_order="FL")
@@ -101,8 +112,15 @@ def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | Non
     if isinstance(labels, (str, Path)):
         return _lines(Path(labels))
     if labels is not None:
+        if not isinstance(labels, Sequence):
+            raise ConfigError(f"expected labels as a file or a list of names, got {labels!r}")
         return [str(label) for label in labels]
-    names = content.get("output_names", content.get("flav_names"))
+    names = content.get("output_names")
+    names = content.get("flav_names") if names is None else names
+    if names is not None and not isinstance(names, (list, tuple, Mapping)):
+        raise ConfigError(
+            f"the preprocessing file: expected output_names to be a list of names, got {names!r}"
+        )
     if not names:
         raise ConfigError(
             "the preprocessing file does not name the values of the model's output; the "
@@ -148,30 +166,59 @@ def _counted(mask: str, others: list[str]) -> str:
     return first[group]
 
 
-def _feature(name: str, info: Mapping[str, Any]) -> Feature:
-    lower = float(info.get("lower_bound", -_NO_LIMIT))
-    upper = float(info.get("upper_bound", _NO_LIMIT))
+def _feature(name: str, info: Any, where: str) -> Feature:
+    if not isinstance(info, Mapping):
+        raise ConfigError(f"{where}: expected an object with its numbers, got {info!r}")
+    shift = _number(info, "median", 0.0, where)
+    scale = _number(info, "norm_factor", 1.0, where)
+    lower = _number(info, "lower_bound", -_NO_LIMIT, where)
+    upper = _number(info, "upper_bound", _NO_LIMIT, where)
+    is_transformed = scale != 1.0 or lower > -_NO_LIMIT or upper < _NO_LIMIT
+    if info.get("median", 0.0) is None and is_transformed:
+        raise ConfigError(
+            f"{where} has null as median, which to weaver means no transformation, beside a "
+            "norm_factor or limits; write 0 as median, or null for the others too"
+        )
     return Feature(
         name,
-        shift=float(info.get("median", 0.0)),
-        scale=float(info.get("norm_factor", 1.0)),
+        shift=shift,
+        scale=scale,
         lower=None if lower <= -_NO_LIMIT else lower,
         upper=None if upper >= _NO_LIMIT else upper,
-        nonfinite=float(info.get("replace_inf_value", 0.0)),
+        nonfinite=_number(info, "replace_inf_value", 0.0, where),
     )
 
 
-def _range(group: Mapping[str, Any], name: str) -> tuple[int, int]:
-    """Return the least and the greatest length of a group."""
-    if "var_length" in group:
-        return (int(group["var_length"]),) * 2
-    if "max_length" not in group:
-        raise ConfigError(
-            f"input {name!r} of the preprocessing file has no var_length or max_length"
-        )
-    most = int(group["max_length"])
-    least = max(1, int(group.get("min_length", most)))
-    return least, max(least, most)
+def _number(info: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    """Return a number of the file; null is as good as none."""
+    value = info.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{where}: expected {key} to be a number, got {value!r}")
+    return float(value)
+
+
+def _range(group: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    """Return the least and the greatest length of a group; None if it is not padded."""
+    where = f"input {name!r} of the preprocessing file"
+    key = "var_length" if "var_length" in group else "max_length"
+    if key not in group:
+        raise ConfigError(f"{where} has no var_length or max_length")
+    if group[key] is None:
+        return None
+    most = _length_of(group, key, where)
+    if key == "var_length":
+        return most, most
+    least = most if group.get("min_length") is None else _length_of(group, "min_length", where)
+    return max(1, least), max(1, least, most)
+
+
+def _length_of(group: Mapping[str, Any], key: str, where: str) -> int:
+    length = group[key]
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise ConfigError(f"{where}: expected {key} to be a whole number, got {length!r}")
+    return length
 
 
 def _lengths(ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[int]]:
@@ -216,9 +263,19 @@ def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     raise ConfigError(message)
 
 
-def _get(content: Mapping[str, Any], key: str, where: str) -> Any:
+def _get(content: Any, key: str, where: str) -> Any:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where}: expected an object that has {key!r}, got {content!r}")
     _require([key], content, f"{where} has no")
     return content[key]
+
+
+def _names(content: Any, key: str, where: str) -> list[str]:
+    """Return a list of names in the file."""
+    names = _get(content, key, where)
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}: expected {key} to be a list of names, got {names!r}")
+    return list(names)
 
 
 def _require(names: Iterable[str], known: Collection[str], problem: str) -> None:

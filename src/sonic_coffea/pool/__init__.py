@@ -13,43 +13,48 @@ from sonic_coffea.pool._limits import MAX_RTT_RATIO, Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._process import take_part
-from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
+from sonic_coffea.pool._registry import (
+    WithPool,
+    current,
+    forget,
+    install,
+    shared,
+    uninstall,
+    using,
+)
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
-from sonic_coffea.pool._shares import DEFAULT, Share, share
+from sonic_coffea.pool._settings import Settings, is_in_process
+from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
-    "DEFAULT",
     "MASKABLE",
+    "MAX_MISSES",
     "MAX_RTT_RATIO",
     "NEVER",
+    "QUIET_S",
     "TRANSIENT",
-    "CacheSettings",
     "Call",
-    "Carrier",
     "Checks",
     "Deadline",
-    "Fallback",
     "HostCheck",
-    "Limits",
     "ModelKey",
     "Pool",
     "Quota",
-    "Retry",
     "RttStatistics",
     "ServerState",
     "Settings",
-    "Share",
     "Step",
-    "carried",
+    "WithPool",
     "check",
     "check_here",
     "current",
     "forget",
     "install",
+    "is_in_process",
     "min_in_flight",
     "rows_per_request",
-    "share",
     "shared",
     "take_part",
+    "uninstall",
+    "using",
 ]

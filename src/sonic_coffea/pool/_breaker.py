@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from sonic_coffea.errors import SonicError
 
 FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 0.1, 2.0
-# Longest ejection of an endpoint that other clients have lost: the fault may be in their network.
-EJECTED_S = 5.0
 # The retry budget. Behind a balancer, some servers may be dead and others well. If three of four
 # requests are lost, as with Envoy's LEAST_REQUEST and one of two servers dead, 32 losses in a row
 # happen once in 10,000 cases. Each answer adds ten losses to the budget, so requests are retried at
@@ -39,15 +37,10 @@ class CircuitBreaker:
     A lost request is no lost endpoint, as many servers may be behind it. So losses use up a retry
     budget, which responses fill again, and only an empty budget opens the circuit.
 
-    An endpoint that other clients have lost is ejected: its circuit is open, too, but it counts as
-    lost only while they report the loss.
-
     Attributes
     ----------
     failing_since : float or None
-        When the endpoint was lost or ejected; else None.
-    ejected : bool
-        Whether only other clients have lost it.
+        When the endpoint was lost; else None.
     retry_at : float
         When the back-off ends.
     """
@@ -57,9 +50,7 @@ class CircuitBreaker:
         self._budget = MAX_LOSSES
         self._losing_since: float | None = None
         self._back_offs = 0
-        self._ejected_until = 0.0
         self.failing_since: float | None = None
-        self.ejected = False
         self.retry_at = 0.0
         self.last_error: SonicError | None = None
 
@@ -73,22 +64,13 @@ class CircuitBreaker:
         since = self._losing_since
         return self._budget <= 0.0 or (since is not None and now - since >= MAX_RUN_S)
 
-    @property
-    def lost(self) -> bool:
-        """Whether this process itself has lost the endpoint."""
-        return self.failing_since is not None and not self.ejected
-
-    def lost_since(self, now: float) -> float | None:
-        """Return since when it is lost, to this process or by recent reports of others."""
-        return None if self.ejected and now >= self._ejected_until else self.failing_since
-
     def succeed(self) -> bool:
         """Close the circuit, and return whether it was open or half-open."""
         was_failing = self.failing_since is not None
         self._budget = min(self._budget + LOSSES_PER_ANSWER, MAX_LOSSES)
         self._back_offs = 0
         self.retry_at = 0.0
-        self.failing_since, self.ejected, self._losing_since = None, False, None
+        self.failing_since = self._losing_since = None
         return was_failing
 
     def spend(self) -> None:
@@ -106,34 +88,18 @@ class CircuitBreaker:
         if self._losing_since is None:
             self._losing_since = now
         self.spend()
-        over = self.exhausted(now) or self.ejected
-        return hopeless and over and self.open(error, now)
+        return hopeless and self.exhausted(now) and self.open(error, now)
 
     def open(self, error: SonicError, now: float) -> bool:
         """Open the circuit, and return whether the endpoint was not lost before."""
         self.last_error = error
-        new = not self.lost
+        new = self.failing_since is None
         if new:
-            self.failing_since, self.ejected = self._losing_since or now, False
+            self.failing_since = self._losing_since or now
         self._budget, self._losing_since = HALF_OPEN_LOSSES, None
         self._back_offs += 1
         self.retry_at = now + back_off_s(self._back_offs, self._rng)
         return new
-
-    def eject(self, error: SonicError, until: float, now: float) -> bool:
-        """Open the circuit for a time; return whether the endpoint was not lost before."""
-        new = self.lost_since(now) is None
-        if new:
-            self.last_error = error
-            self.failing_since, self.ejected = now, True
-        self._ejected_until = until
-        self.retry_at = min(until, (self.failing_since or now) + EJECTED_S)
-        return new
-
-    def readmit(self, now: float) -> None:
-        """End an ejection, as the others no longer report a loss."""
-        if self._ejected_until > now:
-            self.retry_at = self._ejected_until = now
 
 
 def back_off_s(number: int, rng: Random, first_s: float = FIRST_BACK_OFF_S) -> float:

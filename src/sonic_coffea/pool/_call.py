@@ -20,7 +20,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._process import wait_for
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._shares import current_share
 from sonic_coffea.pool._signature import MAX_MISSES
 from sonic_coffea.reporting import Statistics
 
@@ -119,14 +118,14 @@ class Call:
         self.version = version
         self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
-        self.share = current_share()
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
         self.served_versions: set[str] = set()
         self._mask = mask
         self._lost_with = lost_with
-        self._rows_left = 0
+        # Ranges of places whose rows are neither placed nor masked.
+        self._missing: list[tuple[int, int]] = []
         self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
         self._callbacks: list[Callable[[], Any]] = []
@@ -134,7 +133,7 @@ class Call:
     def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
         """Record how many rows are sent, and the function that ends the call early."""
         self._abandon = abandon
-        self._rows_left = rows
+        self._missing = [(0, rows)]
         if rows == 0:
             self._set_over()
 
@@ -172,6 +171,7 @@ class Call:
     def _set_over(self) -> None:
         # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.
         self.outputs = {}
+        self._missing = []
         self._complete.set()
         self._run_callbacks()
 
@@ -192,19 +192,28 @@ class Call:
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
 
-    def finish(self, request: RequestSlice) -> bool:
-        """Count a slice as over, and return whether it was the call's last one."""
-        # Counted twice, a slice would stand for another, whose rows would have no scores.
-        if not request.over:
-            request.over = True
-            self._rows_left -= request.rows
-            if self._rows_left == 0:
-                self._set_over()
-        return self._rows_left == 0
+    def missing(self, request: RequestSlice) -> list[tuple[int, int]]:
+        """Return the ranges of a slice whose rows are neither placed nor masked.
+
+        Rows are never counted by number alone: a row that counted twice would stand for another,
+        which would have no score.
+        """
+        ranges = [(max(a, request.start), min(b, request.stop)) for a, b in self._missing]
+        return [(start, stop) for start, stop in ranges if start < stop]
+
+    def finish(self, request: RequestSlice) -> None:
+        """Count the rows of a slice as placed or masked; with the last ones, the call is over."""
+        if self.over:
+            return
+        before = [(a, min(b, request.start)) for a, b in self._missing]
+        after = [(max(a, request.stop), b) for a, b in self._missing]
+        self._missing = sorted((start, stop) for start, stop in before + after if start < stop)
+        if not self._missing:
+            self._set_over()
 
     def fail(self, request: RequestSlice, error: SonicError) -> int:
         """Mask the rows of a slice, or fail the call; return the number of masked rows."""
-        if request.over or self.over:
+        if not (missing := self.missing(request)):
             return 0
         error = self._located(error, request.start, request.stop, rows=True)
         if not (self._mask and isinstance(error, MASKABLE)):
@@ -212,14 +221,17 @@ class Call:
             return 0
         level = logging.DEBUG if self.lost else logging.WARNING
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
-        lost, rows = self.inputs.selection(request.start, request.stop), request.rows
-        if self._lost_with is not None:
-            lost = self._lost_with(lost)
-            rows = len(lost)
-        self.lost.append(lost)
-        self.statistics += Statistics(masked=rows)
+        masked = 0
+        for start, stop in missing:
+            lost, rows = self.inputs.selection(start, stop), stop - start
+            if self._lost_with is not None:
+                lost = self._lost_with(lost)
+                rows = len(lost)
+            self.lost.append(lost)
+            masked += rows
+        self.statistics += Statistics(masked=masked)
         self.finish(request)
-        return rows
+        return masked
 
     def end(self, error: SonicError) -> None:
         """Fail the whole call."""
@@ -253,10 +265,16 @@ class VersionPin:
         """The version for the next request; None for the latest."""
         return self._requested or self._pinned
 
-    def answered(self, version: str) -> ModelNotFoundError | None:
-        """Record a response; return an error if earlier ones have another version."""
-        if self._requested is not None or not version:
+    def answered(self, version: str) -> SonicError | None:
+        """Record a response; return an error if it is not of the version of the others."""
+        if not version:
             return None
+        if self._requested is not None:
+            if version == self._requested:
+                return None
+            return ResponseError(
+                f"version {version} answered, and version {self._requested} was asked for"
+            )
         with self._lock:
             if self._pinned is None:
                 self._pinned = version

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from sonic_coffea import errors
 from sonic_coffea.transport import Address, Contract, Response, connect_transport
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 5.0
 _TRIES = 20
 _LOAD_BYTES = 4_000_000
+# By how much scores differ with the size of a batch, in half precision.
+_TOLERANCE = 1e-2
 
 _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.AccessError: "ask the server's operator for a token (--token-file) or a header "
@@ -77,6 +81,10 @@ class Step:
     seconds: float = 0.0
 
 
+def _shown(scores: Any) -> str:
+    return np.array2string(scores, precision=4, threshold=6, separator=", ").replace("\n", "")
+
+
 class _Failed(errors.ConfigError):
     """A failed step that knows its remedy."""
 
@@ -125,6 +133,7 @@ class _Steps:
     def __init__(self, settings: Settings, model: str | None, version: str | None) -> None:
         self._address = Address.parse(settings.servers[0])
         self._place = self._address.host, self._address.port
+        self._unix = self._address.path is not None
         self._settings = settings
         self._model, self._version = model or "", version
         # Nothing is connected before the first request.
@@ -132,8 +141,11 @@ class _Steps:
 
     def of(self, declared: Sequence[Declaration]) -> Iterator[tuple[str, Callable[[], str]]]:
         """Yield each step and its name."""
-        yield "name", self._resolve
-        yield "connection", self._connect
+        if self._unix:
+            yield "socket", self._connect_socket
+        else:
+            yield "name", self._resolve
+            yield "connection", self._connect
         yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
         yield "access", self._enter
         yield "readiness", self._ready
@@ -181,6 +193,20 @@ class _Steps:
             ) from None
         return f"port {port} is open"
 
+    def _connect_socket(self) -> str:
+        path = str(self._address.path)
+        try:
+            with socket.socket(socket.AF_UNIX) as plain:
+                plain.settimeout(_TIMEOUT_S)
+                plain.connect(path)
+        except OSError as error:
+            raise _Failed(
+                f"no connection to the socket {path}: {error.strerror or error}",
+                "a local server is reached by processes of its owner on its own machine only, "
+                "while it runs; `sonic-coffea status` lists yours",
+            ) from None
+        return "the socket is open"
+
     def _speak(self) -> str:
         """Tell HTTP, TLS and plain gRPC apart, as gRPC has one error for all of them."""
         import http.client
@@ -188,6 +214,8 @@ class _Steps:
         try:
             self.connection.info()
         except (errors.ServerLostError, errors.DeadlineError):
+            if self._unix:
+                raise
             with contextlib.suppress(OSError):
                 ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
                 remedy = f"try grpcs://{self._address.target}"
@@ -205,13 +233,13 @@ class _Steps:
 
     def _speak_tls(self) -> str:
         settings, remedy = self._settings, "files for TLS are PEM, which begins with -----BEGIN"
-        used = f"the certificate authority {settings.tls.root!r}"
+        used = f"the certificate authority {settings.tls_root!r}"
         try:
-            context = ssl.create_default_context(cafile=settings.tls.root)
+            context = ssl.create_default_context(cafile=settings.tls_root)
             context.set_alpn_protocols(["h2"])
-            if settings.tls.cert:
-                used = f"the certificate {settings.tls.cert!r} with the key {settings.tls.key!r}"
-                context.load_cert_chain(settings.tls.cert, settings.tls.key)
+            if settings.tls_cert:
+                used = f"the certificate {settings.tls_cert!r} with the key {settings.tls_key!r}"
+                context.load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
             raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None
         try:
@@ -273,7 +301,34 @@ class _Steps:
         response, rtt_s = self._request(1)
         shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
         shown = errors.printable(f"{shapes} from version {response.version}")
-        return f"one row of zeros: {shown}, {rtt_s * 1e3:.1f} ms"
+        beside = self._beside_another(response)
+        return f"one row of zeros: {shown}, {rtt_s * 1e3:.1f} ms{beside}"
+
+    def _beside_another(self, alone: Response) -> str:
+        """Score the row of zeros beside a row of ones: a row's scores are its own."""
+        if self._contract.max_rows == 1:
+            return "; it takes one row a request"
+        pair = self._contract.zeros(2)
+        for tensor in pair.values():
+            tensor[1] = 1
+        try:
+            both = self.connection.ask(self._contract, self._version, pair)[0].outputs
+        except errors.RequestError as error:
+            return f"; a row of ones could not be tried beside it ({error.message})"
+        for name, tensor in alone.outputs.items():
+            if tensor.shape[:1] != (1,) or both[name].shape[:1] != (2,):
+                return ""  # not of rows, but of a graph
+            if tensor.dtype.kind in "fc" and not np.allclose(
+                tensor[0], both[name][0], _TOLERANCE, _TOLERANCE, equal_nan=True
+            ):
+                raise _Failed(
+                    f"output {name!r} depends on the other rows of a request: of a row of zeros it "
+                    f"is {_shown(tensor[0])} alone, and {_shown(both[name][0])} beside one of ones",
+                    "export the network in evaluation mode (model.eval()), without a mean or a "
+                    "softmax over the first axis; or, if its rows belong together, serve it with "
+                    "max_batch_size: 0 and declare Model(one_request_per=...)",
+                )
+        return ", the same beside another row"
 
     def _request(self, rows: int) -> tuple[Response, float]:
         tensors = self._contract.zeros(rows)

@@ -7,10 +7,8 @@ retries; `Dispatcher` sends slices, and `ServedModels` finds models.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections import Counter, defaultdict, deque
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,22 +26,21 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import back_off_s
-from sonic_coffea.pool._channels import OLD_S
 from sonic_coffea.pool._dispatch import Dispatcher
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._request import Attempt, ModelKey
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._shares import Share
 
 logger = logging.getLogger(__name__)
 
 # Rows that are lost while others are answered may kill the servers. If each second server is dead,
 # one request of 16 is lost four times by chance.
 SUSPECT_LOSSES = MAX_RETRIES = 4
-# A request that a route cuts is split into eighths, while others are in flight beside it.
+# A request that a route cuts is split into eighths, while others are in flight beside it. Smaller
+# parts of a request that is too large back off.
 MAX_SPLITS = 3
 
 
@@ -54,13 +51,12 @@ class PoolCore:
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
         self._dispatcher = Dispatcher(settings, rng or Random(), memory_bytes)
-        self._timeout_s = settings.retry.timeout_s
+        self._timeout_s = settings.retry_timeout_s
         self.endpoints = self._dispatcher.endpoints
         self.models = ServedModels(self._dispatcher)
         self._waiting = self._dispatcher.waiting
         self._fallback = self._dispatcher.fallback
         self._instructions = self._dispatcher.instructions
-        self._to_cancel: deque[tuple[float, Attempt]] = deque()
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
@@ -78,8 +74,8 @@ class PoolCore:
         times.append(self._waiting.wakes_at)
         for x in self.endpoints:
             times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
-        if self._to_cancel:
-            times.append(self._to_cancel[0][0])
+        if dispatcher.to_cancel:
+            times.append(dispatcher.to_cancel[0][0])
         waiting = self._waiting.models()
         # A time that has passed waits for a response, which makes room.
         due = [self._fallback.due_at(key, now) for key in waiting]
@@ -88,25 +84,13 @@ class PoolCore:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
-        if dispatcher.settings.retry.hedge_after_s is not None:
+        if dispatcher.settings.hedge_after_s is not None:
             due += [dispatcher.hedged_at(attempt, now) for attempt in dispatcher.attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
 
     def waiting(self) -> dict[ModelKey, int]:
         return self._waiting.counts()
-
-    def shares(self) -> dict[ModelKey, Counter[Share]]:
-        """Return how many slices of each model wait or are in flight, by share.
-
-        Empty while there is only one share.
-        """
-        shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
-        if self._waiting.fair_order.shared:
-            in_flight = (attempt.slice for attempt in self._dispatcher.attempts())
-            for request in itertools.chain(self._waiting, in_flight):
-                shares[request.key][request.call.share] += 1
-        return shares
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
@@ -126,9 +110,7 @@ class PoolCore:
             case e.Failed(attempt, error, sent):
                 self._failed(attempt, error, now, sent=sent)
             case e.CallEnded(call):
-                for attempt in self._dispatcher.attempts():
-                    if attempt.slice.call is call:
-                        self._instructions.append(e.Cancel(attempt))
+                self._dispatcher.end_call(call, now)
             case e.Probed(url, error):
                 self._probed(url, error, now)
             case e.Validated():
@@ -154,34 +136,17 @@ class PoolCore:
 
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
-        request = attempt.slice
-        if attempt.settled:  # given up meanwhile: its rows were sent again
+        if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
-        self.models.answered_at[attempt.key] = now
-        request.delivered = True
-        self._dispatcher.settle(attempt)
-        self._drop_attempts(request, now)
+        self.models.answered(attempt.key, event.response.version, now)
+        self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
-
-    def _drop_attempts(self, request: RequestSlice, now: float) -> None:
-        """End all attempts of rows that are scored or given up.
-
-        They are cancelled at once, or later if too many young attempts were cancelled.
-        """
-        for attempt in list(request.attempts):
-            self._dispatcher.settle(attempt)
-            channels = self.endpoints.by_url[attempt.url].in_flight.channels
-            old_at = attempt.begun_at + OLD_S
-            if old_at <= now or channels.resets(attempt.channel):
-                self._instructions.append(e.Cancel(attempt))
-            else:
-                self._to_cancel.append((old_at, attempt))
 
     def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
-        if not self._dispatcher.settle(attempt) or request.delivered or request.call.over:
+        if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         again = sent and self._retries(attempt, error, now)
         # An overdue attempt is not waited for, as its server seems to hang.
@@ -191,8 +156,7 @@ class PoolCore:
         elif again or awaited or request.queued:
             self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
-            self._drop_attempts(request, now)
-            self._dispatcher.give_up(request, attempt.url if sent else None, error)
+            self._dispatcher.give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
         """Queue rows once more, unless they wait already, and count the retry."""
@@ -219,11 +183,6 @@ class PoolCore:
         self._instructions += [e.Reconnect(url, channel) for channel in channels]
 
     def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
-        for endpoint in self.endpoints:
-            if endpoint.url in event.ejected:
-                endpoint.eject(now + event.lease_s, now)
-            else:
-                endpoint.breaker.readmit(now)
         keys = [key for _, key in event.quotas]
         self._dispatcher.joining.receive_quotas(keys, event.lease_s, now)
         for (url, key), quota in event.quotas.items():
@@ -248,13 +207,15 @@ class PoolCore:
                 if _splits(attempt, error):
                     endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
-                return failing_s < self._dispatcher.settings.timeouts.request_s
+                return failing_s < self._dispatcher.settings.request_timeout_s
             case ServerLostError():
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
-            case RequestTooLargeError() if request.rows > 1:
+            case RequestTooLargeError() if _splits(attempt, error):
                 endpoint.too_large(error, request, now)
+                if (back_offs := request.splits - MAX_SPLITS) > 0:  # it may not be the size
+                    request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
                 return True
             case RequestTooLargeError() | InferenceError():
                 request.inference_failures += 1
@@ -294,20 +255,17 @@ class PoolCore:
         self.models.validate_waiting(now)
         self._waiting.put_back_due(now)
         self._dispatcher.send_all(now)
-        # They are in the order of the answers, so some are cancelled a little late.
-        while self._to_cancel and self._to_cancel[0][0] <= now:
-            self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
+        self._dispatcher.cancel_due(now)
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
         """Send overdue requests again, over another connection, as their server seems to hang."""
         for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.active_at, now):
-            if not attempt.slice.call.over:
-                endpoint.breaker.spend()
-                seconds = now - attempt.sent_at
-                what = f"no response in {seconds:.3g} s, while the server answers others"
-                self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
+            endpoint.breaker.spend()
+            seconds = now - attempt.sent_at
+            what = f"no response in {seconds:.3g} s, while the server answers others"
+            self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
 
 
 def _splits(attempt: Attempt, error: SonicError) -> bool:

@@ -9,7 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool._options import MAX_TIME_S
 
 T = TypeVar("T")
 
@@ -31,8 +35,21 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Deadline:
-        """Return the deadline of a call that begins now."""
-        return cls() if timeout_s is None else cls(timeout_s, time.monotonic() + timeout_s)
+        """Return the deadline of a call that begins now; a timeout of 0 or less is over at once.
+
+        Raises
+        ------
+        ConfigError
+            If the timeout is no number of seconds, or is longer than a week.
+        """
+        if timeout_s is None:
+            return cls()
+        if not isinstance(timeout_s, Real) or not float(timeout_s) <= MAX_TIME_S:
+            raise ConfigError(
+                f"timeout_s: expected a number of seconds, up to {MAX_TIME_S} (a week), or None to "
+                f"wait without end; got {timeout_s!r}"
+            )
+        return cls(float(timeout_s), time.monotonic() + float(timeout_s))
 
     @property
     def left_s(self) -> float | None:

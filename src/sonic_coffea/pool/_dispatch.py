@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._channels import OLD_S
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._waiting import WaitingSlices
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 # Rows that hung this often may be sent twice at a time.
@@ -30,6 +32,8 @@ class Dispatcher:
     ----------
     instructions : list
         The instructions that the core returns next.
+    to_cancel : deque of (float, Attempt)
+        Attempts of slices that have ended, and when they are to be cancelled.
     """
 
     def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None) -> None:
@@ -40,7 +44,8 @@ class Dispatcher:
         self.waiting = WaitingSlices()
         self.joining = Joining()
         self.instructions: list[e.Instruction] = []
-        self._max_in_flight_bytes = settings.limits.in_flight_bytes(memory_bytes)
+        self.to_cancel: deque[tuple[float, Attempt]] = deque()
+        self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
 
     def attempts(self) -> Iterator[Attempt]:
@@ -68,8 +73,7 @@ class Dispatcher:
             endpoint = self.endpoints.choose(request, now)
             while endpoint is not None:
                 self.waiting.take(request)
-                if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
-                    self.waiting.fair_order.leave(request.call.share)
+                if endpoint.takes(request, now) or request.rows == 1 or request.whole:
                     return endpoint.begin(request, now)
                 request = self.split(request, now)
             self.start_fallback(head.key, now)
@@ -95,7 +99,7 @@ class Dispatcher:
 
     def _hedge(self, now: float) -> Attempt | None:
         """Begin a second attempt for a slow request, elsewhere or over another connection."""
-        if self.settings.retry.hedge_after_s is None:
+        if self.settings.hedge_after_s is None:
             return None
         for attempt in self.attempts():
             request = attempt.slice
@@ -111,12 +115,12 @@ class Dispatcher:
 
         The time changes while the request is packed, as it has not left.
         """
-        after_s = self.settings.retry.hedge_after_s
+        after_s = self.settings.hedge_after_s
         request = attempt.slice
-        if after_s is None or len(request.attempts) > 1 or request.queued or request.call.over:
+        if after_s is None or len(request.attempts) > 1 or request.queued:
             return math.inf
         # A hedge that failed is not repeated at once.
-        return max(min(attempt.sent_at, now), request.begun_at) + after_s
+        return max(min(attempt.sent_at, now), request.begun_at, request.retry_at) + after_s
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.
@@ -124,8 +128,9 @@ class Dispatcher:
         return self._in_flight_bytes == 0 or total_bytes <= self._max_in_flight_bytes
 
     def split(self, request: RequestSlice, now: float) -> RequestSlice:
-        """Queue a slice as two, and return the first of them."""
+        """Queue a slice as two, and return the first; answers to the whole come too late."""
         parts = request.halves()
+        self.end(request, now)
         for part in parts:
             self.waiting.put_back(part, now)
         return parts[0]
@@ -140,8 +145,40 @@ class Dispatcher:
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
-    def give_up(self, request: RequestSlice, url: str | None, error: SonicError) -> None:
+    def end(self, request: RequestSlice, now: float) -> None:
+        """End a slice that is answered, given up or split, so that no row counts twice.
+
+        It no longer waits. Its attempts are cancelled at once, or later if too many young attempts
+        were cancelled; what they bring changes nothing.
+        """
+        if request.queued:
+            self.waiting.take_chosen(request.key, lambda other: other is request)
+        for attempt in list(request.attempts):
+            self.settle(attempt)
+            channels = self.endpoints.by_url[attempt.url].in_flight.channels
+            old_at = attempt.begun_at + OLD_S
+            if old_at <= now or channels.resets(attempt.channel):
+                self.instructions.append(e.Cancel(attempt))
+            else:
+                self.to_cancel.append((old_at, attempt))
+
+    def end_call(self, call: Request, now: float) -> None:
+        """End all slices of a call."""
+        self.waiting.take_chosen(call.key, lambda request: request.call is call)
+        for attempt in self.attempts():
+            if attempt.slice.call is call:
+                self.end(attempt.slice, now)
+
+    def cancel_due(self, now: float) -> None:
+        # They are in the order of the answers, so some are cancelled a little late.
+        while self.to_cancel and self.to_cancel[0][0] <= now:
+            self.instructions.append(e.Cancel(self.to_cancel.popleft()[1]))
+
+    def give_up(
+        self, request: RequestSlice, url: str | None, error: SonicError, now: float
+    ) -> None:
         """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
+        self.end(request, now)
         if isinstance(error, RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
@@ -177,7 +214,7 @@ class FallbackPolicy:
     """
 
     def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
-        self._settings = settings.fallback
+        self._settings = settings
         self._endpoints = endpoints
         self._started_at = -math.inf
         self.error: SonicError | None = None
@@ -186,16 +223,16 @@ class FallbackPolicy:
 
     def due_at(self, key: ModelKey, now: float) -> float:
         """Return when it is to be started for a model; infinity if it is not."""
-        if self._settings.source is None or self.error is not None or self.starting:
+        if self._settings.fallback is None or self.error is not None or self.starting:
             return math.inf
         endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
         if endpoint is not None:
-            lost_since = endpoint.breaker.lost_since(now)
+            lost_since = endpoint.breaker.failing_since
             # It runs, with whatever models, or was restarted in vain.
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf
         since = self._endpoints.all_lost_since(key, now)
-        return math.inf if since is None else since + self._settings.after_s
+        return math.inf if since is None else since + self._settings.fallback_after_s
 
     def awaited(self, key: ModelKey, now: float) -> bool:
         """Whether rows of a model may still be scored by it."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import RouteTimeoutError, ServerLostError
+from sonic_coffea.errors import RouteTimeoutError
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._signature import VALID_S, Signatures
@@ -51,11 +51,13 @@ class ServerState:
 class EndpointReport:
     """What a pool reports of an endpoint to the scheduler.
 
-    ``models`` has, by model, the requests in flight and the RTT statistics since the last report.
+    ``models`` has, by model, the requests in flight and the RTT statistics since the last report;
+    ``network_s`` is the time to the server and back, 0 if it is unknown.
     """
 
     url: str
     circuit_open: bool
+    network_s: float
     models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
@@ -79,13 +81,13 @@ class Endpoint:
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
-        self.losses = LossLog(settings.retry.timeout_s)
+        self.losses = LossLog(settings.retry_timeout_s)
         self.signatures = Signatures(rng)
-        self.in_flight = InFlight(url, settings.limits.max_in_flight, settings.channels)
+        self.in_flight = InFlight(url, settings)
 
-    def lost_since(self, key: ModelKey, now: float) -> float | None:
+    def lost_since(self, key: ModelKey) -> float | None:
         """Return since when it is lost, or lacks a model; None if it can serve the model."""
-        since = self.breaker.lost_since(now), self.signatures.missing_since(key)
+        since = self.breaker.failing_since, self.signatures.missing_since(key)
         return min((at for at in since if at is not None), default=None)
 
     def retry_at(self, key: ModelKey) -> float:
@@ -100,11 +102,12 @@ class Endpoint:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
+        room = self.in_flight.room(key, now)
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
-            return 1 - len(self.in_flight)
+            return min(room, 1 - len(self.in_flight.attempts))
         # Until something gets through, or all requests in flight are lost, too.
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
-        return 0 if held else self.in_flight.room(key, now)
+        return 0 if held else room
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice; `channel` is the connection, if that matters."""
@@ -151,6 +154,8 @@ class Endpoint:
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
             self.in_flight.limits[key].halve(now)
+            if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
+                self.in_flight.limits[key].pause(now, self._rng)
         else:
             self.in_flight.refused(key, now, self._rng, error.retry_after_s)
 
@@ -168,13 +173,6 @@ class Endpoint:
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
 
-    def eject(self, until: float, now: float) -> None:
-        """Send it no requests, as other clients have lost it."""
-        error = ServerLostError("another worker has lost it", server=self.url)
-        if self.breaker.eject(error, until, now):
-            logger.warning("%s; its requests go elsewhere", error)
-            self._expect_another()
-
     def state(self, now: float) -> ServerState:
         error = self.breaker.last_error
         return ServerState(
@@ -188,7 +186,10 @@ class Endpoint:
         """Return the events since the last report, also for models without requests here."""
         valid = [key for key in models if key in self.signatures.valid]
         return EndpointReport(
-            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(valid)
+            url=self.url,
+            circuit_open=self.breaker.failing_since is not None,
+            network_s=self.in_flight.channels.round_trip_s,
+            models=self.in_flight.report(valid),
         )
 
 
@@ -327,7 +328,7 @@ class EndpointRegistry:
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last endpoint of a model is lost, or lacks it."""
-        since = [endpoint.lost_since(key, now) for endpoint in self.candidates(key, now)]
+        since = [endpoint.lost_since(key) for endpoint in self.candidates(key, now)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 

@@ -36,12 +36,12 @@ from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-    from sonic_coffea.pool._servers import Connect, Post, Task
+    from sonic_coffea.pool._servers import Connect, Task
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
 
@@ -65,7 +65,8 @@ class Engine:
         The contracts that are not stale, and when they came: the engine's thread writes it, and all
         threads read it.
     post : callable
-        Takes an event, or a task for the engine's thread that returns an event.
+        Takes an event, or a task for the engine's thread that returns an event. None ends the
+        thread.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
@@ -78,7 +79,7 @@ class Engine:
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
-        self.post: Post = self._inbox.put
+        self.post: Callable[[e.Event | Task | None], None] = self._inbox.put
         self._servers = Servers(connect, self.post)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
@@ -112,7 +113,9 @@ class Engine:
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
         """Send the slices of a call, as soon as there is room for them."""
 
-        def submitted() -> e.Event:
+        def submitted() -> e.Event | None:
+            if call.over:  # it was cancelled at once
+                return None
             self._calls.add(call)
             self.statistics += call.statistics
             return e.Submitted(slices)
@@ -208,6 +211,11 @@ class Engine:
             ]
         )
 
+    def connections(self, urls: Collection[str]) -> list[list[Connection]]:
+        """Return the connections to each server; none to one that is not used any more."""
+        senders = self.run_on_thread(lambda: [self._servers.senders.get(url) for url in urls])
+        return [[] if sender is None else list(sender.connections) for sender in senders]
+
     # The engine's thread
 
     def _post_open(self, task: Task) -> None:
@@ -227,6 +235,7 @@ class Engine:
                 logger.exception("the pool has failed inside; it begins anew")
                 self._restart(error)
         self._shut_down()
+        self.close()  # which nobody has called if nothing refers to the pool any more
 
     def _run_once(self) -> bool:
         """Wait for an event, or until the core wakes, and handle it; True if the pool closes."""
@@ -300,7 +309,7 @@ class Engine:
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response
         request, call = attempt.slice, _call(attempt.slice)
-        if call.over:
+        if not (missing := call.missing(request)):  # the call is over
             return
         begun_at = time.monotonic()
         failure: SonicError | None = None
@@ -324,7 +333,7 @@ class Engine:
         tally = Tally(
             requests=1,
             # A response that cannot be taken has scored nothing.
-            rows=request.rows if failure is None else 0,
+            rows=sum(stop - start for start, stop in missing) if failure is None else 0,
             sent_bytes=response.sent_bytes,
             received_bytes=response.received_bytes,
             wait_s=max(0.0, answered.packing_at - request.queued_at),
@@ -332,14 +341,18 @@ class Engine:
             unpack_s=time.monotonic() - begun_at,
         )
         tally.record_trip(rtt_s)
-        self._record(call, attempt.url, tally, span)
+        self._record(call, attempt.url, tally, span, response.version)
         if failure is not None:
             self._fail(request, failure)
-        elif call.finish(request):
+            return
+        call.finish(request)
+        if call.over:
             self._calls.discard(call)
 
-    def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
-        version = call.version or call.contract.version
+    def _record(
+        self, call: Call, url: str, tally: Tally, span: Span | None = None, version: str = ""
+    ) -> None:
+        version = call.version or version or call.contract.version
         for statistics in (call.statistics, self.statistics):
             statistics.record(url, call.key.name, version, tally, span)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._limits import Quota
@@ -126,10 +126,9 @@ class SchedulerJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuotasReceived(Event):
-    """The scheduler allocates quotas; ``ejected`` are the servers that other clients have lost."""
+    """The scheduler allocates quotas, for the length of a lease."""
 
     quotas: Mapping[tuple[str, ModelKey], Quota]
-    ejected: Collection[str]
     lease_s: float
 
 

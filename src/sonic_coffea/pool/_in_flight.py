@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import RequestSlice
+    from sonic_coffea.pool._settings import Settings
 
 # A request is overdue if its response is late and a request that was sent later has been answered,
 # as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server may be
@@ -82,11 +83,12 @@ class InFlight:
         Attempts since the start: endpoints with equal load take turns by it.
     """
 
-    def __init__(self, url: str, max_in_flight: int, channels: int | str) -> None:
+    def __init__(self, url: str, settings: Settings) -> None:
         self._url = url
-        self.channels = Channels(channels)
+        self.channels = Channels(settings.channels)
         self.by_model: Counter[ModelKey] = Counter()
-        self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(max_in_flight))
+        limits = settings.max_in_flight, settings.retry_timeout_s
+        self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(*limits))
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
@@ -163,7 +165,8 @@ class InFlight:
     def _overdue_after_s(self, attempt: Attempt, now: float) -> float:
         """Return after how long an attempt is overdue."""
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
-        overtaken, sent = self.overtaken(attempt), len(attempt.slice.attempts)
+        sent = len(attempt.slice.attempts)
+        back_off: float
         if late_s is None:
             return UNKNOWN_S * 2.0 ** (sent - 1)
         if now < self._hangs_until:
@@ -172,7 +175,12 @@ class InFlight:
         else:
             late_s = max(HANGS_S, HANGS_TIMES * late_s)
             back_off = 2.0 ** (sent - 1)
-        return late_s if overtaken else NOT_OVERTAKEN_TIMES * back_off * late_s
+        if self.overtaken(attempt):
+            # Some rows hang again and again by chance; others make each server hang.
+            back_off = 2.0 ** max(0.0, sent / 2 - MANY_SENT)
+        else:
+            back_off *= NOT_OVERTAKEN_TIMES
+        return back_off * late_s
 
     def _min_late_s(self, now: float) -> float:
         return MIN_LATE_S if now < self._hangs_until else HANGS_S

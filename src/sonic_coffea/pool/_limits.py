@@ -59,10 +59,17 @@ class AdaptiveLimit:
     The signal is latency: with throughput, each client of a shared server would gain by having more
     requests in its queue than the others. Such rules are known from TCP Vegas (Brakmo and Peterson,
     1995) and, for the probes, BBR (Cardwell et al., 2016).
+
+    Parameters
+    ----------
+    max_in_flight : int
+        What it never exceeds.
+    max_pause_s : float
+        The longest back-off that a server may ask for.
     """
 
-    def __init__(self, max_in_flight: int) -> None:
-        self._max = float(max_in_flight)
+    def __init__(self, max_in_flight: int, max_pause_s: float = math.inf) -> None:
+        self._max, self._max_pause_s = float(max_in_flight), max_pause_s
         self._value = min(_MIN_IN_FLIGHT, self._max)
         self._slow_start = True
         # By size of the requests.
@@ -183,12 +190,12 @@ class AdaptiveLimit:
             self._set(self._value / 2)
 
     def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
-        """Back off for the server's own time, or by the RTT, doubling each time."""
-        if retry_after_s is not None:
-            self.paused_until = now + retry_after_s
-        elif now >= self.paused_until:
+        """Back off by the RTT, doubling each time, or for the server's own time if it is longer."""
+        pause_s = min(retry_after_s or 0.0, self._max_pause_s)
+        if now >= self.paused_until:
             self._refusals += 1
-            self.paused_until = now + back_off_s(self._refusals, rng, self._mean_rtt_s)
+            pause_s = max(pause_s, back_off_s(self._refusals, rng, self._mean_rtt_s))
+        self.paused_until = max(self.paused_until, now + pause_s)
 
     def _baseline(self, rtt_s: float, size: int, probed_at: float | None) -> float:
         """Return the baseline RTT of requests of a size, updated by an RTT."""

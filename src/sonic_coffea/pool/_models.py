@@ -138,9 +138,11 @@ class ServedModels:
         self._fallback = dispatcher.fallback
         self._waiting = dispatcher.waiting
         self._instructions = dispatcher.instructions
-        self._timeout_s = dispatcher.settings.retry.timeout_s
+        self._timeout_s = dispatcher.settings.retry_timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
-        self.answered_at: dict[ModelKey, float] = {}
+        # Not forgotten: a fallback must have the model of the servers, however long they are gone.
+        self._of_servers: dict[ModelKey, Contract] = {}
+        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
@@ -163,11 +165,20 @@ class ServedModels:
             return None
         # Only while rows wait or are in flight, a lost server is noticed.
         in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
+        if not in_use and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
             valid_s = VALID_S if known.stale else FRESH_S
         return known.contract if now - known.received_at < valid_s else None
+
+    def answered(self, key: ModelKey, version: str, now: float) -> None:
+        """Take the version of a response; if it is a new one, servers are asked anew."""
+        self._answered_at[key] = now
+        known = self._contract(key)
+        if known is None or key.version is not None:
+            return
+        if len({version, known.version} - {""}) > 1:  # some servers name no version
+            self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -197,12 +208,7 @@ class ServedModels:
         key, outcome = event.key, event.outcome
         known = self._contract(key)
         if (discovery := self.discoveries.get(key)) is not None:
-            discovery.take(event.url, outcome, now)
-            if known is not None and event.url == self._fallback.url:
-                # The fallback must have the model of the servers, even if they are gone.
-                discovery.contracts.pop(event.url, None)
-            else:
-                known = None  # compared when the others have answered, too
+            known = self._discovered(discovery, event, now)
         endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
@@ -215,21 +221,47 @@ class ServedModels:
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
+                if expected is not None and outcome.digest != expected.digest:
+                    self.mark_stale()  # the digest of the rows that it gets is unknown
             else:
                 self._reject(endpoint, key, outcome, expected, now)
-        elif isinstance(outcome, ModelNotFoundError):
+        else:
+            self._not_told(endpoint, key, outcome, now)
+
+    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+        """Take the error of a server that was asked for a contract; it is asked again later."""
+        if isinstance(error, ModelNotFoundError):
             endpoint.liveness.answered(now)
             endpoint.signatures.lack(key, now)
-            self._fail_if_lost(key, event.url, outcome, now)
-        elif isinstance(outcome, OverloadError):
+            self._fail_if_lost(key, endpoint.url, error, now)
+            return
+        if isinstance(error, OverloadError):
             endpoint.liveness.answered(now)
-            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
-        elif not isinstance(outcome, CancelledError):  # else its connection was renewed
-            if isinstance(outcome, DeadlineError):
-                endpoint.in_flight.channels.overdue(0, now - SILENT_S)
-            endpoint.failed(outcome, now)
-            self.mark_stale()
-            self._fail_if_lost(key, event.url, outcome, now)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, error.retry_after_s)
+            return
+        if not isinstance(error, ServerLostError):  # the retry budget bounds losses
+            endpoint.signatures.failed(key, now)
+        if isinstance(error, CancelledError):  # its connection was renewed
+            return
+        if isinstance(error, DeadlineError):
+            endpoint.in_flight.channels.overdue(0, now - SILENT_S)
+        endpoint.failed(error, now)
+        self.mark_stale()
+        self._fail_if_lost(key, endpoint.url, error, now)
+
+    def _discovered(self, discovery: Discovery, event: e.Validated, now: float) -> Contract | None:
+        """Have a discovery take an answer, and return the contract that it must agree with."""
+        discovery.take(event.url, event.outcome, now)
+        if event.url != self._fallback.url:
+            return None  # compared when the others have answered, too
+        # The fallback must have the model of the servers, even if they are gone.
+        known = self._contract(event.key)
+        expected = known or self._of_servers.get(event.key)
+        answer = discovery.contracts.get(event.url)
+        differs = answer is not None and expected is not None and not serves(answer, expected)
+        if known is not None or differs:
+            discovery.contracts.pop(event.url, None)
+        return expected
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -253,8 +285,8 @@ class ServedModels:
             if not candidates and not self._fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                slices = self._waiting.take_all(key)
-                self._instructions += [e.Fail(request, error) for request in slices]
+                for request in self._waiting.take_all(key):
+                    self._dispatcher.give_up(request, None, error, now)
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
@@ -295,6 +327,8 @@ class ServedModels:
             else:
                 self._reject(endpoint, key, actual, known or contract, now)
         self._known[key] = KnownContract(contract, now)
+        if set(contracts) != {self._fallback.url}:
+            self._of_servers[key] = contract
         self._instructions.append(e.Publish(key, contract))
         # Slices that were packed for a model that the servers have replaced cannot be sent.
         for request in self._waiting.take_all(key):
@@ -302,7 +336,7 @@ class ServedModels:
                 self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._instructions.append(e.Fail(request, changed))
+                self._dispatcher.give_up(request, None, changed, now)
         self._resolve(discovery, contract)
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
@@ -310,7 +344,7 @@ class ServedModels:
         key, discovery.in_round = discovery.key, False
         known, failures = self._contract(key), discovery.failures.values()
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
-        has_fallback = self._dispatcher.settings.fallback.source is not None
+        has_fallback = self._dispatcher.settings.fallback is not None
         # Servers that are all lost may come back with another model, and a fallback may not.
         if known is not None and (has_fallback or not lost):
             self._resolve(discovery, known)
@@ -363,7 +397,7 @@ class ServedModels:
                 self.forget(key)
                 error = self._unroutable(key, now, error)
             for request in self._waiting.take_all(key):
-                self._dispatcher.give_up(request, url, error)
+                self._dispatcher.give_up(request, url, error, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float

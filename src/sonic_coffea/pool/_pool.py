@@ -3,47 +3,100 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._settings import read_servers
+from sonic_coffea.pool._settings import is_in_process, read_servers
 from sonic_coffea.pool._wake import show_status, wake
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._check import Declaration
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._shares import Share
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Connection, Contract, ModelStatistics
+    from sonic_coffea.transport import Connection, ConnectionOptions, Contract, ModelStatistics
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
+class Block:
+    """A ``with`` block in which a pool scores the calls.
+
+    A `connect` that was not entered names the pool for the rest of the block around it. Event loops
+    take a context with them, to other threads and past the end of a block. Neither counts.
+    """
+
+    pool: Pool
+    entered: bool = True
+    over: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+
+
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("sonic_blocks", default=())
+
+
+def blocks_around() -> list[Block]:
+    """Return the blocks of this thread, or asyncio task, the innermost last."""
+    thread = threading.get_ident()
+    return [block for block in _blocks.get() if not block.over and block.thread == thread]
+
+
+def enter(block: Block) -> None:
+    _blocks.set((*blocks_around(), block))
+
+
+def leave(block: Block) -> None:
+    around = blocks_around()
+    if block in around:  # else it was entered elsewhere
+        for inner in around[around.index(block) :]:
+            inner.over = True
+    block.over = True
+    _blocks.set(tuple(blocks_around()))
+
+
+def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
+    """Return a way to a server, or to the models of a repository in this process."""
+    if is_in_process(url):
+        from sonic_coffea.server.in_process import InProcessTransport
+
+        return cast("Connection", InProcessTransport(url))
+    return connect_transport(url, options=options)
+
+
 class Pool:
     """The connections of one process to its servers, and the requests in flight to them.
 
-    :func:`sonic_coffea.connect` makes the pool; a process needs only one. Threads and connections
-    are made on first use. A pool is thread-safe. As a context manager, it closes itself.
+    :func:`sonic_coffea.connect` makes the pool. Threads and connections are made on first use. A
+    pool is thread-safe. As a context manager, it is the pool of the models that this thread calls
+    meanwhile. It closes when the last ``with`` block that uses it ends, or when nothing refers to
+    it any more: no variable, and no scores that are on their way.
+
+    A pickle of a pool has its settings without secrets, and becomes the pool with these settings
+    in the process that reads it. A forked child has the pool with connections of its own.
 
     Parameters
     ----------
@@ -56,14 +109,56 @@ class Pool:
     def __init__(
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
-        self._engine = Engine(settings, connect or connect_transport)
+        self._connect = connect or open_transport
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
+        self._claims, self._entered = 0, list[Block]()
+        self.begin(settings)
+
+    def begin(self, settings: Settings) -> Engine | None:
+        """Begin with an engine that is not started; return the one before, a forked parent's."""
+        before = getattr(self, "_engine", None)
+        self._engine = Engine(settings, self._connect)
+        self._counting = threading.Lock()
+        self._ending = False
+        # The collector of garbage may run anywhere, so that this must neither lock nor wait.
+        weakref.finalize(self, self._engine.post, None).atexit = False
+        return before
+
+    def claim(self) -> bool:
+        """Keep the pool open for one more user; False if it is closing."""
+        with self._counting:
+            if self.closed:
+                return False
+            self._claims += 1
+            return True
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it is the pool of a `connect` or of a ``with`` block."""
+        return bool(self._claims or self._entered)
 
     def __enter__(self) -> Pool:
+        inner = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
+        block = inner[0] if inner else Block(self)
+        block.entered = True
+        with self._counting:
+            self._claims = max(self._claims - 1, 0)
+            self._entered.append(block)
+        if not inner:
+            enter(block)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        around = blocks_around()
+        with self._counting:
+            mine = [block for block in self._entered if block in around] or self._entered
+            block = mine[-1]
+            self._entered.remove(block)
+            self._ending = not self.claimed
+        leave(block)
+        if self._ending:
+            self.close()
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
@@ -88,7 +183,12 @@ class Pool:
     @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
-        return self._engine.closing.is_set()
+        return self._ending or self._engine.closing.is_set()
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The threads that are in a ``with`` block of the pool."""
+        return frozenset(block.thread for block in tuple(self._entered))
 
     @property
     def statistics(self) -> Statistics:
@@ -123,7 +223,7 @@ class Pool:
 
     def check(
         self,
-        model: str | None = None,
+        model: Any = None,
         version: str | None = None,
         declared: Sequence[Declaration] = (),
     ) -> Checks:
@@ -134,8 +234,11 @@ class Pool:
 
         Parameters
         ----------
-        model, version : str, optional
-            The model to try; by default, no inference is tried.
+        model : str, Model, Folds or Choice, optional
+            The model to try, by its name, or by its declaration, which is compared, too; of several
+            models, only the declarations are compared. By default, no inference is tried.
+        version : str, optional
+            The version to try; by default, the declared one, or the latest.
         declared : sequence of sonic_coffea.Model
             Declarations that are compared with the servers' models.
 
@@ -147,15 +250,22 @@ class Pool:
         Raises
         ------
         ConfigError
-            If the dask client is closed, or asynchronous, or no worker comes within a minute.
+            If the dask client is closed, or asynchronous, or no worker comes within a minute; or
+            something is no declaration.
         """
+        if model is not None and not isinstance(model, str):
+            own = _declarations(model)
+            declared = [*own, *declared]
+            model = own[0].name if len(own) == 1 else None
+            version = version or (own[0].version if model else None)
+        declared = [declaration for one in declared for declaration in _declarations(one)]
         here = check_here(self.settings, model, version, declared)
         elsewhere = self._check_elsewhere
         others = elsewhere(self.settings, model, version, declared) if elsewhere else []
         return Checks([here, *others], here.versions)
 
     def wake(
-        self, *models: str | Declaration, timeout_s: float = 600.0, progress: bool = True
+        self, *models: str | Declaration, timeout_s: float | None = 600.0, progress: bool = True
     ) -> float:
         """Start a service that sleeps, and wait until a server is ready.
 
@@ -166,7 +276,7 @@ class Pool:
         ----------
         *models : str or sonic_coffea.Model
             The models that the server must have.
-        timeout_s : float
+        timeout_s : float or None
             Longest time to wait.
         progress : bool
             Whether a terminal or notebook shows the time and the reason of the wait.
@@ -182,14 +292,21 @@ class Pool:
             If waiting longer cannot help.
         CancelledError
             If the pool is closed meanwhile.
+        ConfigError
+            If `timeout_s` cannot be used.
         DeadlineError
             If no server was ready after `timeout_s`.
         """
-        keys = [
-            ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
-        ]
+        limit_s = Deadline.after(timeout_s).timeout_s
+        limit_s = math.inf if limit_s is None else limit_s
+        keys = []
+        for model in models:
+            if isinstance(model, str):
+                keys.append(ModelKey(model, None))
+            else:
+                keys += [ModelKey(each.name, each.version) for each in _declarations(model)]
         with show_status(progress=progress) as show:
-            return wake(self.connections(), keys, timeout_s, self._engine.closing, show)
+            return wake(self.connections(), keys, limit_s, self._engine.closing, show)
 
     def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
         """Have `check` call a function for other hosts, with the settings and its arguments."""
@@ -210,17 +327,17 @@ class Pool:
         event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
         self._engine.post(event)
 
-    def telemetry(
-        self,
-    ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
-        """Return what happened at each endpoint since the last call, and what waits.
+    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
+        """Return what happened at each server since the last call, and the requests that wait.
 
-        The last are the requests that wait or are in flight, by model and share; empty if there is
-        only one share.
+        Models that run in this process are no other process's concern.
         """
         engine = self._engine
         return engine.run_on_thread(
-            lambda: (engine.core.report(), engine.core.waiting(), engine.core.shares())
+            lambda: (
+                [report for report in engine.core.report() if not is_in_process(report.url)],
+                engine.core.waiting(),
+            )
         )
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
@@ -246,7 +363,6 @@ class Pool:
     def set_quotas(
         self,
         quotas: Mapping[tuple[str, ModelKey], Quota],
-        ejected: Collection[str],
         lease_s: float,
     ) -> None:
         """Take the quotas that the scheduler allocates to this process.
@@ -255,12 +371,10 @@ class Pool:
         ----------
         quotas : mapping
             What this process may have in flight, by server and model.
-        ejected : collection of str
-            Servers that other clients have lost.
         lease_s : float
-            For how long those are left alone.
+            For how long they are valid.
         """
-        self._engine.post(e.QuotasReceived(quotas, ejected, lease_s))
+        self._engine.post(e.QuotasReceived(quotas, lease_s))
 
     def contract(
         self,
@@ -290,10 +404,54 @@ class Pool:
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
-    def last_contract(self, model: str, version: str | None) -> Contract | None:
-        """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
-        return contract
+    def last_contract(self, model: str, version: str | None) -> tuple[Contract | None, float]:
+        """Return the contract that servers gave last, and how many seconds ago they did.
+
+        It is None if it is in doubt, as a server was lost since. No server is asked.
+        """
+        key = ModelKey(model, version)
+        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
+        return contract, time.monotonic() - received_at
+
+    def digests(
+        self, contract: Contract, servers: Sequence[str], *, times: int, timeout_s: float | None
+    ) -> list[str | SonicError]:
+        """Ask servers which digest a version has now.
+
+        Parameters
+        ----------
+        times : int
+            How often each server is asked, over all connections to it: there may be several servers
+            behind a URL.
+        timeout_s : float or None
+            How long they may take; None for as long as any metadata.
+
+        Returns
+        -------
+        list
+            The answers, empty where a server tells no digest, or why there is none.
+        """
+        lost = ServerLostError("no connection to it is left")
+        asked: list[Connection] = []
+        outcomes: list[str | SonicError] = []
+        for url, connections in zip(servers, self._engine.connections(servers), strict=True):
+            number = max(times, len(connections))
+            asked += islice(cycle(connections), number)
+            outcomes += [] if connections else [lost.at(server=url)]
+
+        def ask(connection: Connection) -> str | SonicError:
+            try:
+                return connection.digest(contract.model, contract.version)
+            except SonicError as error:
+                return error
+
+        threads = ThreadPoolExecutor(len(asked) or 1, thread_name_prefix="sonic-digest")
+        futures = [threads.submit(ask, connection) for connection in asked]
+        threads.shutdown(wait=False)
+        done, late = wait(futures, timeout_s)
+        outcomes += [future.result() for future in done]
+        what = f"not all servers have told their digest within {timeout_s} s"
+        return outcomes + [DeadlineError(what, model=contract.model) for _ in late]
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
@@ -307,7 +465,7 @@ class Pool:
             call.inputs.segments,
             max_rows=call.contract.max_rows,
             preferred_rows=call.contract.preferred_rows,
-            max_bytes=self.settings.limits.max_request_bytes,
+            max_bytes=self.settings.max_request_bytes,
         )
         whole = any(segment.cuts is not None for segment in call.inputs.segments)
         slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]
@@ -326,6 +484,17 @@ class Pool:
             threading.Thread(
                 target=watch_servers, args=args, name="sonic-servers", daemon=True
             ).start()
+
+
+def _declarations(model: Any) -> Sequence[Declaration]:
+    """Return a declaration, or those of `Folds` or a `Choice`."""
+    declared = getattr(model, "models", (model,))
+    for each in declared:
+        if not hasattr(each, "compare"):
+            raise ConfigError(
+                f"expected the name of a model, or a Model, got {type(each).__name__}"
+            )
+    return tuple(declared)
 
 
 def watch_servers(

@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 Wait = Callable[[threading.Event, float | None], bool]
 
 _wait: Wait = threading.Event.wait
 _memory_bytes: float | None = None
+_pool_of_task: Callable[[], Any] | None = None
 
 # By version of control groups: the controller in /proc/self/cgroup, where its groups are, and the
 # file with a group's limit.
@@ -33,13 +35,29 @@ _DEFAULT_S, _SOON_S = 0.005, 0.0005
 _users: set[object] = set()
 
 
-def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
-    """Install the function that waits for an event, up to a timeout, in threads of this process.
+def take_part(
+    wait: Wait,
+    memory_bytes: float | None = None,
+    pool_of_task: Callable[[], Any] | None = None,
+) -> None:
+    """Install what a dask worker knows better than its process.
 
-    ``memory_bytes`` is the memory that the tasks of this process may use.
+    Parameters
+    ----------
+    wait : callable
+        Waits for an event, up to a timeout, in threads of this process.
+    memory_bytes : float or None
+        The memory that the tasks of this process may use.
+    pool_of_task : callable
+        Returns the pool of the client that sent the task of this thread; None if nobody knows.
     """
-    global _wait, _memory_bytes
-    _wait, _memory_bytes = wait, memory_bytes
+    global _wait, _memory_bytes, _pool_of_task
+    _wait, _memory_bytes, _pool_of_task = wait, memory_bytes, pool_of_task
+
+
+def pool_of_task() -> Any:
+    """Return the pool of the client that sent the task of this thread; None if nobody knows."""
+    return None if _pool_of_task is None else _pool_of_task()
 
 
 def memory_bytes() -> float | None:

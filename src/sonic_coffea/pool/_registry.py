@@ -1,205 +1,230 @@
-"""The pool of this process, which models and processors use wherever they are unpickled.
+"""The pools of this process, one for each settings, and which of them scores a call.
 
-Pickles carry the settings of a pool, without secrets, never a connection. A process in which
-nobody has called `connect` opens its pool from these settings, and keeps it from chunk to chunk,
-until a pickle of another `connect` arrives: processes of an executor outlive runs. A forked child
-leaves the pool that it inherited to its parent, and opens its own.
+A pickle of a pool has the pool's settings without secrets, and a pickle of a model or a processor
+has its pool. So both are scored by the servers of the process that sent them, whatever else the
+process that reads them is connected to. Pools stay open from chunk to chunk: processes of an
+executor outlive runs. A forked child leaves connections and threads to its parent.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
+import copyreg
 import os
 import threading
-import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool._pool import Pool
+from sonic_coffea.pool._pool import Block, Pool, blocks_around, enter, leave
+from sonic_coffea.pool._process import pool_of_task
 from sonic_coffea.pool._settings import Settings
 
-
-@dataclass(slots=True)
-class _Here:
-    """The pool of this process, its settings, and their `connect`; adopted from a pickle or not."""
-
-    pool: Pool | None = None
-    settings: Settings | None = None
-    connection: str = ""
-    adopted: bool = False
-
+# Pools that stay open without a user: of pickles whose next one may come, and of `connect`. Chunks
+# of more settings at a time would open some of them anew.
+_KEPT = 4
 
 _lock = threading.Lock()
-_here = _Here()
-_others: list[Pool] = []
-_of_parents: list[Pool | None] = []
+_pools: WeakSet[Pool] = WeakSet()
+_connected: list[Pool] = []
+_opened: list[Pool] = []
+_of_parents: list[Any] = []
 
 
-def install(settings: Settings, *, adopted: bool = False) -> Pool:
-    """Open the pool of this process, or keep a pool with the same settings."""
+def install(settings: Settings, *, claim: bool = True) -> Pool:
+    """Return the pool of this process with these settings, as its default; open it if need be.
+
+    Without a claim, it closes when the last ``with`` block that uses it ends.
+    """
     with _lock:
-        old = pool = _here.pool
-        if pool is None or pool.closed or pool.settings != settings:
-            pool = _here.pool = Pool(settings)
-            _here.settings = settings
-            if not adopted:
-                _here.connection = uuid.uuid4().hex
-        _here.adopted = adopted
-    # Not under the lock: closing waits for the pool's threads, which may call `current`.
-    if old is not None and old is not pool:
-        old.close()
+        pool = _known(settings)
+        while pool is None or (claim and not pool.claim()):
+            pool = _new(settings)
+        _keep(_connected, pool)
+    if blocks_around():
+        enter(Block(pool, entered=False))
     return pool
 
 
-def current() -> Pool:
-    """Return the pool of this process; raise if no servers are named."""
-    pool = _named()
+def opened(settings: Settings) -> Pool:
+    """Return the pool of this process with these settings; open it if need be."""
+    with _lock:
+        pool = _known(settings)
+        if pool is None or pool.settings.withheld:
+            settings = _with_secrets(settings)
+            pool = _known(settings) or _new(settings)
+        _keep(_opened, pool)
+    return pool
+
+
+def uninstall(pool: Pool) -> None:
+    """Take back an `install` without a claim. The pool stays open for calls that are under way."""
+    with _lock:
+        if pool in _connected and not pool.claimed:
+            _connected.remove(pool)
+
+
+def current(pool: Pool | None = None) -> Pool:
+    """Return the pool that scores a call; raise if no servers are named.
+
+    It is that of the pickle that brought the model, of the ``with`` block around, of the client
+    that sent the task, or the default of this process, in this order.
+
+    Parameters
+    ----------
+    pool : Pool or None
+        That of the pickle.
+    """
+    if pool is None:
+        pool = _named()
+    elif pool.closed or pool.settings.withheld:
+        pool = opened(pool.settings)
     if pool is None:
         raise ConfigError(
             "no servers: call sonic.connect('grpc://host:8001') first, or set DASK_SONIC__SERVERS"
         )
-    return pool
-
-
-def _named() -> Pool | None:
-    with _lock:
-        pool, adopted = _here.pool, _here.adopted
-        settings = _here.settings if pool is None else None
-    if pool is not None and not pool.closed:
-        return pool
-    if settings is None:
-        settings, adopted = Settings.from_config(), False
-    if settings is None:
-        return None
-    if settings.withheld:
-        options = " and ".join(f"{option}=" for option in settings.withheld)
+    if withheld := pool.settings.withheld:
+        options = " and ".join(f"{option}=" for option in withheld)
         raise ConfigError(
             f"sonic.connect was given {options} in another process, where "
-            f"{'they stay' if len(settings.withheld) > 1 else 'it stays'}: secrets are not "
+            f"{'they stay' if len(withheld) > 1 else 'it stays'}: secrets are not "
             "pickled; use token_file= with a path that this process can read, or name the servers "
             "in dask's configuration, with 'token: $VARIABLE'"
         )
-    return install(settings, adopted=adopted)
+    return pool
 
 
-def shared(settings: Settings) -> Pool:
-    """Return the pool of this process if it has these servers, else one that callers share."""
-    pool = _named()
-    if pool is not None and set(settings.servers) <= set(pool.settings.servers):
-        return pool
-    with _lock:
-        for other in _others:
-            if other.settings == settings and not other.closed:
-                return other
-        _others.append(Pool(settings))
-        return _others[-1]
+@contextlib.contextmanager
+def using(pool: Pool | None) -> Iterator[None]:
+    """Have a pool score the calls of a block; None changes nothing."""
+    if pool is None:
+        yield
+        return
+    block = Block(current(pool))
+    enter(block)
+    try:
+        yield
+    finally:
+        leave(block)
 
 
-@dataclass(frozen=True, slots=True)
-class Luggage:
-    """The settings in a pickle, without secrets: the pool's, and those of the configuration.
+def shared(settings: Settings, pool: Pool | None = None) -> Pool:
+    """Return the pool that would score a call if it has these servers, else one with the settings.
 
-    The connection identifies the call of `connect` that made the pool.
+    ``pool`` is that of a pickle.
     """
+    pool = pool or _named()
+    if pool is not None and set(settings.servers) <= set(pool.settings.servers):
+        return current(pool)
+    return opened(settings)
 
-    settings: Settings
-    configured: Settings | None
-    connection: str
 
+class WithPool:
+    """A base class, of models and processors, whose pickles have the pool that scores them."""
 
-class Carrier:
-    """A base class, of models and processors, whose pickles carry the pool's settings."""
+    pool_of_pickle: Pool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"attributes": self.__dict__, "luggage": carried()}
+        pool = self.pool_of_pickle or _connected_here()
+        if pool is None:
+            # What this process cannot read, such as a file of servers, others may.
+            with contextlib.suppress(ConfigError):
+                pool = _configured()
+        return {**self.__dict__, "pool_of_pickle": pool}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["luggage"] is not None:
-            _adopt(state["luggage"])
-        self.__dict__.update(state["attributes"])
+    def __copy__(self) -> Any:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = copy.copy(self)
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
 
-def carried() -> Luggage | None:
+def forget() -> None:
+    """Close all pools of this process."""
     with _lock:
-        here = replace(_here)
-    if here.settings is None or (here.pool is not None and here.pool.closed):
-        return None
-    return Luggage(here.settings.without_secrets(), _public_configuration(), here.connection)
+        pools = list(_pools)
+        _connected.clear()
+        _opened.clear()
+    for pool in pools:
+        pool.close()
 
 
-def _adopt(luggage: Luggage) -> None:
-    """Use the settings of a pickle, unless this process has its own.
+def _named() -> Pool | None:
+    """Return the pool of a call whose model came by no pickle; None if no servers are named."""
+    return _connected_here() or _configured()
 
-    Its own settings come from `connect`, or from a configuration that differs from that of the
-    pickle's process, and so was written for this one.
-    """
+
+def _configured() -> Pool | None:
+    settings = Settings.from_config()
+    return None if settings is None else opened(settings)
+
+
+def _connected_here() -> Pool | None:
+    around = blocks_around()
+    return around[-1].pool if around else pool_of_task() or _default()
+
+
+def _default() -> Pool | None:
+    """Return the last pool that was connected; raise if ``with`` blocks of threads name several."""
     with _lock:
-        own = _here.settings is not None and not _here.adopted
-        if own or _here.connection == luggage.connection:
-            return
-    configured = _public_configuration()
-    if configured is not None and configured != luggage.configured:
-        return
-    settings = _with_secrets(luggage.settings)
-    with _lock:
-        pool = _here.pool
-        if pool is not None and (pool.closed or pool.settings != settings):
-            if not pool.closed:
-                _others.append(pool)  # other threads may still wait for it
-            _here.pool = None
-        _here.settings, _here.connection, _here.adopted = settings, luggage.connection, True
+        connected = [pool for pool in _connected if not pool.closed]
+    if not connected or not connected[-1].threads:
+        return connected[-1] if connected else None
+    entered = [pool for pool in connected if pool.threads]
+    if len(entered) > 1 and len(frozenset().union(*(pool.threads for pool in entered))) > 1:
+        several = " and ".join(", ".join(pool.settings.servers) for pool in entered)
+        raise ConfigError(
+            f"this thread is in no `with sonic.connect(...)`, and other threads are in several, of "
+            f"{several}; pass pool=, or connect in this thread"
+        )
+    return connected[-1]
+
+
+def _known(settings: Settings) -> Pool | None:
+    """Return a pool that is right for settings; one without their secrets only if need be."""
+    identity = settings.identity()
+    pools = [pool for pool in _pools if not pool.closed and pool.settings.identity() == identity]
+    if not settings.withheld:
+        pools = [pool for pool in pools if not pool.settings.withheld]
+    return min(pools, key=lambda pool: len(pool.settings.withheld), default=None)
+
+
+def _new(settings: Settings) -> Pool:
+    pool = Pool(settings)
+    _pools.add(pool)
+    return pool
+
+
+def _keep(kept: list[Pool], pool: Pool) -> None:
+    """Keep a pool open, and as many of the others as are kept."""
+    kept[:] = [*(other for other in kept if other is not pool and not other.closed), pool][-_KEPT:]
 
 
 def _with_secrets(settings: Settings) -> Settings:
     """Return settings with the withheld secrets, if a profile here equals the rest of them."""
-    if not settings.withheld:
-        return settings
-    for profile in (None, *Settings.profiles()):
-        configured = _configured(profile)
-        if configured is not None and configured.without_secrets() == settings:
-            return configured
+    for profile in (None, *Settings.profiles()) if settings.withheld else ():
+        with contextlib.suppress(ConfigError):
+            configured = Settings.from_config(profile)
+            if configured is not None and settings.lacks_secrets_of(configured):
+                return configured
     return settings
 
 
-def _configured(profile: str | None = None) -> Settings | None:
-    """Return the settings of the configuration; None if it is empty or invalid."""
-    try:
-        return Settings.from_config(profile)
-    except ConfigError:
-        return None
-
-
-def _public_configuration() -> Settings | None:
-    configured = _configured()
-    return None if configured is None else configured.without_secrets()
-
-
-def forget(pool: Pool | None = None) -> None:
-    """Close the pool of this process and drop its settings, unless it differs from `pool`.
-
-    Without `pool`, pools that are shared by URL are closed, too.
-    """
-    global _here  # noqa: PLW0603
-    with _lock:
-        closing = [] if pool is not None else list(_others)
-        if _here.pool is not None and pool in (None, _here.pool):
-            closing.append(_here.pool)
-            _here = _Here()
-        _others[:] = [other for other in _others if other not in closing]
-    for other in closing:
-        other.close()
-
-
 def _after_fork() -> None:
-    """Neither close nor free a pool whose threads and sockets are the parent's."""
+    """Neither close nor free engines whose threads and sockets are the parent's."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-    _of_parents.extend([_here.pool, *_others])
-    _others.clear()
-    _here.pool = None
+    _of_parents.extend(pool.begin(pool.settings) for pool in list(_pools) if not pool.closed)
 
 
+copyreg.pickle(Pool, lambda pool: (opened, (pool.settings.without_secrets(),)))
 if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_after_fork)
 atexit.register(forget)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Contract, RpcHandle
 
 
@@ -22,23 +21,20 @@ class Request(Protocol):
 
     key: ModelKey
     contract: Contract
-    share: Share
-
-    @property
-    def over(self) -> bool:
-        """Whether all of its rows are scored or given up."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestSlice:
     """Rows of a call that travel as one request.
 
+    It waits, is in flight, or both; once it is answered, given up or split, it is neither.
+
     Attributes
     ----------
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
-        Slices of a share leave in this order: the number of the slice, its first row.
+        Slices leave in this order: the number of the slice, its first row.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
@@ -49,10 +45,10 @@ class RequestSlice:
         Whether its rows belong together, so that it is not split.
     last_url : str or None
         The endpoint that lost it last.
-    delivered : bool
-        Whether it is answered; attempts that end later change nothing.
-    over : bool
-        Whether its call has counted it.
+    queued : bool
+        Whether it waits to be sent, perhaps until its back-off ends.
+    attempts : list of Attempt
+        Its attempts that have not ended.
     """
 
     call: Request
@@ -71,8 +67,6 @@ class RequestSlice:
     first_failed_at: float | None = None
     last_url: str | None = None
     queued: bool = False
-    delivered: bool = False
-    over: bool = False
     attempts: list[Attempt] = field(default_factory=list)
 
     @property

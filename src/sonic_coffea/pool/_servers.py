@@ -25,7 +25,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _wake
-from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +116,8 @@ class Sender:
 
         def done(outcome: Response | SonicError) -> None:
             if not isinstance(outcome, SonicError):
-                outcome = call.pin.answered(outcome.version) or outcome
+                wrong = call.pin.answered(outcome.version)
+                outcome = outcome if wrong is None else wrong.at(server=attempt.url)
             if isinstance(outcome, ModelNotFoundError):
                 call.pin.missed(version)
             if isinstance(outcome, SonicError):
@@ -169,9 +169,9 @@ class Servers:
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
         """Return senders for new servers: for all, or for none."""
         urls, senders = list(urls), {}
-        if any(Address.parse(url).tls for url in urls):
+        if any(url.startswith("grpcs://") for url in urls):
             # The connections read the certificates on first use; errors are raised now.
-            settings.tls.read()
+            settings.connection_options().tls.read()
         try:
             for url in urls:
                 senders[url] = self._new(url, settings)
@@ -228,16 +228,10 @@ class Servers:
         _run_apart("sonic-contract", request, failed)
 
     def start_fallback(self, settings: Settings, closing: threading.Event) -> None:
-        source = settings.fallback.source
+        source = settings.fallback
 
         def start() -> None:
-            if callable(source):
-                url = source()
-            else:
-                from sonic_coffea.server.launch import serve_for_machine
-
-                url = serve_for_machine(str(source))
-            url = Address.parse(url).url
+            (url,) = settings.with_servers(source() if callable(source) else str(source)).servers
             connected = self.connect([url], settings)
             self._post(partial(started, url, connected))
             if closing.is_set():

@@ -1,33 +1,76 @@
-"""The settings of a pool: flat options for users, groups of values inside."""
+"""The settings of a pool: the options of `connect`, with their defaults and their checks."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections import defaultdict
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.pool._options import OPTIONS
+from sonic_coffea.pool._options import (
+    a_bool,
+    a_file,
+    a_source,
+    auto_or,
+    headers,
+    one_of,
+    option,
+    or_none,
+    positive,
+    request_bytes,
+    seconds,
+    whole,
+)
 from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
+# Of this process, so that its secrets cannot be guessed from what tells them apart.
+_KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Upper bounds of requests, of their tensors, and of suspended chunks.
+class Settings:
+    """The servers of a pool, and how it uses them: the options of `sonic_coffea.connect`.
+
+    `make` checks the options, and takes them from wherever they are given. Times are from 0.001 s
+    to a week.
 
     Parameters
     ----------
+    servers : sequence of str
+        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``, or
+        ``file:///path`` of a model repository whose models run in this process.
+    servers_file : str or None
+        Path of a file with a server's URL on each line; it is read again when it changes. Lines may
+        be empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and
+        is logged.
+    token : str, path, callable or None
+        Bearer token. A `pathlib.Path` is read for every call, because tokens expire.
+    headers : mapping
+        Headers of every call.
+    tls_root : str or None
+        PEM file with the certificate authority to trust; by default those of gRPC.
+    tls_cert, tls_key : str or None
+        PEM files of the certificate, and its key, that this client shows (mutual TLS).
+    compression : {"gzip", "deflate"} or None
+        Compression of requests; it helps if the network is slower than the compression.
+    shared_memory : bool
+        Whether the server, which has to be on this machine and to allow it, reads large tensors
+        from shared memory instead of messages.
+    channels : int or "auto"
+        Connections to one URL; more than one if a balancer leads each connection to another server.
+        ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
+        connection carries in a round trip.
     max_in_flight : int
         Requests in flight, for each model and server, from this process. The adaptive in-flight
         limit stays below.
@@ -37,155 +80,62 @@ class Limits:
         Tensor bytes of one request.
     max_suspended_chunks : int or None
         Suspended chunks for each thread of a dask worker. None: chosen by the memory of a thread.
-    """
-
-    max_in_flight: int = 256
-    max_in_flight_bytes: int | None = None
-    max_request_bytes: int = 32_000_000
-    max_suspended_chunks: int | None = None
-
-    def in_flight_bytes(self, memory_bytes: float | None) -> float:
-        """Return the tensor bytes that may be in flight.
-
-        Parameters
-        ----------
-        memory_bytes : float or None
-            The memory that this process may use, if that is limited.
-        """
-        if self.max_in_flight_bytes is not None:
-            return self.max_in_flight_bytes
-        part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
-        return min(part, _MAX_IN_FLIGHT_BYTES)
-
-    def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
-        """Return how many chunks may be suspended, for each thread.
-
-        Parameters
-        ----------
-        memory_bytes : float or None
-            The memory that this process may use, if that is limited.
-        threads : int
-            Threads that run chunks.
-        """
-        if self.max_suspended_chunks is not None:
-            return self.max_suspended_chunks
-        if memory_bytes is None:
-            return _MAX_SUSPENDED_CHUNKS
-        fitting = int(memory_bytes / threads / _CHUNK_BYTES)
-        return min(max(fitting, 1), _MAX_SUSPENDED_CHUNKS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """When a request is sent more than once.
-
-    Parameters
-    ----------
-    timeout_s : float
+    request_timeout_s, metadata_timeout_s : float
+        Deadlines of one inference request, and of a call that carries no tensors.
+    retry_timeout_s : float
         How long all servers may be lost before a call fails. The default is long enough to restart
         a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
         model, and after 24 to 35 s with ten models.
     hedge_after_s : float or None
         Time after which a hedged request goes to another server with capacity; the first response
         counts. None: only overdue requests are hedged.
-    """
-
-    timeout_s: float = 60.0
-    hedge_after_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """A local server that serves a model while no other server does.
-
-    Parameters
-    ----------
-    source : str, path, callable or None
-        A model repository that a local server of this machine serves, or a function that returns
-        the URL of a running server. None: no fallback.
-    after_s : float
-        How long all servers of a model must be lost before the fallback starts.
-    """
-
-    source: str | Path | Callable[[], str] | None = None
-    after_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSettings:
-    """A file that keeps scores, so that rows with a score in it are not sent.
-
-    Parameters
-    ----------
-    path : str, path or None
-        The file. None: no cache.
-    max_bytes : int
-        Approximate size limit of the file.
-    trusts_versions : bool
-        Whether scores are kept for servers that tell no digest of a version. Such a server may
-        serve another file under the same version later, unnoticed.
-    """
-
-    path: str | Path | None = None
-    max_bytes: int = 1_000_000_000
-    trusts_versions: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The servers of a pool, and how it uses them.
-
-    `make` builds it from the flat options of `connect`, such as ``max_in_flight``, and checks them.
-
-    Parameters
-    ----------
-    servers : sequence of str
-        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
-    servers_file : str or None
-        Path of a file with a server's URL on each line; it is read again when it changes. Lines may
-        be empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and
-        is logged.
-    token : str, path, callable or None
-        Bearer token. A `pathlib.Path` is read for every call, because tokens expire.
-    headers : mapping
-        Headers of every call.
-    compression : {"gzip", "deflate"} or None
-        Compression of requests; it helps if the network is slower than the compression.
-    shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors from shared memory instead of messages.
-        True: it must; False: never; ``"auto"``: if it can.
-    channels : int or "auto"
-        Connections to one URL; more than one if a balancer leads each connection to another server.
-        ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
-        connection carries in a round trip.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
-    weight : float
-        Share of the servers beside other clusters: a cluster of weight 2 gets about twice as much
-        as a cluster of weight 1.
-    timeouts, limits, retry, tls, fallback, cache
-        The other options, in groups.
+    fallback : str, path, callable or None
+        What scores rows while no server has their model: a model repository, whose models run in
+        this process, or a function that returns the URL of a running server. None: nothing.
+    fallback_after_s : float
+        How long all servers of a model must be lost before the fallback starts.
+    cache : str, path or None
+        A file that keeps scores, so that rows with a score in it are not sent.
+    cache_bytes : int
+        Approximate size limit of that file.
+    cache_trusts_versions : bool
+        Whether scores are kept for servers that tell no digest of a version. Such a server may
+        serve another file under the same version later, unnoticed.
     withheld : tuple of str
         Options that are secret, and so stayed in the process that set them.
+    secrets_id : str
+        Tells settings with other secrets apart, also where these are withheld.
     """
 
     servers: tuple[str, ...]
-    servers_file: str | None = None
-    token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    compression: str | None = None
-    shared_memory: bool | str = "auto"
-    channels: int | str = "auto"
-    balance: str = "load"
-    weight: float = 1.0
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    limits: Limits = field(default_factory=Limits)
-    retry: Retry = field(default_factory=Retry)
-    tls: Tls = field(default_factory=Tls)
-    fallback: Fallback = field(default_factory=Fallback)
-    cache: CacheSettings = field(default_factory=CacheSettings)
+    servers_file: str | None = option(None, a_file)
+    token: str | Path | Callable[[], str] | None = option(None, a_source, secret=True)
+    headers: Mapping[str, str] = option({}, headers, secret=True)
+    tls_root: str | None = option(None, a_file)
+    tls_cert: str | None = option(None, a_file)
+    tls_key: str | None = option(None, a_file)
+    compression: str | None = option(None, one_of("gzip", "deflate", None))
+    shared_memory: bool = option(False, a_bool)
+    channels: int | str = option("auto", auto_or(whole(1)))
+    max_in_flight: int = option(256, whole(1))
+    max_in_flight_bytes: int | None = option(None, or_none(positive))
+    max_request_bytes: int = option(32_000_000, request_bytes)
+    max_suspended_chunks: int | None = option(None, or_none(whole(0)))
+    request_timeout_s: float = option(120.0, seconds)
+    metadata_timeout_s: float = option(10.0, seconds)
+    retry_timeout_s: float = option(60.0, seconds)
+    hedge_after_s: float | None = option(None, or_none(seconds))
+    balance: str = option("load", one_of("load", "priority"))
+    fallback: str | Path | Callable[[], str] | None = option(None, a_source)
+    fallback_after_s: float = option(5.0, seconds)
+    cache: str | Path | None = option(None, a_file)
+    cache_bytes: int = option(1_000_000_000, positive)
+    cache_trusts_versions: bool = option(False, a_bool)
     withheld: tuple[str, ...] = ()
+    secrets_id: str = field(default="", repr=False)
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -202,36 +152,32 @@ class Settings:
                 got = type(token_file).__name__
                 raise ConfigError(f"token_file: expected a path, got {got}")
             options["token"] = Path(token_file).expanduser()
-        if isinstance(servers, Path):
+        if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
         urls = _urls(servers)
-        groups: dict[str, dict[str, Any]] = defaultdict(dict)
+        known = {f.name: f for f in fields(cls) if f.metadata}
         for name, value in options.items():
-            if name not in OPTIONS:
-                known = [*OPTIONS, "token_file"]
-                raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
-            option = OPTIONS[name]
-            if (expected := option.expects(value)) is not None:
-                got = type(value).__name__ if option.secret else repr(value)
+            if name not in known:
+                hint = nearest(name, [*known, "token_file"])
+                raise ConfigError(f"connect has no option {name!r}; {hint}")
+            if (expected := known[name].metadata["expects"](value)) is not None:
+                got = repr(value) if known[name].repr else type(value).__name__
                 raise ConfigError(f"{name}: expected {expected}, got {got}")
-            groups[option.group][option.field] = _from_anywhere(name, value)
-        settings = cls(servers=urls, **groups.pop("", {}))
-        changed = {name: replace(getattr(settings, name), **groups[name]) for name in groups}
-        settings = replace(settings, **changed)
+        given = {name: _from_anywhere(name, value) for name, value in options.items()}
+        settings = cls(servers=urls, **given)
+        if settings.secrets:
+            settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
         settings.connection_options()
         return settings
 
     def options(self) -> dict[str, Any]:
-        """Return the flat options, as `make` takes them."""
-        return {
-            name: getattr(getattr(self, o.group) if o.group else self, o.field)
-            for name, o in OPTIONS.items()
-        }
+        """Return the options, as `make` takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
 
     def with_options(self, **options: Any) -> Settings:
-        """Return the same with other flat options, which are checked."""
+        """Return the same with other options, which are checked."""
         return Settings.make(self.servers, **{**self.options(), **options})
 
     def with_servers(self, servers: Any) -> Settings:
@@ -295,6 +241,45 @@ class Settings:
         withheld = self.withheld + self.secrets
         return replace(self, token=token, headers={}, withheld=withheld)
 
+    def lacks_secrets_of(self, settings: Settings) -> bool:
+        """Whether these, from a pickle, are other settings without the secrets."""
+        return self == replace(settings.without_secrets(), secrets_id=self.secrets_id)
+
+    def identity(self) -> Settings:
+        """Return what two settings have in common if one pool is right for both."""
+        public = self.without_secrets()
+        return public if self.servers_file is None else replace(public, servers=())
+
+    def in_flight_bytes(self, memory_bytes: float | None) -> float:
+        """Return the tensor bytes that may be in flight.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        """
+        if self.max_in_flight_bytes is not None:
+            return self.max_in_flight_bytes
+        part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
+        return min(part, _MAX_IN_FLIGHT_BYTES)
+
+    def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
+        """Return how many chunks may be suspended, for each thread.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        threads : int
+            Threads that run chunks.
+        """
+        if self.max_suspended_chunks is not None:
+            return self.max_suspended_chunks
+        if memory_bytes is None:
+            return _MAX_SUSPENDED_CHUNKS
+        fitting = int(memory_bytes / threads / _CHUNK_BYTES)
+        return min(max(fitting, 1), _MAX_SUSPENDED_CHUNKS)
+
     @staticmethod
     def profiles() -> list[str]:
         """Return the names of the profiles of dask's configuration."""
@@ -309,10 +294,10 @@ class Settings:
         return ConnectionOptions(
             token=token,
             headers=self.headers,
-            tls=self.tls,
+            tls=Tls(root=self.tls_root, cert=self.tls_cert, key=self.tls_key),
             compression=self.compression,
             shared_memory=self.shared_memory,
-            timeouts=self.timeouts,
+            timeouts=Timeouts(request_s=self.request_timeout_s, metadata_s=self.metadata_timeout_s),
         )
 
 
@@ -320,26 +305,37 @@ class Settings:
 _EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls_key", "cache")
 
 
+def _secrets_id(settings: Settings) -> str:
+    """Return what is another for other secrets, and says nothing about them elsewhere."""
+    text = repr((settings.token, sorted(settings.headers.items())))
+    return hashlib.blake2b(text.encode(), key=_KEY, digest_size=8).hexdigest()
+
+
 def _check_tls(settings: Settings) -> None:
     tls = {name: value for name, value in settings.options().items() if name.startswith("tls_")}
     present = [name for name, value in tls.items() if value]
-    plain = [url for url in settings.servers if not url.startswith("grpcs://")]
+    plain = [url for url in settings.servers if url.startswith("grpc://")]
     if present and plain:
         raise ConfigError(
             f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
             f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
         )
-    if bool(settings.tls.cert) != bool(settings.tls.key):
-        missing = "tls_key" if settings.tls.cert else "tls_cert"
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
 
 def _from_anywhere(option: str, value: Any) -> Any:
-    """Return a path that processes in other folders can read; "~" stays, as homes differ."""
+    """Return a value that means the same everywhere.
+
+    Processes in other folders can read a path; "~" stays, as homes differ. Times are floats.
+    """
     if isinstance(value, Path) and option == "token":
         return value.expanduser().absolute()
     if option.startswith("tls_") and value and not str(value).startswith("~"):
         return str(Path(value).absolute())
+    if option.endswith("_s") and value is not None:
+        return float(value)  # numpy's float32 is too coarse for times of a clock
     return value
 
 
@@ -369,8 +365,33 @@ def _urls(servers: Any) -> tuple[str, ...]:
         servers = servers.split(",")
     elif not isinstance(servers, Sequence):
         servers = [servers]
-    # A local server can be given as it is.
-    urls = [str(getattr(s, "url", s)).strip() for s in servers]
+    # A local server can be given as it is, and a model repository by its folder.
+    urls = [_folder_url(str(getattr(s, "url", s)).strip()) for s in servers]
     if not urls or not all(urls):
         raise ConfigError("expected at least one server, such as 'grpc://triton.example:8001'")
-    return tuple(dict.fromkeys(Address.parse(url).url for url in urls))
+    return tuple(
+        dict.fromkeys(url if is_in_process(url) else Address.parse(url).url for url in urls)
+    )
+
+
+def _folder_url(server: str) -> str:
+    """Return the URL of a folder, whose models run in this process; others are as they are."""
+    if "://" in server or server.startswith("unix:") or not server:
+        return server
+    folder = Path(server).expanduser()
+    if folder.is_dir():
+        return folder.absolute().as_uri()
+    if folder.is_file():
+        build = f"sonic.build_repository('repository', {{{folder.stem!r}: {server!r}}})"
+        raise ConfigError(
+            f"{server!r} is a file; expected a server as grpc://host:port, or the folder of a "
+            f"model repository, which {build} makes"
+        )
+    if os.sep in server.strip(os.sep) or server.endswith(os.sep):
+        raise ConfigError(f"expected a model repository, got {server!r}, which is no folder here")
+    return server
+
+
+def is_in_process(url: str) -> bool:
+    """Whether the models of a URL run in this process: ``file:///path/of/a/repository``."""
+    return url.startswith("file://")

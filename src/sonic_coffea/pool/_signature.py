@@ -63,6 +63,7 @@ class Signatures:
         self._rng = rng
         self._misses: dict[ModelKey, int] = {}
         self._missing: dict[ModelKey, Missing] = {}
+        self._failures: dict[ModelKey, tuple[int, float]] = {}
         self.valid: set[ModelKey] = set()
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
         self.validating: dict[ModelKey, Contract | None] = {}
@@ -78,8 +79,14 @@ class Signatures:
         return not known and self.rejection(key, now) is None
 
     def retry_at(self, key: ModelKey) -> float:
-        """Return when the endpoint may be asked again for a model that it lacked."""
-        return self._missing[key].retry_at if key in self._missing else -math.inf
+        """Return when the endpoint may be asked again for a model."""
+        lacked = self._missing[key].retry_at if key in self._missing else -math.inf
+        return max(lacked, self._failures.get(key, (0, -math.inf))[1])
+
+    def failed(self, key: ModelKey, now: float) -> None:
+        """Record that it could not be asked; it is asked again after a back-off."""
+        times = self._failures.get(key, (0, 0.0))[0] + 1
+        self._failures[key] = times, now + back_off_s(times, self._rng)
 
     def missing_since(self, key: ModelKey) -> float | None:
         """Return since when the endpoint lacks a model; None if it may have the model."""
@@ -90,6 +97,7 @@ class Signatures:
     def accept(self, key: ModelKey, now: float) -> None:
         self._rejected.pop(key, None)
         self._misses.pop(key, None)
+        self._failures.pop(key, None)
         self.valid.add(key)
         # A server that confirms the model, and refuses each request for it, still lacks it.
         if key in self._missing and now - self._missing[key].at > VALID_S:

@@ -1,4 +1,4 @@
-"""Waiting slices, by model and share, and slices in back-off."""
+"""Waiting slices, by model, and slices in back-off."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from sonic_coffea.pool._request import ModelKey, RequestSlice
-    from sonic_coffea.pool._shares import Share
 
 _Order = tuple[int, int]
-_Queue = list[tuple[_Order, "RequestSlice"]]
 
 
 class WaitingSlices:
-    """The slices that wait.
+    """The slices that wait: those of a model leave in the order in which they came.
 
-    Those of a share leave in the order in which they came. A slice that is sent again, or is split,
-    keeps its place. Shares take turns by weight.
+    A slice that is sent again, or is split, keeps its place.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[ModelKey, dict[str, _Queue]] = {}
+        self._queues: dict[ModelKey, list[tuple[_Order, RequestSlice]]] = {}
         self._backing_off: list[tuple[float, _Order, RequestSlice]] = []
         self._numbers = itertools.count()
-        self.fair_order = FairOrder()
 
     @property
     def wakes_at(self) -> float:
@@ -39,24 +35,18 @@ class WaitingSlices:
         return bool(self._backing_off) or any(self._queues.values())
 
     def models(self) -> list[ModelKey]:
-        return [key for key, queues in self._queues.items() if queues]
+        return [key for key, queue in self._queues.items() if queue]
 
     def counts(self) -> dict[ModelKey, int]:
-        return {key: sum(map(len, queues.values())) for key, queues in self._queues.items()}
+        return {key: len(queue) for key, queue in self._queues.items()}
 
     def first(self, key: ModelKey) -> RequestSlice | None:
-        """Return a slice of a model."""
-        for queue in self._queues.get(key, {}).values():
-            return queue[0][1]
-        return None
-
-    def __iter__(self) -> Iterator[RequestSlice]:
-        for queues in self._queues.values():
-            for queue in queues.values():
-                yield from (request for _, request in queue)
+        """Return the first slice of a model."""
+        queue = self._queues.get(key)
+        return queue[0][1] if queue else None
 
     def add(self, request: RequestSlice, now: float) -> None:
-        """Put a new slice behind the others of its share."""
+        """Put a new slice behind the others."""
         request.order = next(self._numbers), request.start
         request.queued_at = now
         self.put_back(request, now)
@@ -66,74 +56,38 @@ class WaitingSlices:
         request.queued = True
         if now < request.retry_at:
             heapq.heappush(self._backing_off, (request.retry_at, request.order, request))
-            return
-        queues = self._queues.setdefault(request.key, {})
-        queue = queues.setdefault(request.call.share.name, [])
-        heapq.heappush(queue, (request.order, request))
+        else:
+            heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
 
     def put_back_due(self, now: float) -> None:
         while self._backing_off and self._backing_off[0][0] <= now:
             self.put_back(heapq.heappop(self._backing_off)[2], now)
 
     def heads(self) -> list[RequestSlice]:
-        """Return the first slice of each model and share, in the order in which they may leave.
-
-        Slices of calls that are over are dropped.
-        """
-        heads = []
-        for queues in self._queues.values():
-            for name, queue in list(queues.items()):
-                while queue and (queue[0][1].call.over or queue[0][1].delivered):
-                    heapq.heappop(queue)
-                if queue:
-                    heads.append(queue[0][1])
-                else:
-                    del queues[name]
-        if len(heads) > 1:
-            heads.sort(key=lambda head: (self.fair_order.place(head.call.share), head.order))
-        return heads
+        """Return the first slice of each model, in the order in which they came."""
+        return [
+            request for _, request in sorted(queue[0] for queue in self._queues.values() if queue)
+        ]
 
     def take(self, head: RequestSlice) -> None:
-        """Take out the first slice of its model and share."""
-        queues = self._queues[head.key]
-        name = head.call.share.name
-        heapq.heappop(queues[name])
-        if not queues[name]:
-            del queues[name]
+        """Take out the first slice of its model."""
+        heapq.heappop(self._queues[head.key])
         head.queued = False
 
     def take_all(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out all slices of a model, and return those that need a response."""
-        queues = self._queues.pop(key, {})
-        slices = [request for _, request in heapq.merge(*map(sorted, queues.values()))]
-        slices += [request for *_, request in self._backing_off if request.key == key]
-        self._backing_off = [item for item in self._backing_off if item[2].key != key]
-        heapq.heapify(self._backing_off)
-        for request in slices:
+        """Take out all slices of a model, and return them in their order."""
+        return self.take_chosen(key, lambda _: True)
+
+    def take_chosen(
+        self, key: ModelKey, chosen: Callable[[RequestSlice], bool]
+    ) -> list[RequestSlice]:
+        """Take out some slices of a model, and return them in their order."""
+        queue = self._queues.get(key, [])
+        waiting = [request for _, request in queue]
+        waiting += [request for *_, request in self._backing_off if request.key == key]
+        taken = sorted(filter(chosen, waiting), key=lambda request: request.order)
+        for request in taken:
             request.queued = False
-        return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
-
-
-class FairOrder:
-    """Chooses the share that sends next, by start-time fair queueing: Goyal, Vin and Cheng (1997).
-
-    A share pays for a slice when the slice is sent. So a cancelled slice costs nothing, and an idle
-    share saves nothing up.
-    """
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._next: dict[str, float] = {}
-
-    @property
-    def shared(self) -> bool:
-        """Whether there has been any share but the default."""
-        return any(self._next)
-
-    def place(self, share: Share) -> float:
-        """Return the place of a share in the order; the lowest sends next."""
-        return max(self._now, self._next.get(share.name, 0.0))
-
-    def leave(self, share: Share) -> None:
-        self._now = self.place(share)
-        self._next[share.name] = self._now + 1.0 / share.weight
+        self._queues[key] = sorted(item for item in queue if item[1].queued)
+        self._backing_off = sorted(item for item in self._backing_off if item[2].queued)
+        return taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.processor._filter import SonicFilter
-from sonic_coffea.processor._mixin import Scores, SonicProcessor
+from sonic_coffea.processor._mixin import Request, Scores, SonicProcessor
 from sonic_coffea.processor._run import chunk_name, run_files
 
-__all__ = ["Scores", "SonicFilter", "SonicProcessor", "chunk_name", "run_files"]
+__all__ = ["Request", "Scores", "SonicFilter", "SonicProcessor", "chunk_name", "run_files"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +15,43 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.pool import Carrier, share
+from sonic_coffea.model import Choice, Folds
+from sonic_coffea.pool import WithPool, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
     from sonic_coffea.model import Model, Pending
+
+# Of a request that does not say it: as the model's `submit` has it.
+_LEFT_OUT: Any = ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Objects that `acquire` sends, and how: the options of `Model.submit` and `Folds.submit`.
+
+    Parameters
+    ----------
+    objects : ak.Array, dict or Variations
+        The objects.
+    fold : array of int, str or None, optional
+        Of `Folds`: the fold of each event or object, an expression, or None for the mean of all
+        models. By default, as the `Folds` are declared.
+    version : int, str or array, optional
+        Of a `Model`: the version that scores the objects, or the version for each event or object.
+    deduplicate : bool
+        Whether rows that are equal in all inputs are sent once.
+
+    Examples
+    --------
+    ``return {"dnn": sonic.Request(objects, fold=events.event % 3)}``
+    """
+
+    objects: Any
+    _: KW_ONLY
+    fold: Any = _LEFT_OUT
+    version: Any = _LEFT_OUT
+    deduplicate: bool = False
 
 
 class Scores(dict[str, Any]):
@@ -37,7 +72,7 @@ class Scores(dict[str, Any]):
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
 
 
-class SonicProcessor(Carrier):
+class SonicProcessor(WithPool):
     """Mixin for coffea processors that score objects on servers.
 
     Write `acquire` and `produce`, and leave `process` to the mixin::
@@ -58,13 +93,9 @@ class SonicProcessor(Carrier):
     Attributes
     ----------
     models : mapping
-        The models, by the names that `acquire` and `produce` call them.
+        The models, `Folds` or `Choice`, by the names that `acquire` and `produce` call them.
     on_error : {"raise", "mask"}
         Whether rows that no server scores raise an error, or become None; see `Model.submit`.
-    share_weight : float or mapping
-        Weight of the processor's chunks beside other work of the process, or of the dask cluster;
-        see `sonic_coffea.share`. A mapping has a weight for each dataset, and makes each dataset a
-        share.
     block_size : int or None
         Events of a block. With coffea's local executors, a chunk may be processed in blocks: the
         next block is sent before the mixin waits for the scores of this block, so that the core
@@ -74,15 +105,33 @@ class SonicProcessor(Carrier):
         on ``self`` are lost. On dask, chunks are suspended instead.
     """
 
-    models: Mapping[str, Model] = MappingProxyType({})
+    models: Mapping[str, Model | Choice] = MappingProxyType({})
     on_error: str = "raise"
-    share_weight: float | Mapping[str, float] = 1.0
     block_size: int | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        process: Any = inspect.unwrap(cls.process)
+        if getattr(process, "__isabstractmethod__", False):
+            raise ConfigError(
+                f"{cls.__name__}: name the mixin before coffea's class, as in class "
+                f"{cls.__name__}(sonic.SonicProcessor, processor.ProcessorABC)"
+            )
+        code = getattr(process, "__code__", None)
+        if process is SonicProcessor.process or code is None:
+            return
+        # A method that calls super() has the variable __class__.
+        if not {"process", "__class__"} & {*code.co_names, *code.co_freevars}:
+            raise ConfigError(
+                f"{cls.__name__} overrides process, which calls acquire and produce: move its code "
+                "into these, or return super().process(events)"
+            )
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
         """Return the objects to score: for each model, an array or a dict of its inputs.
 
-        A model may be left out; then `produce` gets no scores of it.
+        A `Request` has options beside the objects, such as the fold of each event. A model may be
+        left out; then `produce` gets no scores of it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define acquire(self, events)")
 
@@ -106,8 +155,16 @@ class SonicProcessor(Carrier):
             f"{type(self).__name__} must define produce(self, events, scores)"
         )
 
+    def postprocess(self, accumulator: Any) -> Any:
+        """Return the output of a run as it is; coffea before 2025.10 wants the method."""
+        return accumulator
+
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
+        with using(self.pool_of_pickle):
+            return self._process(events)
+
+    def _process(self, events: Any) -> Any:
         started: deque[Generator[Any]] = deque()
         outputs: list[Any] = []
         try:
@@ -140,10 +197,8 @@ class SonicProcessor(Carrier):
             with _nearest_fields_named():
                 sent = self.acquire(events)
             _check(self, sent)
-            with _share_of(self, events):
-                for name, objects in sent.items():
-                    model = self.models[name]
-                    pending[name] = model.submit(objects, on_error=self.on_error)
+            for name, objects in sent.items():
+                pending[name] = _submit(self, name, objects, events)
             with _nearest_fields_named():
                 scores.overlap = self.overlap(events)
             yield None
@@ -168,42 +223,66 @@ class SonicProcessor(Carrier):
 def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
     """Yield the events in blocks, and the processor that works on each."""
     size = processor.block_size
+    if size is not None and (type(size) is not int or size < 1):
+        raise ConfigError(f"block_size: expected at least 1 event, or None, got {size!r}")
     if size is None or _has_no_data(events) or len(events) <= size:
         yield processor, events
         return
-    if size < 1:
-        raise ConfigError(f"block_size: expected at least 1 event, or None, got {size}")
     for start in range(0, len(events), size):
-        # The next block's acquire runs before the produce of this one. Not by `copy.copy`, which
-        # would call ``__getstate__``.
-        copy = object.__new__(type(processor))
-        copy.__dict__.update(processor.__dict__)
-        yield copy, _block_of(events, start, min(start + size, len(events)))
+        # The next block's acquire runs before the produce of this one.
+        yield copy(processor), _block_of(events, start, min(start + size, len(events)))
 
 
 def _dataset_of(events: Any) -> Any:
     return (getattr(events, "metadata", None) or {}).get("dataset")
 
 
-def _share_of(processor: SonicProcessor, events: Any) -> AbstractContextManager[None]:
-    """Return the context in which the calls of a chunk have its share of the servers."""
-    weight, name = processor.share_weight, type(processor).__qualname__
-    if isinstance(weight, Mapping):
-        dataset = str(_dataset_of(events))
-        return share(f"{name} {dataset}", weight.get(dataset, 1.0))
-    return nullcontext() if weight == 1.0 else share(name, weight)
-
-
 def _check(processor: SonicProcessor, sent: Any) -> None:
     """Raise unless `acquire` has returned objects by model."""
-    who = f"{type(processor).__name__}.acquire"
+    models, kind = processor.models, type(processor).__name__
+    if not isinstance(models, Mapping):
+        raise ConfigError(
+            f"{kind}.models must be a dict of name and sonic.Model, got {type(models).__name__}"
+        )
+    who = f"{kind}.acquire"
     if not isinstance(sent, Mapping):
         raise ConfigError(
             f"{who} must return a dict of model name and objects, got {type(sent).__name__}"
         )
     for name in sent:
-        if name not in processor.models:
-            raise ConfigError(f"{who} names model {name!r}; {nearest(name, processor.models)}")
+        if name not in models:
+            raise ConfigError(f"{who} names model {name!r}; {nearest(str(name), models)}")
+        if not hasattr(models[name], "submit"):
+            raise ConfigError(
+                f"{kind}.models: expected a sonic.Model as {name!r}, got "
+                f"{type(models[name]).__name__}"
+            )
+
+
+def _submit(processor: SonicProcessor, name: str, sent: Any, events: Any) -> Pending:
+    """Send what `acquire` returned for a model."""
+    request = sent if isinstance(sent, Request) else Request(sent)
+    model: Any = processor.models[name]
+    options: dict[str, Any] = {"on_error": processor.on_error}
+    if isinstance(model, Choice):
+        options["events"] = events
+    for option, takes in (
+        ("fold", isinstance(model, Folds)),
+        ("version", not isinstance(model, Choice)),
+    ):
+        value = getattr(request, option)
+        if value is _LEFT_OUT:
+            continue
+        if not takes:
+            raise ConfigError(
+                f"{type(processor).__name__}.acquire sends {option}= to {name!r}, but a "
+                f"{type(model).__name__} takes none"
+            )
+        options[option] = value
+    if request.deduplicate:
+        options["deduplicate"] = True
+    pending: Pending = model.submit(request.objects, **options)
+    return pending
 
 
 def _has_no_data(events: Any) -> bool:

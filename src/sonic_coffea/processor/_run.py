@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,30 @@ def run_files(
     An error of this package, and one of where workers run, is raised without coffea's around it.
     """
     from coffea.nanoevents import NanoAODSchema
-    from coffea.processor import DaskExecutor, IterativeExecutor, Runner
+
+    try:
+        from coffea.processor import DaskExecutor, IterativeExecutor, ProcessorABC, Runner
+    except ImportError:
+        raise ConfigError(
+            f"files are processed by coffea's Runner, which coffea {version('coffea')} lacks; "
+            "install coffea 2025.7 or later"
+        ) from None
+
+    is_here = client is None
+
+    class Held(ProcessorABC):  # type: ignore[misc]
+        """The processor, as coffea before 2025.12 takes no function."""
+
+        def process(self, events: Any) -> Any:
+            try:
+                return processor.process(events)
+            except SonicError as error:
+                if is_here:  # through a client, only an `Exception` comes
+                    raise _FinalError(error) from None
+                raise
+
+        def postprocess(self, accumulator: Any) -> Any:
+            return accumulator
 
     class Schema(NanoAODSchema):  # type: ignore[misc]
         warn_missing_crossrefs = False
@@ -44,9 +67,7 @@ def run_files(
     try:
         # coffea's progress bars go to standard output, which is for results.
         with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
-            if client is not None:  # through which only an `Exception` comes
-                return runner(fileset, processor.process)
-            return runner(fileset, partial(_once, processor.process))
+            return runner(fileset, Held())
     except _FinalError as final:
         raise final.error from None
     except Exception as error:
@@ -87,10 +108,3 @@ class _FinalError(BaseException):
     def __init__(self, error: SonicError) -> None:
         super().__init__(error)
         self.error = error
-
-
-def _once(process: Callable[[Any], Any], events: Any) -> Any:
-    try:
-        return process(events)
-    except SonicError as error:
-        raise _FinalError(error) from None

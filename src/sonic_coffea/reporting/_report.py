@@ -197,6 +197,7 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     ----------
     source : output of a coffea Runner, Pool, Pending or Statistics
         An output carries its statistics if its processor is a `SonicProcessor` that returns a dict.
+        With ``use_result_type``, the runner's ``Ok``, or an ``Err`` with a part of the output.
     wall_s : float, optional
         Duration of the run, for rates.
     pool : Pool, optional
@@ -210,6 +211,10 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     """
     if isinstance(source, tuple) and source:  # with savemetrics
         source = source[0]
+    if callable(getattr(source, "is_ok", None)):  # coffea's result type
+        if source.value is None and not source.is_ok():
+            raise ConfigError(f"the run failed, and has no output: {source.exception!r}")
+        source = source.value
     if isinstance(source, Mapping) and "out" in source and STATISTICS_KEY not in source:
         source = source["out"]
     if isinstance(source, Mapping):
@@ -239,7 +244,7 @@ def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for name in header[1:]:
         table.add_column(Text(name), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

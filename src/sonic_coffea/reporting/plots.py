@@ -1,9 +1,8 @@
-"""Plots: of a report, of a measured model, and of plans for a facility."""
+"""Plots of a report and of a measured model."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES, Statistics, T
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_name", "draw", "draw_curve", "draw_plans"]
+__all__ = ["check_name", "draw", "draw_curve"]
 
 _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
 _MOST_WORKERS = 40
@@ -63,27 +62,6 @@ def draw_curve(curve: Any) -> Figure:
         axes.legend()
         _plain_ticks(axes.xaxis)
         _plain_ticks(axes.yaxis)
-    return figure
-
-
-def draw_plans(plans: Sequence[Any]) -> Figure:
-    """Draw rates and times of requests by the number of servers, of `sonic_coffea.tools` plans."""
-    servers = [plan.servers for plan in plans]
-    figure = _figure(9.0, 3.5)
-    rates, times = figure.subplots(1, 2)
-    for name in plans[0].capacities:
-        capacity = [plan.capacities[name] for plan in plans]
-        rates.plot(servers, capacity, "--", label=f"capacity of the {name}")
-    reached = [plan.events_per_s for plan in plans]
-    rates.plot(servers, reached, color="gray", lw=4, alpha=0.4, label="the run")
-    waits = [(plan.servers, plan.request_s * 1e3) for plan in plans if plan.request_s is not None]
-    times.plot(*zip(*waits, strict=True), "ko-")
-    top = 1.5 * max(plan.events_per_s for plan in plans)
-    rates.set(xlabel="servers", ylabel="events/s", ylim=(0, top))
-    times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
-    rates.set_title("How fast the run is, and what limits it", fontsize="medium")
-    times.set_title("How long a request takes", fontsize="medium")
-    rates.legend()
     return figure
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sqlite3
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Marks of a file of this package, and of its format.
+# Marks of a file of this package, and of its format. SQLite writes the first at a fixed place.
 _APPLICATION, _FORM = 0x50434143, 1
+_MAGIC, _MARKED = b"SQLite format 3\0", slice(68, 72)
 _TABLE = (
     "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
     "WITHOUT ROWID"
 )
+_BESIDE = ("-wal", "-shm", "-journal")
 _WAIT_S = 30.0
 _AT_A_TIME = 500
 _CHECK_BYTES = 8
@@ -44,19 +47,21 @@ class ScoreCache:
     """Scores of rows in an SQLite file, which processes of one machine may share.
 
     If the file is broken, it is renamed; if it is busy, it is not used. Both log a warning, and the
-    rows are sent.
+    rows are sent. A file that this class has not written is never touched, and one that others
+    could have written is not read.
 
     Parameters
     ----------
     path : path-like
-        The file; created if missing, readable by its user only.
+        The file; created if missing, readable and writable by its user only.
     max_bytes : int
         Approximate size limit; the least recently used scores are removed first.
 
     Raises
     ------
     ConfigError
-        On first use, if the file is another program's database.
+        On first use, if the path is not a cache of this class, or the file belongs to another user
+        or may be written by others.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
@@ -113,10 +118,18 @@ class ScoreCache:
             logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
         except (sqlite3.DatabaseError, ValueError) as error:  # one of its own messages, at times
             aside = self.path.with_name(f"{self.path.name}.broken")
-            logger.warning("%s is broken (%s) and put aside as %s", self.path, error, aside.name)
+            logger.warning(
+                "%s is broken (%s); it is put aside as %s, unless there is a file of that name",
+                self.path,
+                error,
+                aside.name,
+            )
             with contextlib.suppress(OSError):
-                self.path.replace(aside)
-                for suffix in ("-wal", "-shm"):
+                if aside.exists():  # perhaps not ours
+                    self.path.unlink()
+                else:
+                    self.path.rename(aside)
+                for suffix in _BESIDE:
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -124,21 +137,40 @@ class ScoreCache:
         """Yield the database in a transaction."""
         if not self.path.exists():
             self._make()
-        with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_S)) as database:
-            (mark,) = database.execute("PRAGMA application_id").fetchone()
+        self._check_ours()
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # makes no file
+        with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
             (form,) = database.execute("PRAGMA user_version").fetchone()
             query = "SELECT count(*) FROM sqlite_master WHERE sql = ?"
             (tables,) = database.execute(query, (_TABLE,)).fetchone()
-            ours = (mark, form) == (_APPLICATION, _FORM)
-            if ours != bool(tables) or self.path.stat().st_size == 0:
+            if form != _FORM or not tables:
                 raise sqlite3.DatabaseError("its header or its table is damaged")
-            if not ours:
-                raise ConfigError(
-                    f"expected a file of scores, or none, at {self.path}, got another database; "
-                    "name another path as cache"
-                )
             with database:
                 yield database
+
+    def _check_ours(self) -> None:
+        """Refuse a file that this class has not written, or that others could have written."""
+        status = self.path.stat()
+        header = b""
+        if stat.S_ISREG(status.st_mode):  # reading a device or a pipe may change it, or block
+            with self.path.open("rb") as opened:
+                header = opened.read(_MARKED.stop)
+        if header[_MARKED] != _APPLICATION.to_bytes(4, "big") or not header.startswith(_MAGIC):
+            raise ConfigError(
+                f"expected a file of scores, or none, at {self.path}, got something else, which is "
+                "left as it is; name another path as cache"
+            )
+        # SQLite takes what was written last from the files beside it.
+        for suffix in ("", *_BESIDE):
+            file = self.path.with_name(self.path.name + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                    raise ConfigError(
+                        f"expected a cache that only you can write, got {file} of user "
+                        f"{status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; name another "
+                        "path as cache, or make the file yours and chmod 600 it if you trust it"
+                    )
 
     def _make(self) -> None:
         """Make the file, whole, unless another process is first."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from sonic_coffea.errors import InputError
 from sonic_coffea.transport import STRINGS, to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -32,18 +33,44 @@ def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
         for start in range(segment.start, segment.stop, _BLOCK):
             rows = inputs.numbers(start, min(start + _BLOCK, segment.stop)).tolist()
             tensors = inputs.pack(start, start + len(rows))
-            form = [(name, t.dtype.str, t.shape[1:]) for name, t in tensors.items()]
-            head = xxhash.xxh3_128_digest(f"{scope} {form}".encode())
-            parts = [
-                np.ascontiguousarray(_hashed(t)).reshape(len(rows), -1).view(np.uint8)
-                for t in tensors.values()
-            ]
-            packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-            width, view = packed.shape[1], packed.data.cast("B")
-            for place, row in enumerate(rows):
-                key = xxhash.xxh3_128(head)
-                key.update(view[place * width : (place + 1) * width])
-                keys[row] = key.digest()
+            keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
+    return keys
+
+
+def check_unchanged(
+    keys: Mapping[int, bytes],
+    scope: str,
+    without_axis: Collection[str],
+    rows: Int64,
+    tensors: Mapping[str, NDArray[Any]],
+) -> None:
+    """Raise if the tensors that are about to be sent are not those that the keys are of.
+
+    The arrays of a call are packed again for each request, long after the keys were made.
+    """
+    by_row = {n: t[np.newaxis] if n in without_axis else t for n, t in tensors.items()}
+    if _keys_of_tensors(by_row, scope) != [keys[row] for row in rows.tolist()]:
+        raise InputError(
+            "the arrays of the call have been changed since it was submitted, so that its scores "
+            "would be kept for other rows; change no array before the result is there, or submit a "
+            "copy of it"
+        )
+
+
+def _keys_of_tensors(tensors: Mapping[str, NDArray[Any]], scope: str) -> list[bytes]:
+    form = [(name, t.dtype.str, t.shape[1:]) for name, t in tensors.items()]
+    head = xxhash.xxh3_128_digest(f"{scope} {form}".encode())
+    rows = len(next(iter(tensors.values())))
+    parts = [
+        np.ascontiguousarray(_hashed(t)).reshape(rows, -1).view(np.uint8) for t in tensors.values()
+    ]
+    packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    width, view = packed.shape[1], packed.data.cast("B")
+    keys = []
+    for row in range(rows):
+        key = xxhash.xxh3_128(head)
+        key.update(view[row * width : (row + 1) * width])
+        keys.append(key.digest())
     return keys
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import DeadlineError, SonicError
-from sonic_coffea.pool import Call, Deadline
-from sonic_coffea.reuse._deduplication import Duplicates, keys_of
+from sonic_coffea.errors import ContractError, DeadlineError, ResponseError, SonicError
+from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline
+from sonic_coffea.reuse._deduplication import Duplicates, check_unchanged, keys_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After a call longer than 30 s, servers are asked once more for their file's digest, for up to 1 s.
-_LONG_S, _ASKED_WITHIN_S = 30.0, 1.0
+# How long servers may take to tell their digest again when a call ends; after it, it is unknown.
+_ASKED_WITHIN_S = 3.0
 
 
 class Part:
@@ -68,7 +69,7 @@ class Part:
     ) -> None:
         self.cache = cache
         self._contract, self._pool = contract, pool
-        self._begun_at = time.monotonic()
+        self._is_sure = False
         self._outputs = outputs
         # By form: `keep` writes all answers of a form at once, which is faster.
         self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
@@ -78,14 +79,17 @@ class Part:
         if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
-            scope = (contract.model, contract.version, which, outputs.tensors)
-            keys = keys_of(inputs, repr((*scope, *contract.scored_by)))
+            what = (contract.model, contract.version, which, outputs.tensors)
+            scope = repr((*what, *contract.scored_by))
+            keys = keys_of(inputs, scope)
             duplicates = self._duplicates = Duplicates(keys)
             self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
             different = len(duplicates.sent)
             misses = duplicates.sent
             if cache is not None:
                 misses = self._recall(cache, duplicates.sent, deadline)
+                verify = partial(check_unchanged, keys, scope, inputs.without_axis)
+                inputs = replace(inputs, verify=verify)
             sent = inputs.only(misses)
         self.call = Call(
             contract,
@@ -96,6 +100,7 @@ class Part:
             mask=mask,
             lost_with=lost_with,
         )
+        self.call.on_end(self._ended)
         statistics = self.call.statistics
         statistics.objects = len(inputs)
         statistics.deduplicated = len(inputs) - different
@@ -145,55 +150,101 @@ class Part:
         for form, members in alike.items():
             each = [hits[self._keys[row]] for row in members]
             answer = {name: np.stack([scores[name] for scores in each]) for name, *_ in form}
-            self._spread(np.asarray(members, np.int64), len(members), answer)
-        return np.asarray(misses, np.int64)
+            try:
+                self._spread(np.asarray(members, np.int64), len(members), answer)
+            except ResponseError as error:  # another declaration took them; servers have to answer
+                logger.info("scores in %s do not fit the declaration: %s", cache.path, error)
+                misses += members
+        return np.asarray(sorted(misses), np.int64)
 
-    def digests(self) -> set[str]:
-        """Return the model's checksums by the servers, before and after the call."""
-        contract, version = self._contract, self.call.version
-        if not contract.digest:
-            return set()
-        last = self._pool.last_contract(contract.model, version)
-        if time.monotonic() - self._begun_at > _LONG_S:
-            with contextlib.suppress(SonicError):
-                deadline = Deadline.after(_ASKED_WITHIN_S)
-                last = self._pool.contract(contract.model, version, deadline=deadline)
-        if last is None or last.version != contract.version or not last.digest:
-            return {contract.digest}
-        return {contract.digest, last.digest}
+    @property
+    def digest(self) -> str | None:
+        """The digest of the file that has made the scores; None if nobody knows it for sure."""
+        return (self._contract.digest or None) if self._is_sure else None
 
     @property
     def keeps(self) -> bool:
         """Whether there are scores to be kept."""
         return bool(self._kept)
 
-    def keep(self) -> None:
-        """Keep the scores so far, if they surely are of the version that they are kept for.
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to keep, and nothing more to be learned of the digest."""
+        return not self._kept and (self._is_sure or not self._contract.digest)
 
-        A warning says if that cannot be known.
-        """
+    def _ended(self) -> None:
+        """Note whether the digest can have changed since it was asked for."""
         contract, call = self._contract, self.call
-        if self.cache is None or not self._kept:
+        known, age_s = self._pool.last_contract(contract.model, call.version)
+        same = known is not None and _file(known) == _file(contract)
+        fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
+        self._is_sure = fresh or not call.served_versions
+
+    def settle(self) -> None:
+        """Ask for the digest once more if it can have changed, and keep the scores if it has not.
+
+        A warning says if scores cannot be kept.
+
+        Raises
+        ------
+        ContractError
+            If a server has another file by now: nobody knows which of them scored which rows.
+        """
+        contract, call, cache = self._contract, self.call, self.cache
+        if not call.served_versions <= {contract.version}:
             return
-        # Not scores of a fallback: another processor rounds differently.
-        servers = {server for (server, _, _), _ in call.statistics}
-        if not servers <= set(self._pool.settings.servers):
-            return
-        try:
-            now = self._pool.contract(contract.model, call.version, anew=True)
-            same = (now.version, now.digest) == (contract.version, contract.digest)
-            if not same or call.served_versions != {contract.version}:
+        servers = sorted({server for (server, _, _), tally in call.statistics if tally.rows})
+        if contract.digest and servers:
+            times, timeout_s = (MAX_MISSES, None) if self._kept else (1, _ASKED_WITHIN_S)
+            outcomes = self._pool.digests(contract, servers, times=times, timeout_s=timeout_s)
+            self._check_same(outcomes)
+            failures = [outcome for outcome in outcomes if outcome != contract.digest]
+            self._is_sure = not failures
+            if failures:
+                if cache is not None and self._kept:
+                    why = failures[0] or "not all servers tell the digest any more"
+                    logger.warning("scores are not kept in %s: %s", cache.path, why)
                 return
-            with self._keeping:
-                kept, self._kept = self._kept, {}
-            for form, members in kept.items():
-                keys = [self._keys[row] for rows, _ in members for row in rows.tolist()]
-                answers = {
-                    n: np.concatenate([scores[n] for _, scores in members]) for n, *_ in form
-                }
-                self.cache.put(keys, answers)
-        except SonicError as error:
-            logger.warning("scores are not kept in %s: %s", self.cache.path, error)
+        self._is_sure = True
+        # Not scores of a fallback: another processor rounds differently.
+        if cache is not None and set(servers) <= set(self._pool.settings.servers):
+            try:
+                self._keep(cache)
+            except SonicError as error:
+                logger.warning("scores are not kept in %s: %s", cache.path, error)
+
+    def _check_same(self, outcomes: Sequence[str | SonicError]) -> None:
+        """Raise if a digest is another one than before; the next call asks for it anew."""
+        contract = self._contract
+        for digest in outcomes:
+            if isinstance(digest, str) and digest not in ("", contract.digest):
+                with self._keeping:
+                    self._kept = {}
+                with contextlib.suppress(SonicError):
+                    within = Deadline.after(_ASKED_WITHIN_S)
+                    self._pool.contract(
+                        contract.model, self.call.version, anew=True, deadline=within
+                    )
+                raise ContractError(
+                    f"the model's file had the digest {contract.digest} before rows were scored, "
+                    f"and has {digest} now: it was replaced, or servers have different files, and "
+                    "nobody knows which of them scored which rows; call again, and give each file "
+                    "a version of its own",
+                    model=contract.model,
+                    version=contract.version,
+                )
+
+    def _keep(self, cache: ScoreCache) -> None:
+        with self._keeping:
+            kept, self._kept = self._kept, {}
+        for form, members in kept.items():
+            keys = [self._keys[row] for rows, _ in members for row in rows.tolist()]
+            answers = {n: np.concatenate([scores[n] for _, scores in members]) for n, *_ in form}
+            cache.put(keys, answers)
+
+
+def _file(contract: Contract) -> tuple[str, str]:
+    return contract.version, contract.digest
 
 
 def _form(answer: Answer, axis: int) -> tuple[Any, ...]:

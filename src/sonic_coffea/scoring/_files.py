@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import provenance
 from sonic_coffea.demo.workflow import branches_of
-from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
@@ -23,8 +24,6 @@ from sonic_coffea.scoring._processor import Scoring
 
 if TYPE_CHECKING:
     import os
-
-    from sonic_coffea.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class ScoredFiles:
 
 
 def score_files(  # noqa: PLR0913  independent options, each with a default
-    model: Model,
+    model: Model | Choice,
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
@@ -83,18 +82,19 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
 
     Parameters
     ----------
-    model : Model
-        The declaration.
+    model : Model, Folds or Choice
+        The declaration. A fold or case by a field is that of the objects, or of the events.
     files : path or sequence of path
         NanoAOD files; URLs that uproot reads, too.
     output : path
         A ``.parquet`` or a ``.root`` file. A ROOT file has a tree ``Scores``, without rows for
-        objects that have no score: ROOT knows no None.
+        objects that have no score: ROOT knows no None. It has plain numbers only.
     collection : str, optional
-        The collection to score, such as ``"FatJet"``; by default, the events. If the objects lack
-        the model's fields, the model gets the constituents of the jets.
+        The collection to score, such as ``"FatJet"``; by default, the events. Of jets, the model
+        may read the constituents: ``"constituents.pt"``.
     features : callable, optional
-        A function of the events that returns the model's inputs, aligned with the collection.
+        A function of the events that returns the model's inputs, aligned with the collection, or a
+        `Request` of them.
     keep : sequence of str
         Fields of the objects that are written beside the scores.
     client : distributed.Client, optional
@@ -105,7 +105,8 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     on_error : {"raise", "mask"}
         Whether rows that no server scores raise an error, or become None.
     resume : bool
-        Whether to use the chunks of an interrupted run.
+        Whether to use the chunks of an interrupted run with the same declaration, function (with
+        the values that it uses), and options.
     progress : bool
         Whether to show progress on standard error.
 
@@ -116,14 +117,18 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     ConfigError
-        If no server is named, a file cannot be read or written, or the server has had another
-        version of the model since a run was interrupted.
+        If no server is named, a file cannot be read or written, a column is no plain number in a
+        ROOT file, or the server has had another version of the model since a run was interrupted.
     FieldError
         If a collection or a field is not there.
+    InputError
+        If `features` does not return a row for each object.
     SonicError
         If rows could not be scored; the next run resumes with the chunks that were scored.
     """
     target = check_output(output)
+    if not isinstance(model, (Model, Choice)):
+        raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")
     current()  # raises if no server is named
     listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
     paths = [_located(file) for file in listed]
@@ -137,7 +142,13 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     processor = Scoring(
-        model, parts, collection=collection, features=features, keep=keep, on_error=on_error
+        model,
+        parts,
+        collection=collection,
+        features=features,
+        keep=keep,
+        on_error=on_error,
+        flat=target.suffix == ".root",
     )
     began = time.monotonic()
     try:
@@ -155,11 +166,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     joined = [Path(chunk["path"]) for chunk in chunks]
     made_by = provenance.of_scores(*map(provenance.read, joined))
-    versions = {(record["version"], record["digest"]) for record in made_by["models"]}
-    if out["resumed"] and len(versions) > 1:
-        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
+    if out["resumed"] and (named := _several_versions(made_by["models"])):
         raise ConfigError(
-            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
+            f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
         )
     rows, scored = _join(joined, target, made_by)
@@ -197,6 +206,8 @@ def _located(file: str | os.PathLike[str]) -> str:
 
 def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
     """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
+    import pyarrow as pa
+
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}{target.suffix}")
     try:
         join = _join_parquet if target.suffix == ".parquet" else _join_root
@@ -204,21 +215,43 @@ def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple
         half.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"the columns of the files do not fit into one file: {error}; write one for each"
+        ) from None
     finally:
         half.unlink(missing_ok=True)
     return counts
+
+
+def _several_versions(models: Sequence[dict[str, Any]]) -> str:
+    """Return the versions, or files, of the first model that has several; empty if none has."""
+    for name in {record["model"]: None for record in models}:
+        # Without a version, there was nothing to score.
+        versions = {
+            (record["version"], record["digest"])
+            for record in models
+            if record["model"] == name and record["version"] is not None
+        }
+        numbers = {number for number, _ in versions}
+        digests = {digest for _, digest in versions if digest is not None}
+        if len(numbers) > 1 or len(digests) > 1:
+            each = (f"version {n}" + (f" ({d[:12]})" if d else "") for n, d in versions)
+            return f"{' and '.join(sorted(each))} of model {name}"
+    return ""
 
 
 def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
     import pyarrow.parquet as pq
 
     rows = scored = 0
-    schema = pq.read_schema(parts[0])
-    metadata = {**(schema.metadata or {}), provenance.KEY: json.dumps(made_by)}
+    # pyarrow's keys are bytes: beside a str, the provenance of the first chunk would stay.
+    schema = _schema(parts)
+    metadata = {**(schema.metadata or {}), provenance.KEY.encode(): json.dumps(made_by)}
     schema = schema.with_metadata(metadata)
     with pq.ParquetWriter(half, schema) as writer:
         for part in parts:
-            table = pq.read_table(part).cast(schema)
+            table = _table(part, schema)
             rows += table.num_rows
             scored += table.num_rows - table.column(table.num_columns - 1).null_count
             writer.write_table(table)
@@ -226,25 +259,52 @@ def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int,
 
 
 def _join_root(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     import uproot
 
     rows = scored = 0
+    schema = _schema(parts)
     with uproot.recreate(half) as file:
         tree = None
         for part in parts:
-            table = pq.read_table(part)
+            table = _table(part, schema)
             rows += len(table)
             table = table.drop_null()
             scored += len(table)
-            for column in table.schema:
-                if pa.types.is_nested(column.type):
-                    problem = f"{column.name!r} is no plain number: write it to a .parquet file"
-                    raise SonicError(problem)
             numbers = {name: table[name].to_numpy() for name in table.column_names}
             if tree is None:
                 tree = file.mktree("Scores", {name: n.dtype for name, n in numbers.items()})
             tree.extend(numbers)
         provenance.to_root(file, made_by)
     return rows, scored
+
+
+def _schema(parts: Sequence[Path]) -> Any:
+    """Return the columns of all chunks; each may have None, in some chunks only."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schemas = [pq.read_schema(part).remove_metadata() for part in parts]
+    nested = {
+        field.name for schema in schemas for field in schema if pa.types.is_nested(field.type)
+    }
+    # Where all scores of a chunk are None, nothing may have told that they are lists.
+    known = [
+        pa.schema(f for f in schema if f.name not in nested or pa.types.is_nested(f.type))
+        for schema in schemas
+    ]
+    joined = pa.unify_schemas(known, promote_options="permissive")
+    return pa.schema([pa.field(name, joined.field(name).type) for name in schemas[0].names])
+
+
+def _table(part: Path, schema: Any) -> Any:
+    """Return the rows of a chunk, with the columns of all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(part)
+    columns = []
+    for field in schema:
+        column = table[field.name]
+        nothing = column.null_count == len(table)
+        columns.append(pa.nulls(len(table), field.type) if nothing else column.cast(field.type))
+    return pa.table(columns, schema=schema)

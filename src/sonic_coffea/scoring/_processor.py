@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
+from awkward.types import ListType, NumpyType, OptionType
 
 from sonic_coffea import provenance
-from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
-from sonic_coffea.errors import ConfigError, FieldError, nearest
-from sonic_coffea.model import Model, constituents, has_constituents
-from sonic_coffea.processor import SonicProcessor, chunk_name
+from sonic_coffea._version import __version__
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.model import Choice, Model, constituents, has_constituents
+from sonic_coffea.processor import Request, SonicProcessor, chunk_name
+from sonic_coffea.scoring._identity import identity
 
 IDENTITY = ("run", "luminosityBlock", "event")
 INDEX = "index"
@@ -30,13 +31,14 @@ class Scoring(SonicProcessor):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Choice,
         parts: Path,
         *,
         collection: str | None,
         features: Callable[[Any], Any] | None,
         keep: Sequence[str],
         on_error: str,
+        flat: bool,
     ) -> None:
         self.models = {"scores": model}
         self.parts = parts
@@ -44,7 +46,9 @@ class Scoring(SonicProcessor):
         self.features = features
         self.keep = tuple(keep)
         self.on_error = on_error
-        declared = (model.config_hash, collection, *self.keep, _source(features))
+        self.flat = flat
+        used = None if features is None else identity(features)
+        declared = (__version__, model.config_hash, collection, self.keep, on_error, used)
         self.kind = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
@@ -61,13 +65,20 @@ class Scoring(SonicProcessor):
             if name not in objects.fields:
                 problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
                 raise FieldError(problem)
+        model: Any = self.models["scores"]
         if self.features is not None:
-            return {"scores": self.features(events)}
-        return {"scores": _sent(events, objects, self.collection, self.models["scores"])}
+            sent = self.features(events)
+        else:
+            sent = _sent(events, objects, self.collection, model)
+        if self.flat:
+            self._check_flat(objects, sent)
+        return {"scores": sent}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
         scored = scores["scores"]
+        if not isinstance(scored, ak.Array):
+            raise ConfigError("score_files scores no Variations; call it once for each")
         columns = {name: events[name] for name in IDENTITY}
         objects = self._objects(events)
         if self.collection is not None:
@@ -79,9 +90,21 @@ class Scoring(SonicProcessor):
                 )
             columns[name] = column
         depth = 1 if self.collection is None else 2
-        # Scores that are None are a row, too.
-        table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
+        misfit = InputError(
+            f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
+            "must return inputs with the same events and objects"
+        )
+        if scored.ndim < depth:
+            raise misfit
+        try:
+            # Scores that are None are a row, too.
+            table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
+        except ValueError:
+            raise misfit from None
         table = ak.drop_none(ak.flatten(table) if depth == 2 else table, axis=0)
+        # Of an event that is None, the objects would be lost.
+        if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
+            raise misfit
         path = self._path(events.metadata)
         try:
             provenance.to_parquet(table, path, scored)
@@ -91,6 +114,20 @@ class Scoring(SonicProcessor):
                 "all workers have to see the folder of the output"
             ) from None
         return self._counted(events, path, resumed=0)
+
+    def _check_flat(self, objects: Any, sent: Any) -> None:
+        """Refuse columns that are no plain numbers, before a row is sent."""
+        inputs = sent.objects if isinstance(sent, Request) else sent
+        none = {k: v[:0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:0]
+        model: Any = self.models["scores"]
+        scores = (model.models[0] if isinstance(model, Choice) else model)(none)
+        depth = 1 if self.collection is None else 2
+        for name, column in [*((n, objects[n]) for n in self.keep), *_flat(scores)]:
+            if not _is_number(column.type.content, depth):
+                raise ConfigError(
+                    f"{name!r} is no plain number, but {column.type.content}: write it to a "
+                    ".parquet file"
+                )
 
     def _objects(self, events: Any) -> Any:
         name = self.collection
@@ -108,18 +145,6 @@ class Scoring(SonicProcessor):
         return {"parts": [{**chunk, "path": str(path)}], "events": len(events), "resumed": resumed}
 
 
-def _source(features: Callable[[Any], Any] | None) -> str:
-    """Return what tells an edited function of the user from what it was: its module's text."""
-    if features is None:
-        return ""
-    for written in (inspect.getmodule(features), features):
-        try:
-            return inspect.getsource(written)  # type: ignore[arg-type]
-        except (OSError, TypeError):  # such as in a notebook, or a callable object
-            continue
-    return repr(features)
-
-
 def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Return the columns of scores: labels, after the output's name where there are several."""
     if not scores.fields:
@@ -130,22 +155,36 @@ def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return columns
 
 
-def _sent(events: Any, objects: Any, collection: str | None, model: Model) -> Any:
-    """Return what a model reads: events, their objects, or the constituents of their jets.
+def _is_number(kind: Any, depth: int) -> bool:
+    """Return whether a type is that of numbers, or None, in lists around it."""
+    while isinstance(kind, OptionType) or (depth > 1 and isinstance(kind, ListType)):
+        depth -= isinstance(kind, ListType)
+        kind = kind.content
+    return depth == 1 and isinstance(kind, NumpyType)
 
-    Constituents come where the model reads what the objects do not have: under ``constituents``,
-    if it reads that; else with the features that the demo's network has, if it reads these; else as
-    the file has them. Where they lack it, too, the objects come, whose fields an error then names.
+
+def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choice) -> Any:
+    """Return what a model reads: events or their objects, with ``constituents`` if it reads these.
+
+    Raises
+    ------
+    FieldError
+        If the model reads what the objects do not have.
     """
-    columns = {column for layout in model.inputs.values() for column in layout.columns}
-    roots = {column.partition(".")[0].partition("[")[0] for column in columns}
-    elsewhere = roots - set(objects.fields)
-    if collection is None or not elsewhere or not has_constituents(events, collection):
-        return objects
-    inner = constituents(events, collection)
-    if "constituents" in roots:
-        return ak.with_field(objects, inner, "constituents")
-    if not columns & set(CONSTITUENT_FEATURES):
-        return inner if elsewhere & set(inner.fields) else objects
-    # NanoAOD keeps no constituents of the softest jets: these have no score.
-    return ak.mask(constituent_features(objects, inner), ak.num(inner, axis=2) > 0)
+    models = model.models if isinstance(model, Choice) else (model,)
+    layouts = [layout for each in models for layout in each.inputs.values()]
+    paths = {path for layout in layouts for path in layout.columns}
+    roots = {path.partition(".")[0].partition("[")[0] for path in paths}
+    if "constituents" in roots - set(objects.fields) and collection is not None:
+        objects = ak.with_field(objects, constituents(events, collection), "constituents")
+    for name in sorted(roots - set(objects.fields)):
+        if hasattr(type(objects), name):  # such as a vector's energy
+            continue
+        remedy = "pass features=, a function of the events that returns the model's inputs"
+        if collection is not None and has_constituents(events, collection):
+            remedy = f"read constituents as 'constituents.{name}', or {remedy}"
+        raise FieldError(
+            f"{collection or 'the events'}: there is no field {name!r}; "
+            f"{nearest(name, objects.fields)} Else {remedy}"
+        )
+    return objects

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sonic_coffea.server._folders import ServerRecord, local_servers
 from sonic_coffea.server._install import ServerInstall, ensure
-from sonic_coffea.server.in_process import InProcessServer
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
     Ensemble,
@@ -15,12 +15,13 @@ from sonic_coffea.server.repository import (
 
 __all__ = [
     "Ensemble",
-    "InProcessServer",
     "LocalServer",
     "ModelVersion",
     "Served",
     "ServerInstall",
+    "ServerRecord",
     "build_repository",
     "ensure",
+    "local_servers",
     "read_repository",
 ]

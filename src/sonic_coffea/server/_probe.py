@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,21 +10,18 @@ from sonic_coffea.transport import ConnectionOptions, ServerMetadata, Timeouts, 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Connection
 
-_TIMEOUTS = Timeouts(metadata_s=5.0)
 
-
-def is_ready(url: str, headers: Mapping[str, str]) -> bool:
+def is_ready(url: str) -> bool:
     """Whether the server at `url` says that it and its models are ready."""
-    with _connection(url, headers) as connection:
+    with _connection(url) as connection:
         return connection.ready()
 
 
-def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
+def fetch_metadata(url: str) -> ServerMetadata:
     """Ask the server at `url` about itself."""
-    with _connection(url, headers) as connection:
+    with _connection(url) as connection:
         return replace(connection.info(), models=tuple(connection.models()))
 
 
-def _connection(url: str, headers: Mapping[str, str]) -> Connection:
-    options = ConnectionOptions(headers=headers, timeouts=_TIMEOUTS)
-    return connect_transport(url, options=options)
+def _connection(url: str) -> Connection:
+    return connect_transport(url, options=ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)))

@@ -5,21 +5,16 @@ from __future__ import annotations
 from sonic_coffea.model import Scaffold, scaffold
 from sonic_coffea.pool import Checks, HostCheck, Step, check
 from sonic_coffea.tools._bench import Curve, measure
-from sonic_coffea.tools._formats import Format, Formats, compare_formats
-from sonic_coffea.tools._plan import plan, plot
+from sonic_coffea.tools._plan import plan
 
 __all__ = [
     "Checks",
     "Curve",
-    "Format",
-    "Formats",
     "HostCheck",
     "Scaffold",
     "Step",
     "check",
-    "compare_formats",
     "measure",
     "plan",
-    "plot",
     "scaffold",
 ]

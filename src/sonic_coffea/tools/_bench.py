@@ -154,7 +154,7 @@ def measure(
             tensors = contract.zeros(rows, length)
             times.append(_median(partial(connection.ask, contract, version, tensors), seconds))
         best, best_in_flight, in_flight = 0.0, 1, 1
-        while in_flight <= settings.limits.max_in_flight:
+        while in_flight <= settings.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
             # At least as many requests as are to be in flight, for slow models, too.
             requests = max(4, max(1, round(seconds / times[-1])) * in_flight)

@@ -7,16 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.reporting.plots import draw_plans
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sonic_coffea.tools._bench import Curve
 
 # Below this utilisation, the queue of a server stays short.
 _UTILISATION = 0.8
-_PARTS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,24 +130,3 @@ def plan(
         request_s=request_s,
         in_flight=in_flight,
     )
-
-
-def plot(planned: Plan, curve: Curve, **options: Any) -> Figure:
-    """Draw the rate of a run with fewer and with more servers.
-
-    Parameters
-    ----------
-    planned : Plan
-        The plan; its number of servers is in the middle of the plot.
-    curve : Curve
-        The curve of the plan.
-    **options
-        The options of `plan`, without `servers`.
-
-    Raises
-    ------
-    ImportError
-        If there is no matplotlib.
-    """
-    counts = sorted({max(1, round(planned.servers * part)) for part in _PARTS} | {planned.servers})
-    return draw_plans([plan(curve, servers=n, **options) for n in counts])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._local_state import ServerRecord
-from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import (
     ModelEntry,
     ModelStatistics,
@@ -17,13 +14,14 @@ from sonic_coffea.transport._metadata import (
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport._protobuf import check_protobuf
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
     from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
-    from sonic_coffea.transport._regions import Lend as Lend
+    from sonic_coffea.transport._shared_memory import Lend as Lend
 
 __all__ = [
     "DATATYPES",
@@ -31,20 +29,18 @@ __all__ = [
     "Address",
     "ConnectionOptions",
     "Contract",
-    "HeldPort",
     "ModelEntry",
     "ModelStatistics",
     "Response",
     "ServerMetadata",
-    "ServerRecord",
     "TensorSpec",
     "Timeouts",
     "Tls",
     "TokenFile",
+    "check_protobuf",
     "connect_transport",
     "from_wire",
     "kserve_name",
-    "local_state",
     "read_model_config",
     "read_text",
     "to_wire",
@@ -55,7 +51,14 @@ __all__ = [
 def connect_transport(
     url: str | Address, *, options: ConnectionOptions | None = None
 ) -> Connection:
-    """Return a connection to a server, without blocking: its first call opens the channel."""
+    """Return a connection to a server, without blocking: its first call opens the channel.
+
+    Raises
+    ------
+    ConfigError
+        If protobuf is too old for tritonclient.
+    """
+    check_protobuf()
     from sonic_coffea.transport._grpc import Connection
 
     address = Address.parse(url) if isinstance(url, str) else url

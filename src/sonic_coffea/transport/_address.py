@@ -1,4 +1,4 @@
-"""URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
+"""URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, ``unix:PATH``, and coffea's.
 
 ``triton+grpc://host:443`` and ``host:443`` mean TLS, with a warning in the log.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sonic_coffea.errors import ConfigError, nearest
 
@@ -23,6 +24,9 @@ _TLS_BY_PORT = re.compile(
 )
 SCHEMES = ("grpc", "grpcs", "triton+grpc", "triton+grpcs")
 DEFAULT_PORT = {"grpc": 8001, "grpcs": 443}
+_UNIX = "unix:"
+# What the kernel takes, without the byte that ends the path.
+_SOCKET_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +37,16 @@ class Address:
     ----------
     model, version : str or None
         Given by coffea's form only, ``triton+grpc://host:port/model/version``.
+    path : str or None
+        Of a Unix socket, which has neither host nor port.
     """
 
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
     tls: bool = False
     model: str | None = None
     version: str | None = None
+    path: str | None = None
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -55,6 +62,16 @@ class Address:
         >>> Address.parse("grpcs://triton.example").target
         'triton.example:443'
         """
+        if url.startswith(_UNIX):
+            return cls(path=_socket_path(url))
+        # Before any message that shows the URL.
+        if "@" in url:
+            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
+        if separator := next((c for c in url if c in "?#"), ""):
+            raise ConfigError(
+                f"expected grpc://host:port, got a URL with {separator!r}, and what follows it is "
+                "not sent; use token= or headers= for a secret"
+            )
         url = _with_tls(url)
         scheme, separator, _ = url.partition("://")
         if not separator:
@@ -73,15 +90,7 @@ class Address:
             raise ConfigError(
                 f"expected grpc:// or grpcs:// (TLS), got {url!r}; {nearest(scheme, SCHEMES)}"
             )
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
-        if not parts.hostname or not parts.hostname.isprintable():
-            raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
-        if parts.username or parts.password:
-            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
+        parts, host, port = _split(url)
         path = [part for part in parts.path.split("/") if part]
         if path and bare == scheme:
             raise ConfigError(
@@ -92,8 +101,8 @@ class Address:
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
         model, version = (*path, None, None)[:2]
         return cls(
-            host=parts.hostname,
-            port=port or DEFAULT_PORT[bare],
+            host=host,
+            port=DEFAULT_PORT[bare] if port is None else port,
             tls=bare == "grpcs",
             model=model,
             version=version,
@@ -101,23 +110,57 @@ class Address:
 
     @property
     def target(self) -> str:
-        """Host and port as gRPC wants them."""
+        """The socket, or host and port, as gRPC wants them."""
+        if self.path is not None:
+            return f"{_UNIX}{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """The canonical URL, without the model."""
+        if self.path is not None:
+            return self.target
         return f"{'grpcs' if self.tls else 'grpc'}://{self.target}"
 
     @property
     def loopback(self) -> bool:
         """Whether the server is on this machine."""
+        if self.path is not None:
+            return True
         with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"
 
     def __str__(self) -> str:
         return self.url
+
+
+def _split(url: str) -> tuple[SplitResult, str, int | None]:
+    """Return the parts of a URL, its host and its port; raise if one cannot be used."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
+    host, expected = parts.hostname, f"expected a server as {parts.scheme}://host:port, got {url!r}"
+    if not host or not host.isprintable():
+        raise ConfigError(expected)
+    if port == 0:
+        raise ConfigError(f"expected a port from 1 to 65535, got 0 in {url!r}")
+    return parts, host, port
+
+
+def _socket_path(url: str) -> str:
+    """Return the path of a Unix socket's URL, ``unix:PATH`` or ``unix:///PATH``."""
+    path = url.removeprefix(_UNIX)
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path.startswith("/") or path.startswith("//") or not path.isprintable():
+        raise ConfigError(f"expected a Unix socket as unix:/path/to/socket, got {url!r}")
+    if len(os.fsencode(path)) > _SOCKET_BYTES:
+        raise ConfigError(
+            f"expected a Unix socket with a path of at most {_SOCKET_BYTES} bytes, got {path!r}"
+        )
+    return path
 
 
 @cache

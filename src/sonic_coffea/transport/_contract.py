@@ -83,6 +83,9 @@ class Contract:
     digest : str
         The checksum of what decides the version's outputs, if the model's configuration says it:
         of an ONNX model the file, of others the files, the function, and the tensors in order.
+    features : tuple of str
+        What the model's file calls the values of its input, in order, if the model's configuration
+        says it: of trees.
     unsupported : str
         Why requests of rows cannot be sent to it, such as that it wants sequences.
     parameters : tuple of (str, value)
@@ -96,6 +99,7 @@ class Contract:
     max_rows: int | None = None
     preferred_rows: tuple[int, ...] = ()
     digest: str = ""
+    features: tuple[str, ...] = ()
     unsupported: str = ""
     parameters: Parameters = ()
     stacks: bool = False

@@ -66,6 +66,11 @@ _IS_IT_RUNNING = "is the server running, at this host and port?"
 # gRPC's words for a connection that cannot be made, in plain words.
 _WHY_UNCONNECTED = {
     "connection refused": "nothing listens at this port of the host",
+    "no such file": (
+        "no server is there: it has ended, or is on another machine, where only its own processes "
+        "reach a Unix socket; for other machines, `sonic-coffea serve --port 8001 --host 0.0.0.0`"
+    ),
+    "permission denied": "the socket is another user's; `sonic-coffea serve --port` is for others",
     "errors resolving": "no address is known for this name of a host",
     "no route to host": "no route leads to the host",
     "network is unreachable": "no route leads to the host",
@@ -241,4 +246,4 @@ def translate(
 def _pushback_s(trailers: Mapping[str, str]) -> float | None:
     """Return how long the server asks to wait; None if it gives no time, or a negative one."""
     milliseconds = trailers.get(_PUSHBACK, "")
-    return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
+    return float(milliseconds) / 1000 if milliseconds.isdecimal() else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.transport._contract import Contract
-    from sonic_coffea.transport._regions import Lend, Region
+    from sonic_coffea.transport._shared_memory import Lend, Region
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class Connection(ModelQueries):
     """
 
     def another(self) -> Connection:
-        """Return one more connection to the server; both share what they know of its memory."""
-        return type(self)(self.address, self._options, known=self._known)
+        """Return one more connection to the server."""
+        return type(self)(self.address, self._options)
 
     def ready(self) -> bool:
         """Whether the server is ready; False also if it does not respond.
@@ -93,7 +93,7 @@ class Connection(ModelQueries):
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._failure(call, channel, server=where)
+                error = self._failure(call, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
@@ -159,7 +159,7 @@ class Connection(ModelQueries):
                 else:
                     early_s = _EARLY * self._options.timeouts.request_s
                     early = time.monotonic() - sent_at < early_s
-                    outcome = self._failure(call, channel, early=early, **context)
+                    outcome = self._failure(call, early=early, **context)
             except SonicError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001

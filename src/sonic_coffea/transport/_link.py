@@ -22,11 +22,10 @@ from sonic_coffea.errors import (
     TokenExpiredError,
 )
 from sonic_coffea.transport._failures import STUB_UNHEALTHY, UNKNOWN_REGION, failure_of, translate
-from sonic_coffea.transport._loopback import LocalPeer
-from sonic_coffea.transport._shared_memory import SharedMemory, Usability, shares
+from sonic_coffea.transport._shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._options import ConnectionOptions, Tls
@@ -66,17 +65,13 @@ class Channel:
 
     Attributes
     ----------
-    reached : (Address, mapping)
-        The address to which it leads, and the headers that a local server there demands.
     in_flight : set
         The inference requests that are in flight on it.
     heard_at : float
         When the last call was answered, by `time.monotonic`.
     """
 
-    def __init__(self, reached: tuple[Address, Mapping[str, str]], tls: Tls) -> None:
-        self.reached = reached
-        address, self.secret = reached
+    def __init__(self, address: Address, tls: Tls) -> None:
         if address.tls:
             root, cert, key = tls.read()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
@@ -104,20 +99,13 @@ class Channel:
 class Link:
     """A channel to one server, opened by the first call and replaced by a new one if it hangs.
 
-    Parameters
-    ----------
-    known : Usability, optional
-        What other connections to the server know about its use of shared memory.
-
     Raises
     ------
     ConfigError
         If shared memory is demanded of a server that is not on this machine.
     """
 
-    def __init__(
-        self, address: Address, options: ConnectionOptions, *, known: Usability | None = None
-    ) -> None:
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
         self.address = address
         self._options = options
         self._process = os.getpid()
@@ -126,12 +114,7 @@ class Link:
         self._replaced: list[Channel] = []
         self._closed = False
         self._shortest_s = math.inf
-        self._peer = LocalPeer(address)
-        self._known = known or Usability()
-        self._shared: SharedMemory | None = None
-        if shares(address, wanted=options.shared_memory):
-            demanded = options.shared_memory is True
-            self._shared = SharedMemory(self._call, address, self._known, demanded=demanded)
+        self._shared = SharedMemory(self._call, address) if options.shared_memory else None
 
     @property
     def round_trip_s(self) -> float:
@@ -157,34 +140,20 @@ class Link:
             channel.close()
         for call in [] if self._channel is None else list(self._channel.in_flight):
             call.cancel()
-        if self._shared is None:
-            self._shut()
-        else:
-            # The channel stays open for the server to unregister what these requests used.
-            self._shared.close(done=self._shut)
-
-    def _shut(self) -> None:
+        if self._shared is not None:
+            # The channel is open for the server to unregister what these requests used.
+            self._shared.close()
         if self._channel is not None:
             self._channel.close()
-        self._peer.close()
 
     def _open(self) -> Channel:
-        """Return the channel, opened by the first call, and anew for a server started anew."""
+        """Return the channel, opened by the first call."""
         with self._opening:
-            try:
-                reached = self._peer.reach()
-            except ServerLostError:
-                if self._shared is not None:
-                    self._shared.forget()
-                raise
-            channel = self._channel
-            if channel is None or channel.reached != reached:
+            if self._channel is None:
                 if self._closed:
                     raise CancelledError(CLOSED, server=str(self.address))
-                if channel is not None:
-                    self._replaced.append(channel)
-                self._channel = channel = Channel(reached, self._options.tls)
-            return channel
+                self._channel = Channel(self.address, self._options.tls)
+            return self._channel
 
     def _replace(self, channel: Channel) -> None:
         """Have the next call open another channel, as the network may have forgotten this one.
@@ -212,7 +181,7 @@ class Link:
         """Send a message, over another channel if the first is replaced and closed meanwhile."""
         while True:
             channel = channel or self._open()
-            headers = self._options.metadata(channel.secret)
+            headers = self._options.metadata()
             try:
                 call = getattr(channel.stub, method).future(message, timeout_s, headers, **options)
             except ValueError:  # a closed channel
@@ -243,7 +212,7 @@ class Link:
         call = _first(begin, _REPEAT_AFTER_S if method in _READS else ())
         channel = channels[-1]
         if not channel.answered(call):
-            failure = self._failure(call, channel, optional=method in _OPTIONAL, **context)
+            failure = self._failure(call, optional=method in _OPTIONAL, **context)
             if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
                 failure = InferenceError(f"{method} failed: {call.details()}", **context)
             raise failure
@@ -256,13 +225,12 @@ class Link:
     def _failure(
         self,
         call: Any,
-        channel: Channel,
         *,
         optional: bool = False,
         early: bool = False,
         **context: Any,
     ) -> SonicError:
-        """Return our error for a failed call on a channel."""
+        """Return our error for a failed call."""
         code, details = call.code(), call.details() or ""
         if optional and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
@@ -270,22 +238,14 @@ class Link:
         closing = self._closed or call.cancelled()
         row = failure_of(code, details, trailers)
         error = translate(code, details, trailers, closing=closing, early=early, **context)
-        if self._shared is not None:
-            if row.words == UNKNOWN_REGION:
-                error = ServerLostError(self._shared.unknown(details), **context)
+        if self._shared is not None and row.words == UNKNOWN_REGION:
+            error = self._shared.unknown(details).at(**context)
+            if isinstance(error, ServerLostError):
                 error.undelivered = True
-            elif isinstance(error, ServerLostError):
-                self._shared.forget()
-        if channel.secret and row.hint is STUB_UNHEALTHY:  # so it ends itself
+        if self.address.path is not None and row.hint is STUB_UNHEALTHY:  # so it ends itself
             error = ServerLostError(error.message, **context)
         if isinstance(error, TokenExpiredError) and not callable(self._options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
-        if isinstance(error, (AccessError, ServerLostError)):
-            # A local server that was started anew has another secret, recorded a moment after it
-            # answers. To the rows, it is a lost server that comes back.
-            recorded = self._peer.look_up()
-            if isinstance(error, AccessError) and recorded != channel.secret:
-                return ServerLostError(f"the local server was started anew: {details}", **context)
         return error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -139,6 +141,15 @@ class ModelQueries(Link):
         logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
         return model_config_pb2.ModelConfig()
 
+    def digest(self, model: str, version: str) -> str:
+        """Ask for a version's digest; empty if the server tells none.
+
+        Blocks for up to ``metadata_s``.
+        """
+        request = service_pb2.ModelConfigRequest(name=model, version=version)
+        response = self._call("ModelConfig", request, model=model, version=version or None)
+        return _digest(response.config, version)
+
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
 
@@ -220,10 +231,22 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
         outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
         max_rows=config.max_batch_size if batches else unlimited,
         preferred_rows=tuple(config.dynamic_batching.preferred_batch_size),
-        digest=config.parameters[f"sha256.{version}"].string_value,
+        digest=_digest(config, version),
+        features=_features(config.parameters[f"features.{version}"].string_value),
         unsupported=_unsupported(config),
         stacks=batches,
     )
+
+
+def _digest(config: Any, version: str) -> str:
+    return str(config.parameters[f"sha256.{version}"].string_value)
+
+
+def _features(listed: str) -> tuple[str, ...]:
+    """Return the names in a parameter of a configuration, which anybody may have written."""
+    with contextlib.suppress(ValueError, TypeError):
+        return tuple(map(str, json.loads(listed or "[]")))
+    return ()
 
 
 def _unsupported(config: Any) -> str:

@@ -93,9 +93,8 @@ class ConnectionOptions:
         PEM files, for servers with TLS.
     compression : {"gzip", "deflate"} or None
         How requests with tensors are compressed.
-    shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors from shared memory: always, never, or
-        if it can.
+    shared_memory : bool
+        Whether the server, on this machine, reads large tensors from shared memory.
     timeouts : Timeouts
         Deadlines of calls.
 
@@ -109,7 +108,7 @@ class ConnectionOptions:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: Tls = field(default_factory=Tls)
     compression: str | None = None
-    shared_memory: bool | str = "auto"
+    shared_memory: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -118,15 +117,15 @@ class ConnectionOptions:
         if self.token is not None and not callable(self.token):
             _token_of(self.token)
 
-    def metadata(self, secret: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the headers of a call: a local server's secret, the user's headers, the token.
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers of a call: the user's, and the token.
 
         Raises
         ------
         ConfigError
             If the token cannot be had.
         """
-        headers = {**secret, **self.headers}
+        headers = dict(self.headers)
         if self.token is not None:
             headers["authorization"] = f"Bearer {_token_of(self.token)}"
         return tuple((name.lower(), value) for name, value in headers.items())

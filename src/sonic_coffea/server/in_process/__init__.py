@@ -1,4 +1,4 @@
-"""A small KServe-v2 server in this process, for functions and local networks."""
+"""In this process: a transport for the models of a repository, and a server for tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sonic_coffea.server.in_process._grpc_server import (
     Received,
     Tensors,
 )
-from sonic_coffea.server.in_process._onnx_server import InProcessServer
+from sonic_coffea.server.in_process._transport import InProcessTransport
 
 __all__ = [
     "EXTENSIONS",
     "Fault",
     "Function",
-    "InProcessServer",
+    "InProcessTransport",
     "KServeModel",
     "KServeServer",
     "Received",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,19 +18,14 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.transport import (
-    DATATYPES,
-    STRINGS,
-    HeldPort,
-    from_wire,
-    kserve_name,
-    local_state,
-    to_wire,
-)
+from sonic_coffea.errors import ConfigError, ServerStartError, nearest
+from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
     from typing import Self
+
+# A server that was killed a moment ago may still have its port.
+_PORT_WITHIN_S = 2.0
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
@@ -289,7 +285,6 @@ class KServeServer:
         self._threads = threads
         self._port = port or 0
         self._server: Any = None
-        self._held: HeldPort
 
     def __enter__(self) -> Self:
         return self.start()
@@ -313,23 +308,33 @@ class KServeServer:
             If another program has the port.
         """
         if self._server is None:
-            self._held = HeldPort.claim(self._port)
-            self._port = self._held.number
-            local_state.remove(self.url)
-            options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", -1)]
+            options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
             server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
             service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
-            server.add_insecure_port(f"127.0.0.1:{self._port}")
+            self._listen(server)
             server.start()
             self._server = server
         return self
+
+    def _listen(self, server: Any) -> None:
+        until = time.monotonic() + _PORT_WITHIN_S
+        while True:
+            try:
+                self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise ServerStartError(
+                        f"port {self._port} is in use; leave port out for a free one"
+                    ) from None
+                time.sleep(0.05)
+            else:
+                return
 
     def stop(self) -> None:
         """Break all connections, and stop listening. May be called again."""
         server, self._server = self._server, None
         if server is not None:
             server.stop(grace=None).wait()
-            self._held.release()
 
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server.launch._fallback import serve_for_machine
 from sonic_coffea.server.launch._local import LocalServer
 
-__all__ = ["LocalServer", "serve_for_machine"]
+__all__ = ["LocalServer"]

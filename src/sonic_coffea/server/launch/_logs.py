@@ -1,4 +1,4 @@
-"""The log of a local server: its path, the errors in it, and the models it has loaded."""
+"""The log of a local server: its path, and the errors in it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ import time
 from pathlib import Path
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.transport import local_state
+from sonic_coffea.server._folders import log_folder
 
-_ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
-_RECORD = re.compile(r"^([IWEF]\d{4} |[|+]|\s*$)")
+# Triton's two formats: "E1123 22:01:11.5 ..." and "2026-11-23T22:01:11Z E ...".
+_ERROR = re.compile(r'^(?:E\d{4} \S+|\d{4}-\S+ E) \d+ \S+\] "?(.*?)"?$')
+_RECORD = re.compile(r"^([IWEF]\d{4} |\d{4}-\S+ [IWEF] |[|+]|\s*$)")
 _UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
-_LIFECYCLE = re.compile(
-    r"\"(?:loading: (?P<loading>.+):(?P<version>\d+)"
-    r"|successfully loaded '(?P<loaded>.+?)'(?: version \d+)?"
-    r"|successfully unloaded '(?P<unloaded>.+)' version (?P<gone>\d+))\"$"
-)
 _USAGE = "Usage: tritonserver"
 _LONGEST = 2000
+_LEAST_BYTES = 65536
 # Every server on a machine without a GPU logs it.
 _HARMLESS = ("CudaDriverHelper has not been initialized",)
 _KEPT_FOR_S = 30 * 86400.0
 
 
-def new_log(folder: Path | None) -> Path:
-    """Make an empty log in `folder`, or beside the user's other state, and remove old ones."""
-    if folder is None:
-        state = local_state.directory()
-        folder = Path(tempfile.mkdtemp(prefix="sonic-coffea-")) if state is None else state / "logs"
+def new_log() -> Path:
+    """Make an empty log among the user's own, and remove old ones.
+
+    Raises
+    ------
+    sonic_coffea.errors.ServerStartError
+        If there is no folder for it, or no space.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = log_folder()
         _prune(folder)
         fd, name = tempfile.mkstemp(dir=folder, prefix="triton-", suffix=".log")
+        with os.fdopen(fd, "wb") as file:
+            # What a full disk takes no more, a server could not say.
+            file.write(bytes(_LEAST_BYTES))
+            file.flush()
+            file.truncate(0)
     except OSError as error:
-        raise ServerStartError(f"cannot write the server's log in {folder}: {error}") from None
-    os.close(fd)
-    return Path(name).absolute()
+        raise ServerStartError(f"cannot write the server's log: {error}") from None
+    return Path(name)
 
 
 def _prune(folder: Path) -> None:
-    """Remove logs that nobody has written to for a month, except those of running servers."""
-    in_use = {record.log for record in local_state.records()}
+    """Remove logs that nobody has written to for a month."""
     for path in folder.glob("triton-*.log"):
         # Another process may be removing the same ones.
         with contextlib.suppress(OSError):
-            if str(path) not in in_use and path.stat().st_mtime < time.time() - _KEPT_FOR_S:
+            if path.stat().st_mtime < time.time() - _KEPT_FOR_S:
                 path.unlink()
 
 
@@ -86,20 +89,3 @@ def last_words(log: str) -> str | None:
             break
         words = line.strip()[:_LONGEST] or words
     return words
-
-
-def loaded_models(log: str) -> list[str]:
-    """Return the models that the server had loaded, and not unloaded, when its log ends."""
-    loading: dict[str, set[str]] = {}
-    versions: dict[str, set[str]] = {}
-    for line in log.splitlines():
-        match = _LIFECYCLE.search(line)
-        if match is None:
-            continue
-        if name := match["loading"]:
-            loading.setdefault(name, set()).add(match["version"])
-        elif name := match["loaded"]:
-            versions.setdefault(name, set()).update(loading.pop(name, ()))
-        else:
-            versions.get(match["unloaded"], set()).discard(match["gone"])
-    return [name for name, served in versions.items() if served]

@@ -12,8 +12,8 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-_POLL_S = 0.02
+_SHM = "/dev/shm"  # noqa: S108  where POSIX shared memory is
+# As the kernel numbers them.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# The start of Triton's own lines; a container's entry point may write others before them.
-_RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 def main() -> int:
@@ -39,31 +40,37 @@ def main() -> int:
     log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         server = _start(job, log)
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         _report(event="failed", message=str(error))
         return 1
-    _report(event="started", pid=server.pid)
     try:
         _watch(job, server, requests)
     finally:
-        _end(job, server, forget=bool(requests))
+        _end(job, server)
     _report(event="exited", code=server.returncode, on_request=bool(requests))
     return 0
 
 
 def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     # Model processes that outlive the server become children of this process, which reaps them.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Triton's Python backend makes files there that all users can read.
+    private = Path(_SHM, job["shared_memory"])
+    shutil.rmtree(private, ignore_errors=True)
+    private.mkdir(mode=0o700)
+    mounts = job["mounts"] and _may_mount(libc, private)
 
     def prepare() -> None:
+        if mounts:
+            _mount(libc, private)
         # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(1)
 
-    return subprocess.Popen(
+    server = subprocess.Popen(
         job["argv"],
         env=job["env"],
         stdin=subprocess.DEVNULL,
@@ -72,6 +79,50 @@ def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
     )
+    hidden = mounts or not job["mounts"]
+    if hidden:
+        # For clients that share memory with the server.
+        link = Path(job["folder"], "shm")
+        link.unlink(missing_ok=True)
+        link.symlink_to(private)
+    _report(event="started", pid=server.pid, hidden=hidden)
+    return server
+
+
+def _may_mount(libc: ctypes.CDLL, private: Path) -> bool:
+    """Try in a child whether the kernel lets this user mount a folder; some systems do not."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _mount(libc, private)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _mount(libc: ctypes.CDLL, private: Path) -> None:
+    """Mount a folder over /dev/shm, for this process and those that it starts.
+
+    Root needs a namespace of mounts for it; other users are root in one of users, until they start
+    a program. They stay the same users: each is mapped to itself.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        _check(libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS))
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+    _check(libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
+    source, target = os.fsencode(private), os.fsencode(_SHM)
+    _check(libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[int]) -> None:
@@ -82,36 +133,12 @@ def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[
         # The pipe alone is not enough: children that the owner forks hold its other end open.
         with contextlib.suppress(OSError, AttributeError):
             poll.register(os.pidfd_open(pid), select.POLLIN)
-    visible = True
     while server.poll() is None and not requests and os.getppid() == job["owner"]:
-        if visible and _RECORD.search(Path(job["log"]).read_bytes()):
-            # A server that logs has read its arguments, so the secret can go from them.
-            _hide(job["secret"].encode())
-            visible = False
-        events = poll.poll((_POLL_S if visible else 1.0) * 1000)
-        if any(fd == sys.stdin.fileno() for fd, _ in events):
+        if any(fd == sys.stdin.fileno() for fd, _ in poll.poll(1000)):
             return
 
 
-def _hide(secret: bytes) -> None:
-    """Overwrite the secret in command lines, where the system lets this user do that.
-
-    All processes are searched: a server in a container is not the process that was started.
-    """
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, OverflowError):
-            if secret not in (folder / "cmdline").read_bytes():
-                continue
-            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            start, end = int(fields[45]), int(fields[46])
-            with (folder / "mem").open("r+b", buffering=0) as memory:
-                memory.seek(start)
-                arguments = memory.read(end - start)
-                memory.seek(start)
-                memory.write(arguments.replace(secret, b"x" * len(secret)))
-
-
-def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) -> None:
+def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,15 +154,12 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) 
             subprocess.run(
                 job["cleanup"], env=job["env"], capture_output=True, check=False, timeout=30.0
             )
-    for region in Path("/dev/shm").glob(f"{job['shm_prefix']}*"):  # noqa: S108
+    shutil.rmtree(Path(_SHM, job["shared_memory"]), ignore_errors=True)
+    for region in Path(_SHM).glob(f"{job['shared_memory']}*"):
         with contextlib.suppress(OSError):
             region.unlink()
-    if not forget:
-        # The record tells later clients that whatever listens at the port is another server.
-        return
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        if json.loads(Path(job["record"]).read_bytes()).get("pid") == server.pid:
-            Path(job["record"]).unlink()
+    if os.getppid() != job["owner"]:
+        shutil.rmtree(job["folder"], ignore_errors=True)
 
 
 def _reap_group(group: int) -> None:

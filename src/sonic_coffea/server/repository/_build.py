@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -134,10 +135,12 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
 
 
 def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
-    # Built where a server that watches the repository does not look, and renamed into it.
+    is_new = not root.exists()
     root.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
+    root.mkdir(exist_ok=True)
+    stage = Path(tempfile.mkdtemp(dir=_home(root, versions), prefix=".sonic-build-"))
     try:
+        moves = []
         for planned in versions:
             folder = stage / planned.name / str(planned.version)
             folder.mkdir(parents=True)
@@ -148,13 +151,48 @@ def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
             (folder / _manifest.FILE).write_text(manifest, encoding="utf-8")
             for name, text in planned.texts.items():
                 (folder.parent / name).write_bytes(text.encode())
-        root.mkdir(exist_ok=True)
-        for planned in versions:
-            target = root / planned.place
-            if target.exists():
-                target.rename(stage / f"old-{planned.name}")
-            (stage / planned.place).rename(target)
+            moves.append(planned.place)
             if planned.beside:
-                (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
+                moves.append(f"{planned.name}/{CONFIG_FILE}")
+        _move(stage, root, moves)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(root, ignore_errors=True)
+        raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _home(root: Path, versions: Sequence[PlannedVersion]) -> Path:
+    """Return where to build: on the repository's file system, and where no server looks.
+
+    Triton takes each folder of a repository for a model, a hidden one, too; in a model's folder, it
+    looks at the numbered ones only.
+    """
+    replaced = {planned.name for planned in versions if not planned.beside}
+    models = (p for p in sorted(root.iterdir()) if p.is_dir() and not p.is_symlink())
+    usable = (p for p in models if p.name not in replaced and os.access(p, os.W_OK))
+    return next(usable, root)
+
+
+def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:
+    """Move what was built to its places, and after an error all that was there back to them."""
+    undo = contextlib.ExitStack()
+    with undo:
+        for number, place in enumerate(moves):
+            target, kept = root / place, stage / f"old-{number}"
+            if target.is_file():
+                shutil.copyfile(target, kept)
+                undo.callback(kept.replace, target)
+            else:
+                if target.exists():
+                    target.rename(kept)
+                    undo.callback(kept.rename, target)
+                undo.callback(_take_back, target, stage / f"new-{number}")
+            (stage / place).replace(target)
+        undo.pop_all()
+
+
+def _take_back(target: Path, to: Path) -> None:
+    if target.exists():
+        target.rename(to)

@@ -74,6 +74,8 @@ def model_config(name: str, served: Served, source: ModelSource, options: Option
     """Return the configuration of a model, without its labels and versions."""
     limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
     _check_integer(f"max_batch_size of model {name!r}", limit, 0)
+    if limit:
+        _check_first_axes(name, source)
     batched = source.batched and limit > 0
     # Only the Python backend is held to the CPU: the native ones use a GPU where there is one.
     kind = {"kind": "KIND_CPU"} if source.platform == "python" else {}
@@ -153,6 +155,21 @@ def ensemble_config(
         "ensemble_scheduling": {"step": steps},
     }
     return config, source
+
+
+def _check_first_axes(name: str, source: ModelSource) -> None:
+    """Refuse a network that was exported for one number of rows: others would fail one by one."""
+    if source.kind != "onnx":
+        return
+    fixed = [t for t in source.inputs if t["shape"] and t["shape"][0] >= 0]
+    for tensor in fixed[:1]:
+        axes = {t["name"]: {0: "rows"} for t in (*source.inputs, *source.outputs) if t["shape"]}
+        raise ConfigError(
+            f"input {tensor['name']!r} of model {name!r} has a first axis of fixed length, "
+            f"{tensor['shape'][0]}, and takes no other number of rows; export it with an axis of "
+            f"any length: torch.onnx.export(..., dynamic_axes={axes}). If this axis does not count "
+            "rows, say so by Served(file, max_batch_size=0), and declare Model(one_request_per=...)"
+        )
 
 
 def version_policy(versions: Versions | None) -> Config:

@@ -108,7 +108,11 @@ def _plan(
     if source.file:
         # With the configuration the digest reaches clients, which can then say what made a score.
         digest = {"string_value": _digest(source, sums)}
-        config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
+        parameters = {**config.get("parameters", {}), f"sha256.{number}": digest}
+        parameters.pop(f"features.{number}", None)
+        if features := source.manifest.get("features"):
+            parameters[f"features.{number}"] = {"string_value": json.dumps(features)}
+        config["parameters"] = parameters
     texts[CONFIG_FILE] = write_model_config(config)
     present = [path for path in folder.iterdir() if path.is_file()] if beside else []
     shared = {path.name: _manifest.checksum(path) for path in present}
@@ -135,7 +139,8 @@ def _digest(source: ModelSource, sums: Mapping[str, str]) -> str:
     if source.kind != "onnx":
         function = source.manifest.get("function")
         tensors = [source.inputs, source.outputs]
-        listed += json.dumps([source.file, function, source.platform, *tensors]) + "\n"
+        more = [source.manifest["best_iteration"]] if "best_iteration" in source.manifest else []
+        listed += json.dumps([source.file, function, source.platform, *tensors, *more]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
 
 

@@ -12,13 +12,11 @@ from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker, P
 from sonic_coffea.server.launch.runtimes._pip import Pip
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
 
-__all__ = ["AUTO", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
+__all__ = ["AUTO", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-# An `InProcessServer`, which is no Triton.
-IN_PROCESS = "in-process"
 # Where no runtime is named, the first that this machine has is taken.
 RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
     "pip": Pip,
@@ -36,8 +34,6 @@ def choose(runtime: str, options: Options) -> Runtime:
     a machine with a GPU and an image of its own prefers the container.
     """
     known = (AUTO, *RUNTIMES)
-    if runtime == IN_PROCESS:
-        raise ConfigError("in-process is the runtime of InProcessServer, a LocalServer is a Triton")
     if runtime not in known:
         raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
     if options.gpu is None:

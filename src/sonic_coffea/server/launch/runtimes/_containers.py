@@ -12,12 +12,11 @@ from pathlib import Path
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import _install as install
+from sonic_coffea.server._folders import SHARED_MEMORY
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
-_SECRET = "SONIC_SECRET"  # noqa: S105  the name of a variable
-_SERVE = f'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=${_SECRET}"'
 
 
 class Container:
@@ -50,20 +49,25 @@ class Container:
         )
 
     def environment(self, serving: Serving) -> dict[str, str]:
-        """Return the variables inside the container, the secret among them."""
+        """Return the variables inside the container."""
         devices = os.environ.get("CUDA_VISIBLE_DEVICES")
         return {
             **({"CUDA_VISIBLE_DEVICES": devices} if self.gpu and devices is not None else {}),
             **serving.variables,
-            "PROTOCOLS": f"{serving.protocols}:{serving.header}",
-            _SECRET: serving.secret,
         }
 
     def serve(self, serving: Serving) -> list[str]:
-        """Return the command inside; the secret is a variable, as all users see command lines."""
-        shm = serving.shm_prefix("python")
+        """Return the command inside the container."""
         repository = f"--model-repository={serving.repository}"
-        return ["sh", "-c", _SERVE, "tritonserver", repository, *serving.arguments, shm]
+        return ["tritonserver", repository, *serving.arguments, serving.shm_prefix("python")]
+
+    def folders(self, serving: Serving) -> list[str]:
+        """Return what of the machine the container sees: its paths outside and inside."""
+        return [
+            f"{serving.repository}:{serving.repository}:ro",
+            f"{serving.folder}:{serving.folder}",
+            f"{SHARED_MEMORY / serving.shared_memory}:{SHARED_MEMORY}",
+        ]
 
 
 class Docker(Container):
@@ -79,11 +83,11 @@ class Docker(Container):
             self.fetch(tell, "pull", self.image)
 
     def launch(self, serving: Serving) -> Launch:
-        name = serving.name.rstrip("_")
+        name = serving.shared_memory
         inside = self.environment(serving)
         argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
-        # The server uses the machine's loopback and shared memory, as the one from PyPI does.
-        argv += ["--network=host", "--ipc=host", "--cap-drop=all"]
+        # Models use the machine's network, as those of the server from PyPI do.
+        argv += ["--network=host", "--cap-drop=all"]
         argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
         if self.daemon:
             argv.append(f"--user={os.getuid()}:{os.getgid()}")
@@ -91,7 +95,7 @@ class Docker(Container):
             argv.append(self.gpus)
         if serving.threads is not None:
             argv.append(f"--cpus={serving.threads}")
-        argv.append(f"--volume={serving.repository}:{serving.repository}:ro")
+        argv += [f"--volume={folder}" for folder in self.folders(serving)]
         argv += [f"--env={key}" for key in sorted(inside)]
         return Launch(
             argv=[*argv, self.image, *self.serve(serving)],
@@ -132,9 +136,9 @@ class Apptainer(Container):
             part.unlink(missing_ok=True)
 
     def launch(self, serving: Serving) -> Launch:
-        bind = f"{serving.repository}:{serving.repository}:ro"
+        binds = [part for folder in self.folders(serving) for part in ("--bind", folder)]
         gpu = ["--nv"] if self.gpu else []
-        own = self.command("exec", "--cleanenv", "--no-home", *gpu, "--bind", bind, self._place)
+        own = self.command("exec", "--cleanenv", "--no-home", *gpu, *binds, self._place)
         prefix = f"{self.engine.upper()}ENV_"
         inside = {f"{prefix}{key}": value for key, value in self.environment(serving).items()}
         return Launch(argv=[*own, *self.serve(serving)], env={**os.environ, **inside})

@@ -45,7 +45,6 @@ class Pip:
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
             *(serving.shm_prefix(backend) for backend in install.BACKENDS),
-            f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -56,4 +55,4 @@ class Pip:
         libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         cleanup = ["rm", "-rf", str(links)] if links else None
-        return Launch(argv=argv, env={**env, **serving.variables}, cleanup=cleanup)
+        return Launch(argv=argv, env={**env, **serving.variables}, cleanup=cleanup, mounts=True)

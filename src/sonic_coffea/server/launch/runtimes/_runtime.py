@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from sonic_coffea.server._install import Machine, ServerInstall
 
@@ -30,27 +30,21 @@ class Serving:
     ----------
     arguments : sequence of str
         Those of ``tritonserver`` that do not depend on the runtime.
-    secret : str
-        The value of the header without which nothing is answered.
-    name : str
-        A name of this server alone; its shared memory regions begin with it.
+    folder : Path
+        Where its socket is.
+    shared_memory : str
+        A name of this server alone: that of its folder in /dev/shm, which takes the place of
+        /dev/shm for the server.
     threads : int or None
         Threads that a model may use for one request.
     env : mapping
         More environment variables.
     """
 
-    # Which protocols of Triton want which header, by the end of its name.
-    protocols: ClassVar = (
-        "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,"
-        "logging"
-    )
-    header: ClassVar = "sonic"
-
     arguments: Sequence[str]
     repository: Path
-    secret: str = dataclasses.field(repr=False)
-    name: str
+    folder: Path
+    shared_memory: str
     threads: int | None
     env: Mapping[str, str] = dataclasses.field(repr=False)
 
@@ -61,17 +55,24 @@ class Serving:
         return {**threads, **self.env}
 
     def shm_prefix(self, backend: str) -> str:
-        """Return the argument by which a backend's shared memory regions can be told."""
-        return f"--backend-config={backend},shm-region-prefix-name={self.name}"
+        """Return the argument by which a backend's files are told where /dev/shm is not its own."""
+        return f"--backend-config={backend},shm-region-prefix-name={self.shared_memory}_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The command line that serves, and the one that cleans up when it has ended."""
+    """The command line that serves, and the one that cleans up when it has ended.
+
+    Attributes
+    ----------
+    mounts : bool
+        Whether the supervisor has to mount the server's own /dev/shm.
+    """
 
     argv: list[str]
     env: dict[str, str] = dataclasses.field(repr=False)
     cleanup: list[str] | None = None
+    mounts: bool = False
 
 
 class Runtime(Protocol):

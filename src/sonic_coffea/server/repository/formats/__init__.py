@@ -88,22 +88,24 @@ class Format:
     """A kind of file: the endings of its names, and its native backend in NVIDIA's container.
 
     ``read`` takes the model to serve, and raises a ValueError that says what is wrong with its
-    file. If ``prefers_native``, the native backend is the default.
+    file; ``load`` takes a version's file, its manifest and a number of threads, in the process that
+    runs the model. If ``prefers_native``, the native backend is the default.
     """
 
     read: Callable[[Served], Contents]
+    load: Callable[[Path, dict[str, Any], int], Runner]
     suffixes: tuple[str, ...]
     native: str | None = None
     prefers_native: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
-    "onnx": Format(_onnx.read, (".onnx",), native="onnxruntime", prefers_native=True),
+    "onnx": Format(_onnx.read, _onnx.load, (".onnx",), native="onnxruntime", prefers_native=True),
     # Its native backend wants names of outputs that end in their number.
-    "torchscript": Format(_torchscript.read, (".pt",), native="pytorch"),
-    "xgboost": Format(_trees.read_xgboost, (".json", ".ubj")),
-    "lightgbm": Format(_trees.read_lightgbm, (".txt",)),
-    "function": Format(_function.read, (".py",)),
+    "torchscript": Format(_torchscript.read, _torchscript.load, (".pt",), native="pytorch"),
+    "xgboost": Format(_trees.read_xgboost, _trees.load, (".json", ".ubj")),
+    "lightgbm": Format(_trees.read_lightgbm, _trees.load, (".txt",)),
+    "function": Format(_function.read, _function.load, (".py",)),
 }
 _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 

@@ -18,8 +18,6 @@ def read_xgboost(served: Served) -> Contents:
     """Read the inputs and outputs of XGBoost's trees, unless they are declared."""
     path = Path(str(served.source))
     files = {f"model{path.suffix.lower()}": path}
-    if served.inputs is not None or served.outputs is not None:
-        return {"files": files}
     try:
         learner = json.loads(_json(path))["learner"]
         sizes = learner["learner_model_param"]
@@ -27,22 +25,22 @@ def read_xgboost(served: Served) -> Contents:
         chosen = learner["objective"]["name"] == "multi:softmax"
         features, classes = int(sizes["num_feature"]), int(sizes.get("num_class", 0))
         width = max(1 if chosen else classes, int(sizes.get("num_target", 1)), 1)
-        names = list(learner.get("feature_names", ()))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"expected XGBoost trees in {path}: {error!r}") from None
-    return {
-        "files": files,
-        "inputs": {"features": ("float32", [-1, features])},
-        "outputs": {"scores": ("float32", [-1, width])},
-        "manifest": {"features": names},
-    }
+        manifest: dict[str, Any] = {"features": list(learner.get("feature_names", ()))}
+        if "best_iteration" in (attributes := learner.get("attributes", {})):
+            manifest["best_iteration"] = int(attributes["best_iteration"])
+    except (KeyError, TypeError, ValueError, ImportError) as error:
+        if _is_declared(served):
+            return {"files": files}
+        missing = isinstance(error, ImportError)
+        problem = str(error) if missing else f"expected XGBoost trees in {path}: {error!r}"
+        raise ValueError(problem) from None
+    return _contents(served, files, features, ("float32", [-1, width]), manifest)
 
 
 def read_lightgbm(served: Served) -> Contents:
     """Read the inputs and outputs of LightGBM's trees, unless they are declared."""
     path = Path(str(served.source))
-    if served.inputs is not None or served.outputs is not None:
-        return {"files": {"model.txt": path}}
+    files = {"model.txt": path}
     head = dict(
         line.split("=", 1)
         for line in path.read_text(encoding="utf-8", errors="replace")
@@ -53,15 +51,42 @@ def read_lightgbm(served: Served) -> Contents:
     try:
         features, classes = int(head["max_feature_idx"]) + 1, int(head["num_class"])
     except (KeyError, ValueError):
+        if _is_declared(served):
+            return {"files": files}
         raise ValueError(
             f"expected LightGBM trees in {path}, which has no max_feature_idx or num_class"
         ) from None
-    return {
-        "files": {"model.txt": path},
-        "inputs": {"features": ("float32", [-1, features])},
-        "outputs": {"scores": ("float64", [-1, classes])},
-        "manifest": {"features": head.get("feature_names", "").split()},
-    }
+    manifest = {"features": head.get("feature_names", "").split()}
+    return _contents(served, files, features, ("float64", [-1, classes]), manifest)
+
+
+def _is_declared(served: Served) -> bool:
+    return served.inputs is not None or served.outputs is not None
+
+
+def _contents(
+    served: Served,
+    files: dict[str, Path],
+    features: int,
+    scores: tuple[str, list[int]],
+    manifest: dict[str, Any],
+) -> Contents:
+    """Return what a file of trees describes; a declaration must have as many features."""
+    if not _is_declared(served):
+        inputs = {"features": ("float32", [-1, features])}
+        outputs = {"scores": scores}
+        return {"files": files, "inputs": inputs, "outputs": outputs, "manifest": manifest}
+    declared: dict[str, Any] = dict(served.inputs or {})
+    for name, tensor in declared.items():
+        # What is no pair of a type and a shape is refused for every format.
+        shape = tensor[1] if isinstance(tensor, (list, tuple)) and len(tensor) == 2 else ()
+        last = shape[-1] if isinstance(shape, (list, tuple)) and shape else -1
+        if isinstance(last, int) and last not in (-1, features):
+            raise ValueError(
+                f"{served.source} has {features} features: expected input {name!r} of shape "
+                f"[-1, {features}], got {list(shape)}"
+            )
+    return {"files": files, "manifest": manifest}
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
@@ -75,7 +100,10 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     else:
         import xgboost  # type: ignore[import-not-found,unused-ignore]
 
-        predict = xgboost.Booster({"nthread": threads}, model_file=str(path)).inplace_predict
+        forest = xgboost.Booster({"nthread": threads}, model_file=str(path))
+        # Of trees that stopped early, XGBoost's own estimators use those up to the best; 0 is all.
+        trees = int(forest.attr("best_iteration") or -1) + 1
+        predict = functools.partial(forest.inplace_predict, iteration_range=(0, trees))
 
     def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         del requested
@@ -94,10 +122,7 @@ def _json(path: Path) -> bytes | bytearray:
     try:
         import xgboost
     except ImportError:
-        # A model's server runs this module, too, without this package.
-        from sonic_coffea.errors import ConfigError
-
-        raise ConfigError(
+        raise ImportError(
             f"reading {path} needs the xgboost package here; save the trees as .json, or declare "
             "inputs= and outputs= with Served"
         ) from None

@@ -1,0 +1,299 @@
+"""Several models, of which one scores each event or each object: by a field, or by its fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from sonic_coffea.errors import ConfigError, FieldError
+from sonic_coffea.layouts import Feature, is_lazy, over_partitions
+from sonic_coffea.model._cases import numbered
+from sonic_coffea.model._model import Model
+from sonic_coffea.model._submission import Submission
+from sonic_coffea.pool import NEVER, Deadline, Pool
+from sonic_coffea.reuse import Variations
+
+if TYPE_CHECKING:
+    from sonic_coffea.model._pending import Pending
+
+# Of a call that does not say it: as declared.
+_DECLARED: Any = ...
+
+
+class Choice:
+    """A model for each value of a field, with the same outputs.
+
+    Parameters
+    ----------
+    models : mapping
+        Values, all whole numbers or all strings, each with its `Model`. Names, versions and
+        transformations may differ.
+    by : str
+        A field, or for numbers an expression, of the objects, or of the events: ``"region"``,
+        ``"abs(eta) < 1.5"`` (1 or 0). An object for which it is None gets no score, but None.
+
+    Examples
+    --------
+    >>> import sonic_coffea as sonic
+    >>> barrel, endcap = (
+    ...     sonic.Model(name, {"x": sonic.Row(["pt", "eta"])}, {"y": ["photon"]})
+    ...     for name in ("barrel", "endcap")
+    ... )
+    >>> sonic.Choice({"EB": barrel, "EE": endcap}, by="region")
+    Choice(EB: barrel, EE: endcap; by 'region')
+    """
+
+    _what = "case"
+
+    def __init__(self, models: Mapping[Any, Model], by: str) -> None:
+        kind = type(self).__name__
+        if not isinstance(models, Mapping):
+            raise ConfigError(f"{kind}: expected a dict of models, got {type(models).__name__}")
+        if len(models) < 2:
+            raise ConfigError(f"{kind}: expected two models or more, got {len(models)}")
+        for model in models.values():
+            if not isinstance(model, Model):
+                raise ConfigError(f"{kind}: expected models, got {type(model).__name__}")
+        if len({str if isinstance(key, str) else int for key in models}) > 1 or not all(
+            isinstance(key, (str, int)) for key in models
+        ):
+            raise ConfigError(
+                f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
+            )
+        first, *others = models.values()
+        for model in others:
+            if model.outputs != first.outputs:
+                raise ConfigError(
+                    f"{kind}: models {first.name!r} and {model.name!r} give other outputs "
+                    f"({first.outputs} and {model.outputs}); declare the same"
+                )
+        self._cases = dict(models)
+        self._by = by
+        self._check_by(by)
+
+    def __repr__(self) -> str:
+        models = ", ".join(f"{key}: {model.name}" for key, model in self._cases.items())
+        return f"{type(self).__name__}({models}; by {self._by!r})"
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models, in order."""
+        return tuple(self._cases.values())
+
+    @property
+    def name(self) -> str:
+        """The names of the models."""
+        return ", ".join(model.name for model in self.models)
+
+    @property
+    def config_hash(self) -> str:
+        """A hash of the declaration: of all models, and of what chooses between them."""
+        hashes = {key: model.config_hash for key, model in self._cases.items()}
+        declared = repr((type(self).__name__, hashes, self._by))
+        return xxhash.xxh3_64_hexdigest(declared.encode())
+
+    def check(self, pool: Pool | None = None) -> None:
+        """Compare the declarations with the server's models; see `Model.check`."""
+        for model in self.models:
+            model.check(pool)
+
+    def __call__(self, objects: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
+        """Score objects and wait for the result; see `submit` for the options.
+
+        Raises
+        ------
+        DeadlineError
+            If `timeout_s` has passed; it includes the wait for the models' contracts.
+        """
+        deadline = Deadline.after(timeout_s)
+        return self._send(objects, deadline, **options).result_by(deadline)
+
+    def submit(
+        self,
+        objects: Any,
+        *,
+        events: Any = None,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        deduplicate: bool = False,
+    ) -> Pending:
+        """Send objects, and return without waiting for their scores.
+
+        Parameters
+        ----------
+        objects, pool, on_error, deduplicate
+            As in `Model.submit`.
+        events : array of records, optional
+            The events of the objects, which have the fields of `by` if the objects do not. A
+            `SonicProcessor` passes its events.
+
+        Raises
+        ------
+        FieldError
+            If neither objects nor events have the field.
+        InputError
+            If a value has no model.
+        """
+        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
+        return self._send(objects, NEVER, events=events, **how)
+
+    def _send(
+        self,
+        objects: Any,
+        deadline: Deadline,
+        *,
+        by: Any = _DECLARED,
+        events: Any = None,
+        **how: Any,
+    ) -> Pending:
+        by = self._by if by is _DECLARED else by
+        case = None
+        if isinstance(by, str):
+            case = self._found(by, objects, events)
+        elif by is not None:
+            case = self._numbered(by, None)
+        return Submission(
+            self.models, case=case, case_name=self._what, deadline=deadline, **how
+        ).send(objects)
+
+    def _check_by(self, by: Any) -> None:
+        if not isinstance(by, str):
+            raise ConfigError(
+                f"{type(self).__name__}: expected a field or an expression as a str, got "
+                f"{type(by).__name__}"
+            )
+        if not isinstance(next(iter(self._cases)), str):
+            Feature(by, expression=by)  # raises if it cannot be read
+
+    def _found(self, by: str, objects: Any, events: Any) -> Any:
+        """Return the numbers of the models by a field of the objects, or else of the events."""
+        try:
+            if isinstance(objects, Variations):
+                return {name: self._numbered(each, by) for name, each in objects.items()}
+            return self._numbered(objects, by)
+        except FieldError as error:
+            if events is None:
+                raise error.because(
+                    "if the events have it, pass them, too: events=events"
+                ) from None
+            try:
+                return self._numbered(events, by)
+            except FieldError:
+                raise error.because("nor have the events") from None
+
+    def _numbered(self, values: Any, by: str | None) -> Any:
+        number = partial(numbered, keys=tuple(self._cases), by=by, what=by or self._what)
+        if not is_lazy(values):
+            return number(values)
+        token = repr((by, list(self._cases)))
+        return over_partitions(number, values, label=self._what, token=token)
+
+
+class Folds(Choice):
+    """Models of several folds with the same outputs.
+
+    A simulated event is scored by the network that was not trained on it. Data are scored by all
+    networks, and the scores are the mean. If the folds are versions of one model, ``version=`` of
+    `Model.submit` can choose the version for each event, too.
+
+    Parameters
+    ----------
+    models : sequence of Model
+        One model for each fold, in order. Names, versions and transformations may differ.
+    fold : str or None, optional
+        What calls that do not say ``fold=`` do. An expression of fields of the objects or the
+        events gives the fold of each, counted from 0: ``"event % 3"``. None: all models score all
+        objects, and the scores are the mean. By default, each call must say it.
+
+    Examples
+    --------
+    >>> import sonic_coffea as sonic
+    >>> models = [
+    ...     sonic.Model(f"higgs_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["signal"]})
+    ...     for k in range(3)
+    ... ]
+    >>> sonic.Folds(models, fold="event % 3")
+    Folds(higgs_0, higgs_1, higgs_2; fold='event % 3')
+
+    ``folds(events)`` scores each event by one of them, ``folds(events, fold=None)`` by all.
+    """
+
+    _what = "fold"
+
+    def __init__(self, models: Sequence[Model], fold: str | None = _DECLARED) -> None:
+        if isinstance(models, Mapping) or not isinstance(models, Sequence):
+            raise ConfigError(f"Folds: expected a list of models, got {type(models).__name__}")
+        super().__init__(dict(enumerate(models)), fold)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        fold = "" if self._by is _DECLARED else f"; fold={self._by!r}"
+        return f"Folds({self.name}{fold})"
+
+    def submit(
+        self,
+        objects: Any,
+        *,
+        fold: Any = _DECLARED,
+        events: Any = None,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        deduplicate: bool = False,
+    ) -> Pending:
+        """Send objects, and return without waiting for their scores.
+
+        Parameters
+        ----------
+        objects, pool, on_error, deduplicate
+            As in `Model.submit`.
+        fold : array of int, str or None, optional
+            The fold of each event, ``events * int``, or of each object, ``events * var * int``,
+            counted from 0; None in it is no fold, and the score is None. Or an expression, as in
+            the declaration. None: all models score all objects, and the scores are the mean; a
+            mean is None if one of its scores is masked. By default, as declared.
+        events : array of records, optional
+            The events of the objects, which have the fields of the expression if the objects do
+            not. A `SonicProcessor` passes its events.
+
+        Raises
+        ------
+        ConfigError
+            If neither the call nor the declaration says which fold scores what.
+        FieldError
+            If neither objects nor events have a field of the expression.
+        InputError
+            If there is no such fold, or the array does not fit the objects.
+        """
+        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
+        return self._send(objects, NEVER, fold=fold, events=events, **how)
+
+    def _send(
+        self, objects: Any, deadline: Deadline, *, fold: Any = _DECLARED, **how: Any
+    ) -> Pending:
+        by = self._by if fold is _DECLARED else fold
+        if by is _DECLARED:
+            raise ConfigError(
+                f"which fold scores each event? Declare it once, as sonic.Folds(models, "
+                f'fold="event % {len(self.models)}"), or say fold=events.event % '
+                f"{len(self.models)} where the objects are sent; for the mean of all models, "
+                "fold=None"
+            )
+        if by is None:
+            self._check_means()
+        return super()._send(objects, deadline, by=by, **how)
+
+    def _check_by(self, by: Any) -> None:
+        if by is not None and by is not _DECLARED:
+            super()._check_by(by)
+
+    def _check_means(self) -> None:
+        for name, output in self.models[0].outputs.items():
+            whole = output.choose is not None or output.dtype.kind in "iubO"
+            if whole or output.splits is not None:
+                what = "lists of its own" if output.splits else "no fractions"
+                raise ConfigError(
+                    f"output {name!r} has no mean over folds, as it has {what}; say which fold "
+                    f"scores each event: fold=events.event % {len(self.models)}"
+                )

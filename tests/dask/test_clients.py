@@ -1,0 +1,311 @@
+"""Clients of one cluster with servers of their own, and messages of other versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from distributed import Client
+from tests.dask.conftest import MODEL, jets, local_cluster
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distributed import LocalCluster
+
+pytestmark = pytest.mark.server  # clusters of processes
+
+
+def server(factor: float, **options: Any) -> FakeServer:
+    """Return a server that multiplies by its own factor, which tells whose scores these are."""
+    times = FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]})
+    return FakeServer({"double": times}, **options)
+
+
+def by_reference(number: int) -> float:
+    """Score by a model that the worker imports."""
+    (score,) = MODEL(jets(number, 1)).twice.tolist()
+    return float(score) / number
+
+
+class Processor(sonic.SonicProcessor):
+    """A processor whose models are of its class, which a pickle does not have."""
+
+    models = {"double": MODEL}  # noqa: RUF012  as users write it
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"double": events}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return float(scores["double"].twice[0]) / float(events.pt[0])
+
+
+def by_processor(number: int, processor: Processor) -> Any:
+    return processor.process(jets(number, 1))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(2) as cluster:
+        yield cluster
+
+
+def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> None:
+    """Chunks that are under way, and those that come later, whatever was connected last."""
+    model = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+    def by_value(number: int) -> float:
+        (score,) = model(jets(number, 1)).twice.tolist()
+        return float(score) / number
+
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(server(factor)) for factor in (2, 3))
+        first, second = (stack.enter_context(Client(cluster)) for _ in range(2))
+        ways = by_reference, by_value
+
+        def submit(client: Client, numbers: range) -> list[Any]:
+            futures = [f for way in ways for f in client.map(way, numbers, pure=False)]
+            return futures + client.map(by_processor, numbers, processor=Processor(), pure=False)
+
+        with sonic.connect(one.url, client=first):
+            one.hold()
+            under_way = submit(first, range(1, 11))
+            until(lambda: bool(one.requests))
+        with sonic.connect(other.url, client=second):
+            of_second = submit(second, range(11, 21))
+            with sonic.connect(one.url):
+                under_way += submit(first, range(21, 31))
+            of_second += submit(second, range(31, 41))
+            one.release()
+            assert set(first.gather(under_way)) == {2.0}
+            assert set(second.gather(of_second)) == {3.0}
+        assert one.statistics["double", "rows"] == other.statistics["double", "rows"] == 60
+
+
+def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
+    found: dict[int, set[float]] = {}
+
+    def run(factor: int) -> None:
+        with (
+            server(factor) as mine,
+            Client(cluster, set_as_default=False) as client,
+            sonic.connect(mine.url, client=client),
+        ):
+            numbers = range(100 * factor, 100 * factor + 40)
+            futures = client.map(by_processor, numbers, processor=Processor())
+            futures += client.map(by_reference, numbers)
+            found[factor] = set(client.gather(futures))
+
+    threads = [threading.Thread(target=run, args=[factor]) for factor in range(2, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {factor: {float(factor)} for factor in range(2, 5)}
+
+
+def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
+    """Two clients on one server, with other options, share it fairly."""
+
+    def clients(dask_scheduler: Any) -> int:
+        plugin = dask_scheduler.plugins["sonic-coffea-scheduler"]
+        return sum(bool(client.telemetry) for client in plugin.allocator._clients.values())
+
+    with (
+        server(2) as one,
+        Client(cluster) as first,
+        Client(cluster) as second,
+        sonic.connect(one.url, client=first, max_in_flight=7),
+    ):
+        one.hold()
+        of_first = first.map(by_reference, range(1, 41))
+        with sonic.connect(one.url, client=second, max_in_flight=9):
+            of_second = second.map(by_reference, range(41, 81))
+            until(lambda: first.run_on_scheduler(clients) == 4)
+            one.release()
+            assert set(first.gather(of_first)) == set(second.gather(of_second)) == {2.0}
+
+
+def test_a_client_that_is_not_connected_has_to_be(cluster: LocalCluster) -> None:
+    with (
+        Client(cluster) as first,
+        Client(cluster) as second,
+        Client(cluster) as third,
+        sonic.connect("grpc://127.0.0.1:1", client=first),
+        sonic.connect("grpc://127.0.0.1:2", client=second),
+        pytest.raises(errors.ConfigError, match="the client that sent this task is not connected"),
+    ):
+        third.submit(by_reference, 1, pure=False).result()
+
+
+def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> None:
+    def plugins(dask_worker: Any) -> int:
+        return sum("sonic" in name for name in dask_worker.plugins)
+
+    with Client(cluster) as watching:
+        until(lambda: set(watching.run(plugins).values()) == {0})
+        with Client(cluster) as leaving:
+            sonic.connect("grpc://127.0.0.1:1", client=watching)
+            sonic.connect("grpc://127.0.0.1:1", client=leaving)
+            sonic.connect("grpc://127.0.0.1:2", client=leaving)
+            assert set(watching.run(plugins).values()) == {2}
+        until(lambda: set(watching.run(plugins).values()) == {1})
+
+
+STRANGE = [
+    {},
+    {"version": 1},
+    {"version": 2, "kind": "report", "news": 1},
+    {"version": 1, "kind": "news", "news": 1},
+    {"version": 1, "kind": "report", "process": "p", "telemetry": [1]},
+    {"version": 1, "kind": "final", "key": "nowhere", "news": 1},
+    {"version": 1, "kind": "quotas", "process": "p", "news": 1},
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_strange_messages_throw_no_worker_out(
+    cluster: LocalCluster, strange: dict[str, Any]
+) -> None:
+    """As of another version of this package, in both directions."""
+    names: Any = None
+
+    def send(dask_worker: Any) -> None:
+        dask_worker.batched_send({"op": "sonic-coffea", **strange})
+
+    def answer(dask_scheduler: Any) -> None:
+        for worker in dask_scheduler.workers:
+            dask_scheduler.worker_send(worker, {"op": "sonic-coffea", **strange})
+
+    def started(dask_worker: Any) -> Any:
+        return dask_worker.batched_stream.comm.local_address
+
+    with (
+        server(2) as one,
+        Client(cluster) as client,
+        sonic.connect(one.url, client=client),
+    ):
+        names = client.run(started)
+        client.run(send)
+        client.run_on_scheduler(answer)
+        assert set(client.gather(client.map(by_reference, range(1, 21), pure=False))) == {2.0}
+        assert client.run(started) == names
+
+
+def test_one_more_field_changes_nothing(cluster: LocalCluster) -> None:
+    """Reports and quotas with it are understood."""
+
+    def served(dask_scheduler: Any) -> float:
+        plugin = dask_scheduler.plugins["sonic-coffea-scheduler"]
+        return sum(course.totals["rows"] for course in plugin.history.courses.values())
+
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        server(2) as one,
+        sonic.connect(one.url, client=client),
+    ):
+        (worker,) = own.workers.values()
+        send = worker.batched_send
+        worker.batched_send = lambda message: send(
+            {**message, "news": 1} if "sonic" in message["op"] else message
+        )
+        assert set(client.gather(client.map(by_reference, range(1, 21)))) == {2.0}
+        until(lambda: client.run_on_scheduler(served) == 20)
+
+
+def test_a_scheduler_of_another_version_allocates_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        server(2) as one,
+    ):
+        sonic.connect(one.url, client=client)
+        join = own.scheduler.handlers["sonic_join"]
+        own.scheduler.handlers["sonic_join"] = lambda **question: {**join(**question), "version": 9}
+        with sonic.connect(one.url, client=client, max_in_flight=3):
+            assert client.submit(by_reference, 2).result() == 2.0
+    assert "of another sonic-coffea, allocates no quotas" in caplog.text
+
+
+class Polled(FakeServer):
+    """A server whose statistics are asked for, and which may owe them."""
+
+    def __init__(self) -> None:
+        super().__init__({"double": FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})})
+        self.answers = threading.Event()
+        self.answers.set()
+
+    @property
+    def polls(self) -> int:
+        return sum(method == "ModelStatistics" for method, _ in self.calls)
+
+    def enter(self, method: str, headers: Any, context: Any) -> None:
+        super().enter(method, headers, context)
+        if method == "ModelStatistics":
+            self.answers.wait(60)
+
+
+@pytest.fixture
+def rounds() -> Iterator[Any]:
+    """A worker in this process, a polled server, and how many rounds the worker has had."""
+    had: list[int] = []
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        Polled() as polled,
+        sonic.connect(polled.url, client=client, metadata_timeout_s=60),
+    ):
+        (worker,) = own.workers.values()
+        (callback,) = (c for name, c in worker.periodic_callbacks.items() if "sonic" in name)
+        report = callback.callback
+
+        def count() -> None:
+            report()
+            had.append(polled.polls)
+
+        callback.callback = count
+        yield client, polled, had
+        polled.answers.set()
+        polled.release()
+
+
+def test_nobody_asks_for_statistics_when_there_is_nothing_to_report(rounds: Any) -> None:
+    client, polled, had = rounds
+    polled.hold()
+    future = client.submit(by_reference, 2)
+    until(lambda: polled.polls > 1)
+    polled.release()
+    assert future.result() == 2.0
+    until(lambda: len(had) > 12 and len(set(had[-12:])) == 1)
+
+
+def test_statistics_that_are_owed_keep_no_thread_of_dask(rounds: Any) -> None:
+    client, polled, had = rounds
+    polled.hold()
+    polled.answers.clear()
+    future = client.submit(by_reference, 2)
+    until(lambda: polled.polls > 0)
+    # As many as an event loop's executor has.
+    until(lambda: len(had) > min(32, (os.cpu_count() or 1) + 4) + 2)
+
+    async def work() -> int:
+        return await asyncio.get_running_loop().run_in_executor(None, int)
+
+    assert client.sync(work, callback_timeout=20) == 0
+    polled.answers.set()
+    polled.release()
+    assert future.result() == 2.0

@@ -1,0 +1,316 @@
+"""Which pool scores a call: of threads, `with` blocks, pickles, copies and forked children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import gc
+import multiprocessing
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import pytest
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MODEL = sonic.Model("times", {"x": sonic.Row("pt")}, {"y": ["product"]})
+JETS = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
+
+
+def server(factor: float, **options: Any) -> FakeServer:
+    """Return a server that multiplies by its own factor, which tells whose scores these are."""
+    times = FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]})
+    return FakeServer({"times": times}, **options)
+
+
+def factor(scores: Any) -> float:
+    first, second = scores.product.tolist()
+    assert second == 2 * first
+    return float(first)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[FakeServer, FakeServer]]:
+    with server(2) as one, server(3) as other:
+        yield one, other
+
+
+@pytest.fixture
+def four() -> Iterator[list[FakeServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(server(number)) for number in range(2, 6)]
+
+
+class Times(sonic.SonicProcessor):
+    """A processor whose models are of its class, which a pickle does not have."""
+
+    models = {"times": MODEL}  # noqa: RUF012  as users write it
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"times": events}
+
+    def overlap(self, events: Any) -> Any:
+        return factor(MODEL(events))
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return factor(scores["times"]), scores.overlap, factor(MODEL(events))
+
+
+def pickled(url: str, *objects: Any) -> bytes:
+    with sonic.connect(url):
+        return pickle.dumps(objects)
+
+
+def in_parallel(functions: list[Callable[[], Any]]) -> list[Any]:
+    """Run each on a thread of its own, all at a time."""
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return [future.result() for future in [threads.submit(f) for f in functions]]
+
+
+def test_threads_with_blocks_of_their_own_use_their_servers(four: list[FakeServer]) -> None:
+    entered = threading.Barrier(4)
+
+    def score(number: int) -> list[float]:
+        found = []
+        for _ in range(8):
+            with sonic.connect(four[number].url):
+                entered.wait(60)
+                found.append(factor(MODEL(JETS, timeout_s=60)))
+        return found
+
+    found = in_parallel([lambda n=n: score(n) for n in range(4)])
+    assert found == [[number] * 8 for number in range(2, 6)]
+
+
+def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
+    four: list[FakeServer],
+) -> None:
+    async def score(number: int) -> list[float]:
+        found = []
+        for _ in range(8):
+            with sonic.connect(four[number].url):
+                await asyncio.sleep(0)  # for the others
+                found.append(factor(await MODEL.submit(JETS)))
+        return found
+
+    async def main() -> list[list[float]]:
+        return await asyncio.gather(*(score(number) for number in range(4)))
+
+    assert asyncio.run(main()) == [[number] * 8 for number in range(2, 6)]
+
+
+def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, FakeServer]) -> None:
+    """A callback runs in the context that it was made in; dask starts tasks in callbacks."""
+    inner, outer = two
+    with sonic.connect(inner.url):
+        context = contextvars.copy_context()
+        plain: list[sonic.Pool] = in_parallel([lambda: sonic.connect(outer.url)])
+        assert in_parallel([lambda: factor(context.run(MODEL, JETS))]) == [3]
+        assert factor(context.run(MODEL, JETS)) == 2
+    assert factor(context.run(MODEL, JETS)) == 3
+    assert not plain[0].closed
+
+
+def test_threads_with_blocks_of_one_server_cancel_nothing_of_each_other() -> None:
+    with server(2) as one:
+
+        def score() -> list[float]:
+            found = []
+            for _ in range(25):
+                with sonic.connect(one.url):
+                    found.append(factor(MODEL(JETS, timeout_s=60)))
+            return found
+
+        assert in_parallel([score] * 4) == [[2.0] * 25] * 4
+
+
+def test_a_pool_closes_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
+    with sonic.connect(two[0].url) as outer:
+        with sonic.connect(two[0].url) as inner:
+            assert inner is outer
+        assert factor(MODEL(JETS)) == 2
+        with outer:
+            pass
+        assert factor(MODEL(JETS)) == 2
+    assert outer.closed
+
+
+def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
+    one, other = two
+    sonic.connect(other.url)
+    with sonic.connect(one.url):
+        with sonic.connect(other.url):
+            assert factor(MODEL(JETS)) == 3
+        assert factor(MODEL(JETS)) == 2
+        sonic.connect(other.url)  # for the rest of the block
+        assert factor(MODEL(JETS)) == 3
+    assert factor(MODEL(JETS)) == 3
+
+
+def test_the_default_is_back_after_a_block(two: tuple[FakeServer, FakeServer]) -> None:
+    sonic.connect(two[0].url)
+    with sonic.connect(two[1].url) as inner:
+        assert factor(MODEL(JETS)) == 3
+    assert inner.closed
+    assert factor(MODEL(JETS)) == 2
+
+
+def test_a_later_connect_cancels_nothing(two: tuple[FakeServer, FakeServer]) -> None:
+    one, other = two
+    first = sonic.connect(one.url)
+    one.hold()
+    pending = MODEL.submit(JETS)
+    second = sonic.connect(other.url)
+    assert factor(MODEL(JETS)) == 3
+    one.release()
+    assert factor(pending.result(60)) == 2
+    assert factor(MODEL(JETS, pool=first)) == 2
+    assert factor(MODEL(JETS, pool=second)) == 3
+
+
+def test_a_thread_outside_several_blocks_has_to_say_which(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    entered, asked = threading.Barrier(3), threading.Event()
+
+    def stay(url: str) -> None:
+        with sonic.connect(url):
+            entered.wait(60)
+            asked.wait(60)
+
+    threads = [threading.Thread(target=stay, args=[x.url]) for x in two]
+    for thread in threads:
+        thread.start()
+    entered.wait(60)
+    try:
+        with pytest.raises(errors.ConfigError, match="other threads are in several"):
+            MODEL(JETS)
+        with pytest.raises(errors.ConfigError, match="other threads are in several"):
+            pickle.dumps(MODEL)
+    finally:
+        asked.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("elsewhere", ["nothing", "plainly", "block"])
+def test_pickles_are_scored_by_the_servers_of_their_sender(
+    two: tuple[FakeServer, FakeServer], elsewhere: str
+) -> None:
+    one, other = two
+    folds = sonic.Folds([MODEL, MODEL])
+    sent = pickled(one.url, MODEL, folds, Times())
+    with ExitStack() as stack:
+        if elsewhere == "plainly":
+            sonic.connect(other.url)
+        elif elsewhere == "block":
+            stack.enter_context(sonic.connect(other.url))
+        model, sent_folds, processor = pickle.loads(sent)
+        again = pickle.loads(pickle.dumps(model))
+        assert factor(model(JETS)) == factor(again(JETS)) == factor(sent_folds(JETS)) == 2
+        assert processor.process(JETS) == (2, 2, 2)
+        if elsewhere != "nothing":
+            assert factor(MODEL(JETS)) == Times().process(JETS)[0] == 3
+            assert factor(model(JETS, pool=sonic.connect(other.url))) == 3
+
+
+def test_alternating_pickles_open_two_pools(two: tuple[FakeServer, FakeServer]) -> None:
+    sent = [pickled(x.url, MODEL) for x in two]
+    threads = None
+    pools = set()
+    for _ in range(12):
+        for number, content in enumerate(sent):
+            (model,) = pickle.loads(content)
+            assert factor(model(JETS)) == 2 + number
+            pools.add(model.pool_of_pickle)
+        threads = threads or threading.active_count()
+    assert len(pools) == 2
+    assert threading.active_count() <= threads
+
+
+def test_pickles_of_many_settings_leave_few_threads() -> None:
+    before = threading.active_count()
+    with server(2) as one:
+        serving = threading.active_count() - before
+        for number in range(12):
+            with sonic.connect(one.url, max_in_flight=number + 1):
+                sent = pickle.dumps(MODEL)
+            assert factor(pickle.loads(sent)(JETS)) == 2
+        until(lambda: bool(gc.collect()) or threading.active_count() - before - serving <= 16)
+
+
+def test_scores_on_their_way_keep_their_pool(two: tuple[FakeServer, FakeServer]) -> None:
+    """Also when nobody refers to it, and many others have been opened since."""
+    one, other = two
+    one.hold()
+    (model,) = pickle.loads(pickled(one.url, MODEL))
+    pending = model.submit(JETS)
+    del model
+    for number in range(8):
+        (model,) = pickle.loads(pickled(f"grpc://127.0.0.{number + 1}:9", MODEL))
+    (model,) = pickle.loads(pickled(other.url, MODEL))
+    assert factor(model(JETS)) == 3
+    gc.collect()
+    one.release()
+    assert factor(pending.result(60)) == 2
+
+
+def test_pickles_with_other_tokens_have_pools_of_their_own() -> None:
+    """Also of the same servers; where the secrets are known, both are scored."""
+    headers = {"authorization": "Bearer right"}
+    with server(2, headers=headers) as one:
+        sonic.connect(one.url, token="right")
+        right = pickle.dumps(MODEL)
+        sonic.connect(one.url, token="wrong", retry_timeout_s=0.1)
+        assert factor(pickle.loads(right)(JETS)) == 2
+        with pytest.raises(errors.SonicError):
+            MODEL(JETS)
+
+
+def test_a_pickle_follows_a_change_of_servers(two: tuple[FakeServer, FakeServer]) -> None:
+    one, other = two
+    with sonic.connect(one.url) as pool:
+        assert factor(MODEL(JETS)) == 2
+        pool.set_servers(other.url)
+        model = pickle.loads(pickle.dumps(MODEL))
+        assert model.pool_of_pickle is pool
+        sent = pickle.dumps(MODEL)
+    assert factor(pickle.loads(sent)(JETS)) == 3
+
+
+def test_copies_are_no_pickles(two: tuple[FakeServer, FakeServer]) -> None:
+    with sonic.connect(two[0].url):
+        copies = copy.copy(MODEL), copy.deepcopy(MODEL)
+        sent = pickle.loads(pickle.dumps(MODEL))
+    with sonic.connect(two[1].url):
+        assert [factor(model(JETS)) for model in copies] == [3, 3]
+        assert factor(copy.deepcopy(sent)(JETS)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_uses_a_pool_that_it_is_given() -> None:
+    with server(2) as one, sonic.connect(one.url) as pool:
+        assert factor(MODEL(JETS)) == 2
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+
+        def score() -> None:
+            queue.put((factor(MODEL(JETS, pool=pool, timeout_s=60)), pool.closed))
+
+        child = context.Process(target=score)
+        child.start()
+        assert queue.get() == (2, False)
+        child.join(60)
+        assert child.exitcode == 0
+        assert factor(MODEL(JETS, pool=pool)) == 2
