@@ -35,7 +35,6 @@ TESTS = [
     "tests/cli",
     "tests/dask",
     "tests/layouts/test_specs.py",
-    "tests/layouts/test_kernels.py",
     "tests/model",
     "tests/pool/test_pool.py",
     "tests/processor",

@@ -47,7 +47,6 @@ HOMES = {
     "distributed": {"dask", "_connect", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},
-    "llvmlite": {"layouts"},
     "dask_awkward": {"layouts"},
     "bokeh": {"dask"},
     "matplotlib": {"reporting", "tools", "demo"},

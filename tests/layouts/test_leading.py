@@ -11,8 +11,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import Source
-from sonic_coffea.layouts._leading import LeadingColumns
 
 RNG = np.random.default_rng(3)
 COUNTS = [3, 0, 1, 5, 2, 0, 4]
@@ -68,15 +66,6 @@ def test_objects_are_transformed_and_what_is_missing_is_not() -> None:
     np.testing.assert_array_equal(layout.pack(EVENTS), expected(EVENTS, layout))
     other = sonic.Row([features[0], "Jet[1].pt"], missing=[1.0, 2.0], dtype="float64")
     np.testing.assert_array_equal(other.pack(EVENTS), expected(EVENTS, other))
-
-
-@pytest.mark.parametrize(
-    ("fields", "missing"), [(PER_FIELD, 0.0), (PER_OBJECT, math.nan), (["Jet[0].pt"], -1.0)]
-)
-def test_they_take_one_pass(fields: Any, missing: float) -> None:
-    floats = ak.values_astype(EVENTS, np.float32)
-    bound = sonic.Row(fields, missing=missing).bind(Source(floats))
-    assert isinstance(bound.columns, LeadingColumns)
 
 
 def test_wrong_numbers_are_named_if_they_are_sent() -> None:

@@ -184,7 +184,7 @@ def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
             alone = inputs.pack(place, place + 1)["x"]
             row = int(inputs.numbers(place, place + 1)[0])
             if isinstance(layout, sonic.Flat):
-                counts = inputs.bound["x"].columns.split.counts
+                counts = inputs.bound["x"].counts(slice(0, len(inputs.rows)))
                 start = int(counts[:row].sum())
                 whole = packed[start : start + counts[row]]
             else:

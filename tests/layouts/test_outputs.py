@@ -54,7 +54,7 @@ def answered(output: sonic.Output, layout: Any, array: ak.Array, tensor: Any) ->
     for segment in reversed(inputs.segments):
         for start in range(segment.start, segment.stop, 2):
             stop = min(start + 2, segment.stop)
-            length = layout.padded_length(segment.level)
+            length = layout.padded_length(segment.bucket)
             assembly.place(
                 inputs.selection(start, stop),
                 stop - start,

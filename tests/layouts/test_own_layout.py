@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import Bound, Feature, Layout, Source, bind_columns
+from sonic_coffea.layouts import Batch, Bound, Elements, Feature, Layout, Source, bind_columns
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -30,19 +30,17 @@ class Histogram(Layout):
     def columns(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def bind(self, source: Source) -> Bound:
-        features = (Feature(self.name),)
-        return Bound(self, bind_columns(source, features, jagged=True, target=self.dtype))
+    def bind(self, source: Source, others: Any = None) -> Bound:
+        return Bound(self, bind_columns(source, [Feature(self.name)], jagged=True))
 
-    def row_shape(self, level: int) -> tuple[int, ...]:
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
         return (len(self.edges) - 1,)
 
-    def write(self, out: Any, columns: Any, rows: Any) -> None:
-        elements = np.empty((len(columns.split.positions(rows)), 1), np.float32)
-        columns.list(elements, columns.split.positions(rows), rows)
-        ends = np.cumsum(columns.split.counts_of(rows))[:-1]
-        for row, values in zip(out, np.split(elements[:, 0], ends), strict=True):
-            row[:] = np.histogram(values, self.edges)[0]
+    def write(self, out: Any, bound: Bound, batch: Batch) -> None:
+        elements = Elements(bound.columns, batch.rows)
+        (values,) = elements.values(self.dtype)
+        for row, start, count in zip(out, elements.starts, elements.counts, strict=True):
+            row[:] = np.histogram(values[start : start + count], self.edges)[0]
 
 
 def double(inputs: Any) -> Any:
@@ -71,7 +69,6 @@ def test_a_layout_of_ones_own_is_scored(model: sonic.Model) -> None:
 
 def test_it_has_masks_and_values_for_its_elements(model: sonic.Model) -> None:
     model = sonic.Model("m", {**model.inputs, "mask": sonic.Mask(4)}, {"y": ["low", "middle"]})
-    assert model.inputs["mask"].counted_input(["counts"]) == "counts"
     with (
         FakeServer({"m": FakeModel.of(model, double)}) as server,
         Pool(Settings.make(server.url)) as pool,

@@ -12,8 +12,7 @@ from tests.nanoaod import Schema
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
-from sonic_coffea.layouts import _memory, assemble, bind_inputs, declared
-from sonic_coffea.layouts._scatter import Scatter
+from sonic_coffea.layouts import assemble, bind_inputs, declared
 
 JETS = ak.Array(
     [
@@ -147,7 +146,7 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
     inputs = bind_inputs(layouts, array)
     by_level = {
-        s.level: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
+        s.bucket: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
         for s in inputs.segments
     }
     assert {level: rows for level, (rows, _) in by_level.items()} == {
@@ -179,8 +178,8 @@ def test_groups_with_lengths_of_their_own() -> None:
         for segment in inputs.segments:
             sent = inputs.pack(segment.start, segment.stop)
             rows = wanted[inputs.selection(segment.start, segment.stop)]
-            levels |= dict.fromkeys(rows.tolist(), segment.level)
-            pf, sv = expected[segment.level]
+            levels |= dict.fromkeys(rows.tolist(), segment.bucket)
+            pf, sv = expected[segment.bucket]
             assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
             assert sent["sv"].shape == (len(rows), sv, 1)
             assert sent["sv mask"].shape == (len(rows), 1, 6)
@@ -508,50 +507,6 @@ def test_answers_for_constituents_are_all_of_one_kind(
         output.place(slice(2, 3), 1, {"out": np.zeros(second, np.float32)})
     with pytest.raises(ResponseError, match="came back as float64"):
         output.place(slice(2, 3), 1, {"out": np.zeros((1, *first[1:]), np.float64)})
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "dtype"),
-    [(slice(0, 2), (3, 3, 1), "f4"), (slice(0, 2), (2, 3, 2), "f4"), (slice(2), (2, 3, 1), "f8")],
-)
-def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype: str) -> None:
-    columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns.split, columns.order, 1, np.dtype("f4"))
-    with pytest.raises(ValueError, match=r"expected \(2, 1, dtype"):
-        scatter.place(rows, np.zeros(shape, dtype))
-
-
-WIDE = _memory.LARGE // 4
-"""Numbers of an element, so that values have memory that was used before."""
-
-
-def used_before(length: int) -> Scatter:
-    """What takes in values of `JAGGED`, in memory that has NaN."""
-    columns = bind_inputs({"in": sonic.Padded("pt", length)}, JAGGED).bound["in"].columns
-    _memory._spare.clear()
-    _memory.empty((4, WIDE), np.dtype("f4"))[:] = np.nan
-    scatter = Scatter(columns.split, columns.order, WIDE, np.dtype("f4"))
-    assert np.isnan(scatter.values).all()
-    return scatter
-
-
-@pytest.mark.parametrize("shape", [(1, 3, WIDE), (1, WIDE)])
-def test_values_without_an_answer_are_zero(shape: Any) -> None:
-    scatter = used_before(3)
-    scatter.place(slice(2, 3), np.ones(shape, np.float32))
-    values = ak.Array(scatter.content(None, (WIDE,)))
-    assert ak.num(values).tolist() == [3, 0, 1]
-    np.testing.assert_array_equal(ak.flatten(values[:2]), 0)
-    np.testing.assert_array_equal(values[2], 1)
-
-
-def test_values_that_were_truncated_are_zero_below_their_none() -> None:
-    scatter = used_before(2)
-    scatter.place(slice(0, 3), np.ones((3, 2, WIDE), np.float32))
-    content = scatter.content(None, (WIDE,))
-    assert ak.is_none(ak.Array(content), axis=1).tolist() == [[False, False, True], [], [False]]
-    below = content.content.content.data
-    np.testing.assert_array_equal(below, np.repeat([[1.0], [1.0], [0.0], [1.0]], WIDE, axis=1))
 
 
 @pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])

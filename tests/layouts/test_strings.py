@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import awkward as ak
-import numpy as np
 import pytest
 
 import sonic_coffea as sonic
@@ -124,8 +123,8 @@ def test_what_cannot_be_done_with_strings(declare: Callable[[], Any], problem: s
 
 
 def test_requests_are_planned_by_the_longest_string() -> None:
-    from sonic_coffea.layouts import Source
+    from sonic_coffea.layouts import bind_inputs
 
-    bound = sonic.Row(["name", "name"], dtype="string").bind(Source(JETS))
-    rows = np.arange(3)
-    assert bound.layout.row_bytes(bound.columns, rows, 0) == 2 * (4 + len("top"))
+    layout = sonic.Row(["name", "name"], dtype="string")
+    (segment,) = bind_inputs({"x": layout}, JETS).segments
+    assert segment.row_bytes == 2 * (4 + len("top"))

@@ -313,7 +313,7 @@ def test_groups_of_lengths_of_their_own(counts: list[tuple[int, int, int]], torc
             ]
             # Padded as it would be alone.
             alone = bind_inputs(model.inputs, arrays[int(row) : int(row) + 1])
-            assert [s.level for s in alone.segments] == [segment.level]
+            assert [s.bucket for s in alone.segments] == [segment.bucket]
     assert rows == len(counts)
     assert len(lengths) == 5
 

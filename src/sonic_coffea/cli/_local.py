@@ -1,4 +1,4 @@
-"""``sonic-coffea serve``, ``status``, ``server install`` and ``precompile``: on this machine."""
+"""``sonic-coffea serve``, ``status`` and ``server install``: on this machine."""
 
 from __future__ import annotations
 
@@ -176,15 +176,3 @@ def install(
     else:
         beside = f" with {', '.join(added)}" if added else ""
         typer.echo(printable(f"Triton {installed.version}{beside} is in {installed.root}"))
-
-
-def precompile(*, as_json: AsJson = False) -> None:
-    """Compile the code that packs common inputs, for this and similar processors.
-
-    For images and shared installations: processes that find the code do not compile it.
-    """
-    from sonic_coffea.layouts import compile_ahead
-
-    with working("compiling; this takes a minute or two"):
-        kernels = compile_ahead()
-    typer.echo(json.dumps({"kernels": kernels}) if as_json else f"{kernels} kernels are compiled")

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models, scaffold, wake
 from sonic_coffea.cli._demo import demo
-from sonic_coffea.cli._local import precompile, serve, server_app, status
+from sonic_coffea.cli._local import serve, server_app, status
 from sonic_coffea.cli._options import flag
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
@@ -34,7 +34,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     status,
     bench,
     plan,
-    precompile,
 )
 GROUPS = {"server": server_app, "repository": repository_app}
 

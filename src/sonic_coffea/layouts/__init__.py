@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._ahead import compile_ahead
-from sonic_coffea.layouts._assembly import ByRow, Outputs, assemble
-from sonic_coffea.layouts._binding import bind_columns
-from sonic_coffea.layouts._dense import Dense
-from sonic_coffea.layouts._fields import Feature, OneHot, Source
+from sonic_coffea.layouts._batch import (
+    Inputs,
+    Segment,
+    bind_inputs,
+    check_told_apart,
+    declared,
+)
+from sonic_coffea.layouts._elements import Columns, Elements, bind_columns
+from sonic_coffea.layouts._features import Feature, OneHot
 from sonic_coffea.layouts._file_positions import (
     FilePositions,
     file_of,
     file_positions,
     touch_position,
 )
-from sonic_coffea.layouts._flat import Flat
-from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_told_apart, declared
-from sonic_coffea.layouts._layout import Bound, Layout
-from sonic_coffea.layouts._lazy import is_lazy, is_tracer, over_partitions, trace
-from sonic_coffea.layouts._mask import Mask
-from sonic_coffea.layouts._outputs import Output
-from sonic_coffea.layouts._padded import Bucketed, Padded
+from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
+from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
+from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
+from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._pairwise import Pairwise
-from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
-from sonic_coffea.layouts._texts import dtype_name
+from sonic_coffea.layouts._row import Dense, Row
+from sonic_coffea.layouts._scores import ByRow, Outputs, assemble
+from sonic_coffea.layouts._source import Source, is_tracer
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure
 from sonic_coffea.layouts._tokens import Tokens
 
 __all__ = [
+    "Batch",
     "Bound",
     "Bucketed",
     "ByRow",
+    "Columns",
     "Dense",
+    "Elements",
     "Feature",
     "FilePositions",
     "Flat",
@@ -45,15 +50,14 @@ __all__ = [
     "Pairwise",
     "Row",
     "RowSelection",
-    "Rows",
     "Segment",
     "Source",
+    "Structure",
     "Tokens",
     "assemble",
     "bind_columns",
     "bind_inputs",
     "check_told_apart",
-    "compile_ahead",
     "declared",
     "dtype_name",
     "file_of",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts._rows import Int64, Tensor
+    from sonic_coffea.layouts._structure import Int64, Tensor
 
 # What tells the events of a file apart, and the objects of an event: no calibration changes it.
 _EVENT = "run", "luminosityBlock", "event"

@@ -5,55 +5,126 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._binding import bind_columns
-from sonic_coffea.layouts._declarations import (
-    DType,
-    check_held,
-    check_strings,
-    declare,
-    name_of,
-    target_of,
-)
-from sonic_coffea.layouts._fields import (
+from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.layouts._elements import Columns, bind_columns
+from sonic_coffea.layouts._expressions import column_of
+from sonic_coffea.layouts._features import (
     Feature,
-    OneHot,
-    Source,
     as_features,
+    declare,
+    equals,
+    hashed,
+    key_of,
+    number_of,
     one_after_the_other,
+    own_types,
 )
-from sonic_coffea.layouts._memory import empty, empty_tensor
-from sonic_coffea.layouts._paths import path_of
-from sonic_coffea.layouts._range import HALF
-from sonic_coffea.layouts._texts import TEXT, Numbered, Texts
+from sonic_coffea.layouts._padding import listed
+from sonic_coffea.layouts._source import Source
+from sonic_coffea.layouts._structure import STRING, Structure
 
 if TYPE_CHECKING:
     import awkward as ak
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
+    from sonic_coffea.layouts._structure import Int64, RowSelection, Tensor
 
-Field = str | float | Feature | OneHot
+DType = np.dtype[Any]
+Field = str | float | tuple[str | int, ...] | Feature | tuple[Feature, ...]
 Fields = Sequence[Field] | Field
 Shape = tuple[int, ...] | None
-
 Constants = float | str | Sequence[float] | Sequence[str] | None
+
+_NAMES = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
+TARGETS = tuple(_NAMES.split())
+
+
+class Batch(NamedTuple):
+    """The rows of one request, and their bucket."""
+
+    rows: RowSelection
+    bucket: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        rows = self.rows
+        return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+Part = tuple[str, Columns, slice]
+"""Elements with places along an axis: the collection's name, its columns, and the places."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """A layout with the arrays of a call: any rows can be packed, at any time, in any thread.
+
+    Attributes
+    ----------
+    layout : Layout
+        The layout.
+    columns : Columns
+        The fields that it reads; of `Tokens`, those of the first part.
+    parts : tuple of Part
+        The collections of `Tokens`.
+    other : Columns or None
+        The fields of what the rows of another input, or the second elements of pairs, have.
+    """
+
+    layout: Layout
+    columns: Columns
+    parts: tuple[Part, ...] = ()
+    other: Columns | None = None
+
+    @property
+    def rows(self) -> Structure:
+        """The rows, and the structure above them."""
+        return self.columns.rows
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are; 1 if the layout pads all rows alike."""
+        return max(len(self.layout.lengths), 1)
+
+    def buckets_of(self, rows: RowSelection) -> Int64:
+        """Return the bucket that each of some rows needs."""
+        return np.searchsorted(self.layout.lengths[:-1], self.columns.counts(rows))
+
+    def bucket_of(self, rows: RowSelection) -> int:
+        """Return the bucket of rows that share a request: that of the longest."""
+        return int(self.buckets_of(rows).max(initial=0)) if self.buckets > 1 else 0
+
+    def counts(self, rows: RowSelection) -> Int64:
+        """Return how many elements each of some rows has, in all collections."""
+        if not self.parts:
+            return self.columns.counts(rows)
+        counts: Int64 = np.sum([columns.counts(rows) for _, columns, _ in self.parts], axis=0)
+        return counts
+
+    def axis(self, length: int) -> tuple[Part, ...]:
+        """Return what has places along the axis of the elements, which is of some length."""
+        return self.parts or (("", self.columns, slice(0, length)),)
+
+    def pack(self, name: str, batch: Batch, out: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the tensors of some rows, by the names of the model's inputs."""
+        return self.layout.make(name, self, batch, out)
 
 
 class Layout(ABC):
     """How arrays become one input of a model.
 
-    If the model has `Bucketed` inputs, each row has a level, and a request has rows of one level.
-    The level is the largest step that any group of the row needs among the lengths of that group.
-    Each group is padded to its own length at that level, or to its last length. So a row's padding
-    depends on that row only. Without `Bucketed` inputs, the level is 0.
+    If the model has `Bucketed` inputs, each row has a bucket, and a request has rows of one bucket.
+    It is the largest step that any group of the row needs among the lengths of that group. Each
+    group is padded to its own length in that bucket, or to its last length. So a row's padding
+    depends on that row only. Without `Bucketed` inputs, the bucket is 0.
 
     Attributes
     ----------
@@ -69,20 +140,21 @@ class Layout(ABC):
         Whether its tensors may be of strings.
     merges : bool
         Whether nothing tells the rows of a request apart.
-    refers_to : str or None
-        The input to whose elements its numbers refer.
+    dependency : str or None
+        The input that is bound before, as this one depends on its elements.
     lengths : tuple of int
-        To what the layout pads jagged rows, at each level; none if it does not pad.
+        To what the layout pads jagged rows, in each bucket; none if it does not pad.
     """
 
     __slots__ = ()
-    dtype: DType
+    __eq__, __hash__ = equals, hashed
+    dtype: Any
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
     holds_strings: ClassVar[bool] = False
-    merges: bool = False
-    refers_to: str | None = None
-    lengths: tuple[int, ...] = ()
+    merges: ClassVar[bool] = False
+    dependency: ClassVar[str | None] = None
+    lengths: ClassVar[tuple[int, ...]] = ()
 
     @property
     @abstractmethod
@@ -90,23 +162,23 @@ class Layout(ABC):
         """The fields that are read."""
 
     @abstractmethod
-    def bind(self, source: Source) -> Bound:
-        """Read the columns named, and nothing else."""
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        """Find the columns named, and read nothing else; `others` are bound inputs."""
 
     @abstractmethod
-    def row_shape(self, level: int) -> Any:
-        """Return the shape of a row in a request of a level; None if the arrays will tell.
+    def row_shape(self, bucket: int) -> Shape:
+        """Return the shape of a row in a bucket; None if the arrays will tell.
 
-        At level -1, what varies with the level is -1.
+        In bucket -1, what varies with the bucket is -1.
         """
 
     @abstractmethod
-    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Write rows to a tensor."""
 
-    def content(self, tensor: Tensor, columns: Columns) -> Content:
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
         """Return the tensor of all rows with one element, or list, for each."""
-        del tensor, columns
+        del tensor, bound
         raise ConfigError(f"{type(self).__name__} has no inverse")
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
@@ -114,79 +186,66 @@ class Layout(ABC):
         return {name: (self.dtype, self.row_shape(-1))}
 
     def make(
-        self, name: str, columns: Columns, rows: RowSelection, level: int
+        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
-        shape = self.tensor_shape(columns, rows, level)
-        moved = self._moved()
-        out = (empty_tensor if moved == self.dtype else empty)(shape, moved)
-        self.write(out, columns, rows)
-        if self.dtype == TEXT and columns.texts is not None:
-            return {name: columns.texts.tensor(out)}
-        return {name: out.astype(self.dtype, copy=False)}
+        if out is None:
+            out = np.empty(self.tensor_shape(bound, batch), self.dtype)
+        self.write(out, bound, batch)
+        return {name: out}
 
-    def _moved(self) -> DType:
-        """Return the type that kernels write: they lack half precision, and move no strings."""
-        if self.dtype == TEXT:
-            return np.dtype(np.int64)
-        return np.dtype(np.float32) if self.dtype in HALF else self.dtype
-
-    def item_bytes(self, columns: Columns) -> int:
-        """Return the bytes of a number, or of the longest string and its length."""
-        if columns.texts is None or self.dtype != TEXT:
-            return self.dtype.itemsize
-        return columns.texts.longest + 4
-
-    def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+    def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        return (len(columns.split.starts[rows]), *self.row_shape(level))
+        del bound
+        return (batch.size, *(self.row_shape(batch.bucket) or ()))
 
-    def elements_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+    def elements_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the first axes of an output that has values for each element of jagged rows."""
-        return len(columns.split.starts[rows]), self.padded_length(level)
+        del bound
+        return batch.size, self.padded_length(batch.bucket)
 
-    def padded_length(self, level: int) -> int:
-        """Return the length to which jagged rows are padded in a request; 0 if they are not."""
+    def padded_length(self, bucket: int) -> int:
+        """Return the length to which jagged rows are padded in a bucket; 0 if they are not."""
         if not self.lengths:
             return 0
-        varies = level < 0 and len(self.lengths) > 1
-        return -1 if varies else self.lengths[min(max(level, 0), len(self.lengths) - 1)]
+        varies = bucket < 0 and len(self.lengths) > 1
+        return -1 if varies else self.lengths[min(max(bucket, 0), len(self.lengths) - 1)]
 
-    def row_bytes(self, columns: Columns, rows: Int64, level: int) -> int | Int64:
+    def item_bytes(self, bound: Bound) -> int:
+        """Return the bytes of a number, or of the longest string and its length."""
+        if self.dtype != STRING:
+            return int(self.dtype.itemsize)
+        columns = bound.columns.terms.values()
+        return max(len(s) for data, _, _ in columns for s in (b"", *data)) + 4
+
+    def row_bytes(self, bound: Bound, batch: Batch) -> int | Int64:
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
-        del rows
-        return int(math.prod(self.row_shape(level))) * self.item_bytes(columns)
+        return math.prod(self.row_shape(batch.bucket) or ()) * self.item_bytes(bound)
 
     def count_elements(
-        self, columns: Columns, rows: RowSelection, levels: Int64
+        self, bound: Bound, rows: RowSelection, buckets: Int64
     ) -> tuple[int, int, int]:
         """Return how many elements of jagged rows are sent, truncated, and padding.
 
-        `levels` has the level of each row's request.
+        `buckets` has the bucket of each row.
         """
-        if not self.jagged:
-            return 0, 0, 0
-        if not self.lengths:
-            return int(columns.split.counts_of(rows).sum()), 0, 0
-        lengths = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
-        (counts, places), *others = self.jagged_axes(columns, rows, lengths)
-        sent = np.minimum(counts, places)
-        for other_counts, other_places in others:
-            counts, places = counts * other_counts, places * other_places
-            sent = sent * np.minimum(other_counts, other_places)
-        total = int(sent.sum())
-        return total, int(counts.sum()) - total, int(places.sum()) - total
+        axes = self.jagged_axes(bound, rows, buckets)
+        sent = sum(int(np.minimum(counts, places).sum()) for counts, places in axes)
+        truncated = sum(int(counts.sum()) for counts, _ in axes) - sent
+        return sent, truncated, sum(int(np.sum(places)) for _, places in axes) - sent
 
     def jagged_axes(
-        self, columns: Columns, rows: RowSelection, lengths: Int64
+        self, bound: Bound, rows: RowSelection, buckets: Int64
     ) -> list[tuple[Int64, Int64]]:
-        """Return how many elements each row has, and places for them, on each axis of elements.
+        """Return how many elements each row has, and places for them, of each jagged collection."""
+        if not self.jagged:
+            return []
+        counts = bound.columns.counts(rows)
+        if not self.lengths:
+            return [(counts, counts)]
+        return [(counts, np.asarray(self.lengths)[np.minimum(buckets, len(self.lengths) - 1)])]
 
-        `lengths` are the places on the first axis.
-        """
-        return [(columns.split.counts_of(rows), lengths)]
-
-    def among(self, inputs: Mapping[str, Layout]) -> Layout:
+    def resolved(self, inputs: Mapping[str, Layout]) -> Layout:
         """Return the layout with what it takes over from a model's other inputs.
 
         Raises
@@ -197,27 +256,11 @@ class Layout(ABC):
         del inputs
         return self
 
-    def counted_input(self, jagged: Sequence[str]) -> str | None:
-        """Return the input whose columns the layout shares, of the jagged ones, if it reads none.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such input.
-        """
-        del jagged
-        return None
-
-    def referring(self, bound: Bound, others: Mapping[str, Bound]) -> Bound:
-        """Return the binding with what it needs of the other inputs' bindings."""
-        del others
-        return bound
-
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
-        return bound.pack("input", rows, bound.level_of(rows))["input"]
+        return bound.pack("input", Batch(rows, bound.bucket_of(rows)))["input"]
 
     def unpack(self, tensor: Tensor, array: Any) -> ak.Array:
         """Return a tensor in the structure of `array`, with the fields' names (the inverse).
@@ -231,137 +274,207 @@ class Layout(ABC):
         """
         tensor = np.asarray(tensor)
         bound = self.bind(Source(array))
-        layout, columns, rows = bound.layout, bound.columns, slice(0, len(bound.rows))
-        expected = layout.tensor_shape(columns, rows, bound.level_of(rows))
+        rows = slice(0, len(bound.rows))
+        expected = bound.layout.tensor_shape(bound, Batch(rows, bound.bucket_of(rows)))
         if tensor.shape != expected:
             raise InputError(
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
-        if layout.dtype == TEXT:
-            texts = Texts()
-            numbers = layout.content(texts.numbered(tensor), columns)
-            return bound.rows.unflatten(texts.content(numbers))
-        # awkward does not reduce float16, and lacks bfloat16.
-        held = tensor.astype(np.float32) if tensor.dtype in HALF else tensor
-        return bound.rows.unflatten(layout.content(held, columns))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bound:
-    """A layout with the arrays of a call: any rows can be packed, at any time, in any thread."""
-
-    layout: Layout
-    columns: Columns
-
-    @property
-    def rows(self) -> Rows:
-        """The rows, and the structure above them."""
-        return self.columns.split.rows
-
-    @property
-    def levels(self) -> int:
-        """How many levels there are; 1 if the layout pads all rows alike."""
-        return max(len(self.layout.lengths), 1)
-
-    def levels_of(self, rows: RowSelection) -> Int64:
-        """Return the level that each of some rows needs."""
-        return np.searchsorted(self.layout.lengths[:-1], self.columns.split.counts_of(rows))
-
-    def level_of(self, rows: RowSelection) -> int:
-        """Return the level of rows that share a request: the level of the longest."""
-        return int(self.levels_of(rows).max(initial=0)) if self.levels > 1 else 0
-
-    def pack(self, name: str, rows: RowSelection, level: int) -> dict[str, Tensor]:
-        """Return the tensors of some rows, by the names of the model's inputs."""
-        return self.layout.make(name, self.columns, rows, level)
+        # awkward has no bfloat16, and cannot reduce float16.
+        half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
+        held = tensor.astype(np.float32) if half else tensor
+        return bound.rows.unflatten(bound.layout.content(held, bound))
 
 
 class FieldsLayout(Layout):
     """A layout of named fields."""
 
     __slots__ = ()
-    features: tuple[Feature, ...]
-    sort_by: str | None = None
+    named: ClassVar[str] = "fields"
+    sort_by: Any = None
     sort_ascending: bool = False
-    missing: tuple[Any, ...] | None = None
-    fill: tuple[Any, ...] = ()
+    missing: Any = None
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The channels of the tensor."""
+        features: tuple[Feature, ...] = getattr(self, self.named)
+        return features
 
     @property
     def columns(self) -> tuple[str, ...]:
-        names = [path for feature in self.features for path in feature.paths]
-        names += [feature.name for feature in self.features if feature.index]
-        names += [self.sort_by] if self.sort_by else []
-        return tuple(dict.fromkeys(path_of(name).column for name in names))
+        key = key_of(self.sort_by, type(self).__name__)
+        named = (*self.features, *((key,) if key else ()))
+        return tuple(dict.fromkeys(column_of(path) for f in named for path in f.paths))
 
-    def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
-        """Check the fields, the type and what stands for missing numbers; set all values."""
-        features = as_features(fields, type(self).__name__)
-        target = target_of(dtype, self)
-        for what in ("sort_by", "splits", "batch", "refers_to"):
-            if what in values:
-                values[what] = name_of(values[what], self, what)
+    def _declare(self) -> None:
+        """Check the fields, the type, the key and what stands for missing numbers."""
+        own_types(self)
+        name = type(self).__name__
+        features = as_features(getattr(self, self.named), name)
+        target = target_of(self.dtype, self)
+        declare(self, **{self.named: features, "dtype": target})
+        key = key_of(self.sort_by, name)
+        for what in ("splits", "batch", "refers_to"):
+            name_of(getattr(self, what, None), self, what)
         for what in ("sort_ascending", "merge_rows"):
-            if not isinstance(values.get(what, False), bool | np.bool_):
-                name = type(self).__name__
-                raise ConfigError(f"{name}: expected {what} as True or False, got {values[what]!r}")
-        if target == TEXT:
-            check_strings(features, values.get("sort_by"), type(self).__name__)
+            value = getattr(self, what, False)
+            if not isinstance(value, (bool, np.bool_)):
+                raise ConfigError(f"{name}: expected {what} as True or False, got {value!r}")
         for feature in features:
+            if target == STRING and not (feature.plain and feature.expression is None):
+                raise ConfigError(
+                    f"{name}, feature {feature.text!r}: strings are sent as they are, got "
+                    f"{feature!r}"
+                )
+            if target == STRING and key is not None and feature.name == key.name:
+                raise ConfigError(
+                    f"{name}: elements are not sorted by strings, such as {self.sort_by!r}; "
+                    "expected sort_by to be a field of numbers"
+                )
             number = feature.nonfinite
             if number is not None and not np.isfinite(number) and target.kind in "iub":
                 raise ConfigError(
-                    f"{type(self).__name__}, feature {feature.name!r}: {target.name} cannot hold "
+                    f"{name}, feature {feature.text!r}: {target.name} cannot hold "
                     f"nonfinite={number}; declare a dtype of real numbers"
                 )
-        declare(self, features=features, dtype=target)
-        if values.get("missing") is not None:
-            values["missing"] = self._one_for_each("missing", values["missing"], len(features))
-        declare(self, **values)
+        if self.missing is not None:
+            declare(self, missing=constants_of("missing", self.missing, self, len(features)))
 
-    def _one_for_each(
-        self, what: str, value: Any, count: int, of: str = "fields"
-    ) -> tuple[Any, ...]:
-        """Return a constant for each field, refusing one that the tensor cannot hold."""
-        name = type(self).__name__
-        several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-        expected = f"{name}: expected one {what} or a list of them"
-        numbers = one_after_the_other(value, expected) if several else [value] * count
-        if len(numbers) != count:
-            raise ConfigError(
-                f"{name}: expected one {what} or one for each of {count} {of}, got {len(numbers)}"
-            )
-        if self.dtype == TEXT:
-            for text in numbers:
-                if not isinstance(text, str):
-                    raise ConfigError(
-                        f"{name}: expected {what} to be a string, such as '', got {text!r}"
-                    )
-            return tuple(map(str, numbers))
-        return tuple(check_held(number, self.dtype, name, what) for number in numbers)
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        return Bound(self, self.bound_columns(source))
 
-    def bind(self, source: Source) -> Bound:
-        missing, texts = self.missing, None
-        if self.dtype == TEXT:
-            # What pads has its number before threads pack.
-            texts = Texts(self.fill)
-            source = Numbered(source, self.features, texts)
-            missing = missing and tuple(texts.numbers_of(missing))
-        columns = bind_columns(
+    def bound_columns(self, source: Source, *, jagged: bool | None = None) -> Columns:
+        """Find the columns of the fields."""
+        missing = self.missing
+        if self.dtype == STRING and missing is not None:
+            missing = [text.encode() for text in missing]
+        return bind_columns(
             source,
             self.features,
-            jagged=self.jagged,
-            target=self._moved() if texts else self.dtype,
-            sort_by=self.sort_by,
-            longest=self.lengths[-1] if self.lengths else None,
-            ascending=self.sort_ascending,
+            jagged=self.jagged if jagged is None else jagged,
             missing=missing,
+            key=key_of(self.sort_by, type(self).__name__),
+            ascending=self.sort_ascending,
+            strings=self.dtype == STRING,
         )
-        return Bound(self, replace(columns, texts=texts) if texts else columns)
 
-    def row_shape(self, level: int) -> Shape:
-        del level
-        return (len(self.features),)
+    def scattered(self, by_element: Tensor, bound: Bound) -> Content:
+        """Return values of all elements, ``[N, L, F]`` or ``[sum n, F]``, as lists of records."""
+        names = [feature.channel for feature in self.features]
+        return listed(bound.columns, by_element, names)
+
+
+def dtype_of(dtype: DTypeLike) -> DType:
+    """Return the type that a declaration names; numpy has no bfloat16, and no such strings."""
+    if isinstance(dtype, str) and dtype in ("string", "bfloat16"):
+        return STRING if dtype == "string" else np.dtype(ml_dtypes.bfloat16)
+    return STRING if dtype is str else np.dtype(dtype)
+
+
+def dtype_name(dtype: DType) -> str:
+    """Return the name of a type as a declaration has it."""
+    return "string" if dtype == STRING else dtype.name
+
+
+def target_of(dtype: DTypeLike, layout: Any) -> DType:
+    """Return the type of a tensor, refusing one that is not supported."""
+    name = type(layout).__name__
+    try:
+        target = dtype_of(dtype).newbyteorder("=")
+    except (TypeError, ValueError, SyntaxError):
+        target = None
+    if target is None or (target != STRING and target.name not in TARGETS):
+        raise ConfigError(f"{name}: no dtype {dtype!r}; {nearest(str(dtype), TARGETS)}")
+    if target == STRING and not layout.holds_strings:
+        raise ConfigError(
+            f"{name} holds numbers; strings are sent by Row, Padded, Bucketed and Flat"
+        )
+    return target
+
+
+def constants_of(
+    what: str, value: Any, layout: Layout, count: int, of: str = "fields"
+) -> tuple[Any, ...]:
+    """Return a constant for each field, refusing one that the tensor cannot hold."""
+    name, dtype = type(layout).__name__, layout.dtype
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    expected = f"{name}: expected one {what} or a list of them"
+    values = one_after_the_other(value, expected) if several else [value] * count
+    if len(values) != count:
+        raise ConfigError(
+            f"{name}: expected one {what} or one for each of {count} {of}, got {len(values)}"
+        )
+    if dtype != STRING:
+        return tuple(check_held(number, dtype, name, what) for number in values)
+    for text in values:
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}: expected {what} to be a string, such as '', got {text!r}")
+    return tuple(map(str, values))
+
+
+def check_held(value: Any, dtype: DType, layout: str, what: str) -> float:
+    """Return a number of a declaration, refusing one that the tensor cannot hold."""
+    number = number_of(value, f"{layout}: expected {what} to be a number")
+    with np.errstate(all="ignore"):
+        held = float(np.asarray(number, np.float64).astype(dtype))
+    exact = dtype.kind in "iub"
+    if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
+        raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
+    # One NaN, so that text and equality are those of the declaration.
+    return math.nan if math.isnan(number) else float(number)
+
+
+def length_of(length: Any, declaration: object) -> int:
+    """Return the length of an axis, refusing anything but a positive integer."""
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
+        name = type(declaration).__name__
+        raise ConfigError(f"{name}: expected a length of at least 1, got {length!r}")
+    return int(length)
+
+
+def shape_of(shape: Any, declaration: object) -> tuple[int, ...]:
+    """Return the lengths of several axes."""
+    expected = f"{type(declaration).__name__}: expected a list of lengths"
+    return tuple(length_of(n, declaration) for n in one_after_the_other(shape, expected))
+
+
+def name_of(name: Any, declaration: object, what: str) -> str | None:
+    """Return a name that may be left out, refusing anything but a string or None."""
+    if not isinstance(name, (str, type(None))):
+        expected = f"{type(declaration).__name__}: expected {what} to be a string"
+        raise ConfigError(f"{expected}, got {name!r}")
+    return name and str(name)
+
+
+def lengths_of(lengths: Any, layout: Any) -> tuple[int, ...]:
+    """Return the lengths to which rows are padded, which must ascend."""
+    checked = shape_of(lengths, layout)
+    if not checked or list(checked) != sorted(set(checked)):
+        raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
+    return checked
+
+
+def order_of(
+    axis_order: Any, layout: Layout, fields: int = 1, orders: Sequence[str] = ("FL", "LF", "L")
+) -> None:
+    """Refuse an order of a tensor's axes that is unknown, or lacks a needed axis."""
+    name = type(layout).__name__
+    if not isinstance(axis_order, str) or axis_order not in orders:
+        raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
+    if fields != 1 and "F" not in axis_order:
+        able = _any_of([order for order in orders if "F" in order])
+        raise ConfigError(
+            f"{name}: axis_order {axis_order!r} has no axis for {fields} fields; expected one "
+            f"field, or axis_order {able}"
+        )
+
+
+def _any_of(choices: Sequence[str]) -> str:
+    *others, last = map(repr, choices)
+    return f"{', '.join(others)} or {last}"
 
 
 def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:

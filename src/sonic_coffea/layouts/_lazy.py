@@ -14,15 +14,12 @@ import awkward as ak
 from awkward.contents import UnmaskedArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._assembly import Outputs
-from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._inputs import bind_inputs
+from sonic_coffea.layouts._batch import bind_inputs
+from sonic_coffea.layouts._scores import Outputs
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
-
     from sonic_coffea.layouts._layout import Layout
-    from sonic_coffea.layouts._outputs import Output
+    from sonic_coffea.layouts._output import Output
 
 
 def is_lazy(arrays: Any) -> bool:
@@ -68,12 +65,6 @@ def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: An
     return function(dict(zip(names, arrays, strict=True)))
 
 
-def is_tracer(arrays: Any) -> bool:
-    """Whether arrays, or any of a dict, have a type and no data."""
-    each = arrays.values() if isinstance(arrays, dict) else [arrays]
-    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
-
-
 def trace(
     layouts: Mapping[str, Layout],
     outputs: Mapping[str, Output],
@@ -99,30 +90,7 @@ def trace(
     FieldError, InputError
         If a field is missing, or has no axis where one is needed.
     """
-    inputs = bind_inputs(layouts, arrays, source_of=_Touched)
+    inputs = bind_inputs(layouts, arrays)
     content = Outputs.of(outputs, inputs).typed()
     scores = inputs.rows.unflatten(UnmaskedArray.simplified(content) if optional else content)
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
-
-
-class _Touched(Source):
-    """Arrays of length zero in place of typetracers, of which the columns read are touched."""
-
-    def collection(self, path: str) -> tuple[Content | None, str]:
-        records, name = Source(self._array).collection(path)
-        if records is None or name not in records.fields:
-            return None, path
-        only = records[[name]]
-        ak.typetracer.touch_data(ak.Array(only))
-        return only.form.length_zero_array(highlevel=False), name
-
-    def names(self, path: str = "") -> list[str]:
-        return Source(self._array).names(path)
-
-    def file_positions(self, path: str, index: str) -> None:
-        del path, index
-
-    def column(self, path: str) -> Content:
-        column = super().column(path)
-        ak.typetracer.touch_data(ak.Array(column))
-        return column.form.length_zero_array(highlevel=False)

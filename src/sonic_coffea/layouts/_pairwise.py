@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts import _kernels
-from sonic_coffea.layouts._binding import bind_columns
-from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._declarations import DType, declare, lengths_of, order_of
-from sonic_coffea.layouts._fields import number_of, one_after_the_other
-from sonic_coffea.layouts._formulae import DEFAULT, Program, compile_formulae, four_vector
-from sonic_coffea.layouts._layout import Bound, Fields, FieldsLayout
-from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._padded import Padded
-from sonic_coffea.layouts._stored_pairs import StoredPairs, stored_pairs
+from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.layouts._elements import BLOCK_BYTES, Columns, Elements
+from sonic_coffea.layouts._expressions import expression_of, path_of
+from sonic_coffea.layouts._features import declare, number_of, one_after_the_other
+from sonic_coffea.layouts._jagged import Padded
+from sonic_coffea.layouts._layout import (
+    Batch,
+    Bound,
+    FieldsLayout,
+    constants_of,
+    lengths_of,
+    order_of,
+)
+from sonic_coffea.layouts._padding import pad
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor, ranges
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from sonic_coffea.layouts._source import Source
 
-    from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Tensor
+VECTORS = (
+    ("px", "py", "pz", "energy"),
+    ("pt", "eta", "phi", "mass"),
+    ("pt", "eta", "phi", "energy"),
+)
+"""Fields that make a four-vector."""
+
+ELEMENT = {
+    "px": "pt * cos(phi)",
+    "py": "pt * sin(phi)",
+    "pz": "pt * sinh(eta)",
+    "energy": "sqrt(px**2 + py**2 + pz**2 + mass**2)",
+    "pt": "sqrt(px**2 + py**2)",
+    "phi": "arctan2(py, px)",
+    "rapidity": "0.5 * log(max(energy + pz, 1e-20) / max(energy - pz, 1e-20))",
+}
+"""Quantities of an element that follow from its four-vector."""
+
+PAIR = {
+    "delta_r": "sqrt((rapidity_i - rapidity_j)**2 + wrap(phi_i - phi_j)**2)",
+    "kt": "min(pt_i, pt_j) * delta_r",
+    "z": "min(pt_i, pt_j) / max(pt_i + pt_j, eps)",
+    "m2": "(energy_i + energy_j)**2 - (px_i + px_j)**2 - (py_i + py_j)**2 - (pz_i + pz_j)**2",
+    "ln_kt": "log(max(kt, eps))",
+    "ln_z": "log(max(z, eps))",
+    "ln_delta_r": "log(max(delta_r, eps))",
+    "ln_m2": "log(max(m2, eps))",
+}
+"""Quantities of a pair."""
+
+DEFAULT = ("ln_kt", "ln_z", "ln_delta_r", "ln_m2")
+
+_ALIASES = {"e": "energy", "m": "mass"}
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pairwise(FieldsLayout):
     """Numbers of the pairs of a row's elements: ``[N, C, L, L]``, or ``[N, C, L, M]``.
 
@@ -99,58 +134,57 @@ class Pairwise(FieldsLayout):
 
     jagged = True
 
-    features: tuple[Feature, ...]
-    lengths: tuple[int, ...]
-    formulae: tuple[str, ...] | None
-    fill: tuple[float, ...]
-    eps: float
-    other: Padded | int | None
-    axis_order: str
-    dtype: DType
-    sort_by: str | None
+    fields: Any
+    length: Any
+    formulae: Any = None
+    fill: Any = 0.0
+    _: KW_ONLY
+    eps: float = 1e-8
+    other: Padded | int | None = None
+    axis_order: str = "CLL"
+    dtype: Any = "float32"
+    sort_by: Any = None
 
-    def __init__(
-        self,
-        fields: Fields,
-        length: int | Sequence[int],
-        formulae: Sequence[str] | str | None = None,
-        fill: float | Sequence[float] = 0.0,
-        *,
-        eps: float = 1e-8,
-        other: Padded | int | None = None,
-        axis_order: str = "CLL",
-        dtype: DTypeLike = "float32",
-        sort_by: str | None = None,
-    ) -> None:
-        sizes = length if isinstance(length, Iterable) else (length,)
-        self._declare(fields, dtype, lengths=lengths_of(sizes, self), sort_by=sort_by)
-        declare(self, eps=float(number_of(eps, "Pairwise: expected eps to be a number")))
-        declare(self, axis_order=order_of(axis_order, self, orders=("CLL", "LLC")))
+    def __post_init__(self) -> None:
+        self._declare()
+        order_of(self.axis_order, self, orders=("CLL", "LLC"))
+        sizes = self.length if isinstance(self.length, Iterable) else (self.length,)
+        declare(self, length=lengths_of(sizes, self))
+        declare(self, eps=float(number_of(self.eps, "Pairwise: expected eps to be a number")))
         if not 0 < self.eps < np.inf:
-            raise ConfigError(f"Pairwise: expected an eps above 0, got {eps}")
-        declare(self, other=_other(other))
+            raise ConfigError(f"Pairwise: expected an eps above 0, got {self.eps}")
+        _check_other(self.other)
+        if isinstance(self.other, np.integer):
+            declare(self, other=int(self.other))
+        formulae = self.formulae
         if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
         if formulae is not None:
-            formulae = [formulae] if isinstance(formulae, str) else formulae
-            formulae = _texts(formulae)
+            formulae = _texts([formulae] if isinstance(formulae, str) else formulae)
         declare(self, formulae=formulae)
-        declare(self, fill=self._one_for_each("fill", fill, self.channels, "channels"))
-        if self.formulae is None and sort_by is not None:
+        declare(self, fill=constants_of("fill", self.fill, self, self.channels, "channels"))
+        if formulae is None and self.sort_by is not None:
             raise ConfigError("Pairwise: pairs that are given are not sorted; sort them before")
-        if isinstance(self.other, Padded if self.formulae is None else int):
+        if isinstance(self.other, Padded if formulae is None else int):
             raise ConfigError(
                 "Pairwise: pairs that are given have a length as their other, such as other=5; "
                 "pairs that formulae compute have a layout, such as "
-                f"other=sonic.Padded([…], 5); got {other!r}"
-                + (" without formulae" if self.formulae is None else "")
+                f"other=sonic.Padded([…], 5); got {self.other!r}"
+                + (" without formulae" if formulae is None else "")
             )
-        if self.formulae is not None:
-            if not self.formulae:
+        if formulae is not None:
+            if not formulae:
                 raise ConfigError("Pairwise needs at least one formula, got none")
             if self.dtype.kind in "iub":
                 raise ConfigError(f"Pairwise computes real numbers, not {self.dtype.name}")
-            self._program()
+            ones = [dict.fromkeys(names, np.ones((1, 1))) for names in self._names()]
+            with np.errstate(all="ignore"):
+                self._computed(ones[0], ones[-1])
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        lengths: tuple[int, ...] = self.length
+        return lengths
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -162,51 +196,111 @@ class Pairwise(FieldsLayout):
         """How many numbers a pair has."""
         return len(self.features if self.formulae is None else self.formulae)
 
-    def row_shape(self, level: int) -> tuple[int, ...]:
-        length = self.padded_length(level)
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        length = self.padded_length(bucket)
         shape = self.channels, length, self._other_length(length)
         return shape if self.axis_order == "CLL" else (*shape[1:], shape[0])
 
-    def bind(self, source: Source) -> Bound:
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
         if self.formulae is None:
-            pairs = stored_pairs(
-                source,
-                self.features,
-                target=self.dtype,
-                longest=(self.lengths[-1], self._other_length(self.lengths[-1])),
-                between=self.other is not None,
-            )
-            return Bound(self, pairs)
-        how: Any = {"jagged": True, "target": np.dtype(np.float64)}
-        columns = bind_columns(source, self.features, sort_by=self.sort_by, **how)
+            return Bound(self, *_stored(source, self))
+        columns = self.bound_columns(source)
         if not isinstance(self.other, Padded):
             return Bound(self, columns)
-        other = self.other
-        how |= {"sort_by": other.sort_by, "ascending": other.sort_ascending}
-        others = bind_columns(source, other.features, missing=other.missing, **how)
-        fields = tuple(f"field {each.features[0].name!r}" for each in (self, other))
-        columns.split.rows.check_same(others.split.rows, (fields[0], fields[1]))
-        ours = columns.split, columns.columns, columns.groups, columns.order
-        return Bound(self, _PairColumns(*ours, others=others))
+        second = self.other.bound_columns(source)
+        fields = [f"field {each.features[0].text!r}" for each in (self, self.other)]
+        columns.rows.check_same(second.rows, (fields[0], fields[1]))
+        return Bound(self, columns, other=second)
 
-    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
-        if isinstance(columns, StoredPairs):
-            columns.write(by_channel, self.fill, rows)
-        else:
-            self._compute(by_channel, columns, rows)
+        if self.formulae is None:
+            self._write_stored(by_channel, bound, batch.rows)
+            return
+        rows = bound.columns.numbers(batch.rows)
+        step = max(1, BLOCK_BYTES // (64 * by_channel.shape[2] * by_channel.shape[3]))
+        for start in range(0, len(rows), step):
+            here = slice(start, start + step)
+            self._write_computed(by_channel[here], bound, rows[here])
 
-    def jagged_axes(
-        self, columns: Columns, rows: RowSelection, lengths: Int64
-    ) -> list[tuple[Int64, Int64]]:
-        other_lengths = np.full_like(lengths, self._other_length(lengths))
-        first = columns.split.counts_of(rows), lengths
-        return [first, (_other_counts(columns, rows), other_lengths)]
+    def _write_computed(self, out: Tensor, bound: Bound, rows: Int64) -> None:
+        """Fill ``out[n, C, L, M]`` of few rows."""
+        first, counts = _padded(bound.columns, rows, out.shape[2], self._names()[0])
+        second, others = first, counts
+        if bound.other is not None:
+            second, others = _padded(bound.other, rows, out.shape[3], self._names()[-1])
+        valid = (np.arange(int(counts.max(initial=0))) < counts[:, np.newaxis])[:, :, np.newaxis]
+        valid = (
+            valid & (np.arange(int(others.max(initial=0))) < others[:, np.newaxis])[:, np.newaxis]
+        )
+        out[:] = np.asarray(self.fill).astype(out.dtype)[:, np.newaxis, np.newaxis]
+        with np.errstate(all="ignore"):
+            for channel, numbers in enumerate(self._computed(first, second)):
+                target = out[:, channel, : valid.shape[1], : valid.shape[2]]
+                np.copyto(target, numbers, where=valid, casting="unsafe")
+                wrong = ~np.isfinite(target) & valid
+                if wrong.any():
+                    row = int(rows[np.argmax(wrong.any(axis=(1, 2)))])
+                    raise InputError(
+                        f"formula {self.formulae[channel]!r} is NaN, or larger than "
+                        f"{self.dtype.name} can hold, for a pair of elements in event "
+                        f"{bound.rows.event_of(row)}; limit its argument, such as log(max(…, eps)),"
+                        " or correct the input",
+                        rows=(row, row + 1),
+                    )
+
+    def _computed(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Any]:
+        """Return ``[n, L, M]`` of each formula, of ``[n, L]`` and ``[n, M]`` of fields."""
+        names = self._names()
+        ends = {
+            "i": _with_vector(first, names[0]),
+            "j": _with_vector(second, names[-1]),
+        }
+        known: dict[str, Any] = {"eps": self.eps}
+        return [_evaluated(formula, known, ends, formula) for formula in self.formulae]
+
+    def _write_stored(self, out: Tensor, bound: Bound, rows: RowSelection) -> None:
+        """Fill ``out[n, C, L, M]`` with fields of pairs."""
+        columns, pairs = bound.columns, bound.other
+        assert pairs is not None and columns.offsets is not None  # noqa: S101, PT018
+        length = out.shape[2]
+        counts = np.minimum(columns.counts(rows), length)
+        lists = ranges(columns.offsets[:-1][rows], counts)
+        elements = Elements(pairs, lists, out.shape[3])
+        present = np.arange(length) < counts[:, np.newaxis]
+        ends = np.zeros((2, *present.shape), np.int64)
+        ends[0][present], ends[1][present] = elements.starts, elements.counts
+        try:
+            values = elements.values(out.dtype)
+        except InputError as error:  # its rows are the first elements of pairs
+            raise type(error)(error.message) from None
+        padded = np.empty((len(out) * length, out.shape[1], out.shape[3]), out.dtype)
+        pad(padded, values, ends[0].reshape(-1), ends[1].reshape(-1), self.fill)
+        out[:] = padded.reshape(len(out), length, *padded.shape[1:]).transpose(0, 2, 1, 3)
+
+    def count_elements(
+        self, bound: Bound, rows: RowSelection, buckets: Int64
+    ) -> tuple[int, int, int]:
+        ((counts, places),) = self.jagged_axes(bound, rows, buckets)
+        others = self._other_counts(bound, rows)
+        other_places = self._other_length(places)
+        sent = int((np.minimum(counts, places) * np.minimum(others, other_places)).sum())
+        total = int((counts * others).sum())
+        return sent, total - sent, int(np.sum(places * other_places)) - sent
+
+    def _other_counts(self, bound: Bound, rows: RowSelection) -> Int64:
+        """Return how many second elements each row's pairs have."""
+        if bound.other is None:
+            return bound.columns.counts(rows)
+        if self.formulae is not None:
+            return bound.other.counts(rows)
+        return _second_counts(bound.columns, bound.other, between=self.other is not None)[rows]
 
     def _names(self) -> list[list[str]]:
         """Return the names of the fields, and of the other elements' fields if `other` has some."""
         layouts = [self, self.other] if isinstance(self.other, Padded) else [self]
-        return [[feature.name for feature in layout.features] for layout in layouts]
+        return [[base_name(feature.name) for feature in layout.features] for layout in layouts]
 
     def _other_length(self, length: Any) -> Any:
         """Return the length of the second axis of pairs, from the length of the first."""
@@ -214,47 +308,97 @@ class Pairwise(FieldsLayout):
             return length
         return self.other if isinstance(self.other, int) else self.other.length
 
-    def _program(self) -> Program:
-        return compile_formulae(self.formulae or (), *self._names(), eps=self.eps)
 
-    def _compute(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        program = self._program()
-        fields = _numbers(columns, rows, out.shape[2])
-        others, counts = fields, columns.split.counts_of(rows)
-        alike = not isinstance(columns, _PairColumns)
-        if isinstance(columns, _PairColumns):
-            others = _numbers(columns.others, rows, out.shape[3])
-        length = max(out.shape[2:])
-        known = np.empty((len(program.elements), length))
-        bad = _kernels.pairs(
-            out,
-            fields,
-            counts,
-            program.elements,
-            others,
-            _other_counts(columns, rows),
-            program.others,
-            np.asarray(self.fill).astype(out.dtype),
-            program.pairs,
-            program.constants,
-            program.results,
-            alike,
-            program.symmetric,
-            float(ml_dtypes.finfo(self.dtype).max),
-            np.empty((max(fields.shape[1], others.shape[1]), length)),
-            known,
-            known if alike else np.empty((len(program.others), length)),
-            np.empty((len(program.pairs), length)),
-        )
-        if bad >= 0 and self.formulae is not None:
-            place, channel = divmod(bad, self.channels)
-            row = columns.number(rows, place)
-            raise InputError(
-                f"formula {self.formulae[channel]!r} is NaN, or larger than {self.dtype.name} can "
-                f"hold, for a pair of elements in event {columns.split.rows.event_of(row)}; limit "
-                "its argument, such as log(max(…, eps)), or correct the input",
-                rows=(row, row + 1),
+def _quantity(
+    name: str, known: dict[str, Any], ends: Mapping[str, dict[str, Any]], formula: str
+) -> Any:
+    """Return the numbers that a formula names, which are computed at the first use.
+
+    Those of elements are ``[n, L]``. Pairs have two `ends`, whose elements they name with ``_i``
+    and ``_j``.
+    """
+    if name in known:
+        return known[name]
+    derived = _derived(known, ends)
+    match = re.fullmatch(r"(.+)_([ij])", name)
+    if ends and match and match[1] in _names_in(ends[match[2]], {}):
+        numbers = _quantity(match[1], ends[match[2]], {}, formula)
+        value = numbers[:, :, np.newaxis] if match[2] == "i" else numbers[:, np.newaxis]
+    elif name in derived:
+        value = _evaluated(derived[name], known, ends, formula)
+    else:
+        hint = ""
+        if not derived:
+            vectors = " or ".join(f"({', '.join(vector)})" for vector in VECTORS)
+            hint = (
+                f" Quantities such as {DEFAULT[0]} need the fields of a four-vector, by name: "
+                f"{vectors}"
             )
+        names = _names_in(known, ends)
+        raise ConfigError(f"formula {formula!r}: no {name!r}; {nearest(name, names)}{hint}")
+    known[name] = value
+    return value
+
+
+def _evaluated(
+    text: str, known: dict[str, Any], ends: Mapping[str, dict[str, Any]], formula: str
+) -> Any:
+    """Return what an expression gives of the quantities that it names."""
+    terms, compute = expression_of(text, "formula")
+    if any(reduction for _, reduction in terms):
+        raise ConfigError(f"formula {formula!r}: elements have no lists to be reduced")
+    names = {term: ".".join(map(str, term[0])) for term in terms}
+    return compute({t: _quantity(name, known, ends, formula) for t, name in names.items()})
+
+
+def _derived(known: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the quantities that follow from four-vectors."""
+    are_vectors = [
+        any(all(c in end for c in vector) for vector in VECTORS)
+        for end in (ends.values() if ends else (known,))
+    ]
+    return (PAIR if ends else ELEMENT) if all(are_vectors) else {}
+
+
+def _names_in(known: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the names that a formula may use."""
+    own = [*known, *_derived(known, ends)]
+    return own + [f"{name}_{end}" for end in ends for name in _names_in(ends[end], {})]
+
+
+def base_name(path: Any) -> str:
+    """Return how formulae call a field: the last part of its path."""
+    return next(step for step in reversed(path_of(path)) if isinstance(step, str))
+
+
+def four_vector(names: Sequence[str]) -> dict[str, str]:
+    """Return which of some fields are the components of a four-vector; none if they are not."""
+    known: dict[str, str] = {}
+    for name in names:
+        end = name.lower().rpartition("_")[2]
+        known.setdefault(_ALIASES.get(end, end), name)
+    for components in VECTORS:
+        if all(c in known for c in components):
+            return {c: known[c] for c in components}
+    return {}
+
+
+def _with_vector(fields: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Return fields by their names, and the components of a four-vector by theirs."""
+    return {**{c: fields[name] for c, name in four_vector(names).items()}, **fields}
+
+
+def _padded(
+    columns: Columns, rows: Int64, length: int, names: Sequence[str]
+) -> tuple[dict[str, Tensor], Int64]:
+    """Return ``[n, L]`` of each field, to the length of the longest row, and the rows' counts."""
+    counts = np.minimum(columns.counts(rows), length)
+    elements = Elements(columns, rows, length)
+    values = elements.values(np.dtype(np.float64))
+    fields = np.empty((len(names), len(rows), int(counts.max(initial=0))))
+    zeros = np.zeros(len(names))
+    pad(fields.transpose(1, 0, 2), values, elements.starts, elements.counts, zeros)
+    return dict(zip(names, fields, strict=True)), counts
 
 
 def _texts(formulae: Any) -> tuple[str, ...]:
@@ -266,12 +410,12 @@ def _texts(formulae: Any) -> tuple[str, ...]:
     return tuple(map(str, each))
 
 
-def _other(other: Any) -> Padded | int | None:
-    """Return the other elements of pairs, refusing options that would not be used."""
-    if other is None:
-        return None
-    if isinstance(other, (int, np.integer)) and not isinstance(other, bool) and other > 0:
-        return int(other)
+def _check_other(other: Any) -> None:
+    """Refuse options of the other elements of pairs that would not be used."""
+    if other is None or (
+        isinstance(other, (int, np.integer)) and not isinstance(other, bool) and other > 0
+    ):
+        return
     if not isinstance(other, Padded):
         raise ConfigError(f"Pairwise: expected other to be a Padded or a length, got {other!r}")
     used = ("sort_by", "sort_ascending", "missing")
@@ -281,33 +425,43 @@ def _other(other: Any) -> Padded | int | None:
             "Pairwise: of other, the fields, the length, sort_by, sort_ascending and missing "
             f"count; leave out the rest of {other!r}"
         )
-    return other
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _PairColumns(Columns):
-    """The columns of the first elements of pairs, and of the second ones of another collection."""
+def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Columns]:
+    """Return the columns of the first elements of pairs, and those of the pairs."""
+    what = f"field {layout.features[0].text!r}"
+    pairs = layout.bound_columns(source)
+    levels = pairs.rows.levels
+    if not levels or not levels[-1].is_list:
+        vectors = " or ".join(f"({', '.join(vector)})" for vector in VECTORS)
+        raise InputError(
+            f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
+            "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
+            f"or the fields of a four-vector: {vectors}"
+        )
+    between = layout.other is not None
+    offsets = levels[-1].data
+    columns = Columns(Structure(pairs.rows.events, levels[:-1]), offsets)
+    sizes, counts = np.diff(offsets), pairs.counts(slice(0, len(pairs.rows)))
+    others = _second_counts(columns, pairs, between=between)
+    wrong = np.flatnonzero(counts != np.repeat(others, sizes))
+    if len(wrong):
+        element = int(wrong[0])
+        row = int(np.searchsorted(offsets, element, side="right")) - 1
+        as_many = "one number of j for all i" if between else "as many j as i"
+        here = f"beside one of {others[row]}" if between else f"in one of {sizes[row]}"
+        raise InputError(
+            f"{what} has a list of {counts[element]} pairs {here} in event "
+            f"{columns.rows.event_of(row)}; expected i x j lists, with {as_many}"
+            + ("" if between else "; for pairs of two collections, declare other=")
+        )
+    return columns, (), pairs
 
-    others: Columns
 
-
-def _other_counts(columns: Columns, rows: RowSelection) -> Int64:
-    """Return how many second elements each row's pairs have."""
-    if isinstance(columns, StoredPairs):
-        return columns.other_counts[rows]
-    others = columns.others if isinstance(columns, _PairColumns) else columns
-    return others.split.counts_of(rows)
-
-
-def _numbers(columns: Columns, rows: RowSelection, length: int) -> Tensor:
-    """Return ``[n, F, L]`` of the fields of elements."""
-    exact = all(c.values.dtype in _EXACT for c in columns.columns)
-    count = len(columns.columns)
-    kind = np.dtype(np.float32 if exact else np.float64)
-    fields = empty((len(columns.split.starts[rows]), count, length), kind)
-    columns.pad(fields, (0.0,) * count, rows)
-    return fields
-
-
-_EXACT = frozenset(map(np.dtype, "bBhHf"))
-"""Types whose numbers float32 holds."""
+def _second_counts(columns: Columns, pairs: Columns, *, between: bool) -> Int64:
+    """Return how many second elements the pairs of each row have."""
+    sizes, counts = (each.counts(slice(0, len(each.rows))) for each in (columns, pairs))
+    if not between:
+        return sizes
+    first = np.cumsum(sizes) - sizes
+    return np.where(sizes > 0, np.append(counts, 0)[first], 0)

@@ -1,28 +1,36 @@
-"""Rows of numbers, one row for each object."""
+"""One row for each object: numbers, or an array of fixed shape."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import NumpyArray, RecordArray
 
-from sonic_coffea.layouts._declarations import DType, declare, order_of
-from sonic_coffea.layouts._layout import Bound, Constants, Fields, FieldsLayout
-from sonic_coffea.layouts._leading import leading_columns
-from sonic_coffea.layouts._range import check_range
-from sonic_coffea.layouts._texts import TEXT
+from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts._elements import Columns, Elements
+from sonic_coffea.layouts._expressions import path_of
+from sonic_coffea.layouts._features import declare
+from sonic_coffea.layouts._layout import (
+    Batch,
+    Bound,
+    Constants,
+    FieldsLayout,
+    Shape,
+    order_of,
+    shape_of,
+)
+from sonic_coffea.layouts._padding import content_of
+from sonic_coffea.layouts._source import Source, numbers
+from sonic_coffea.layouts._structure import Levels, Structure, Tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import RowSelection, Tensor
+    from awkward.contents import Content
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row(FieldsLayout):
     """One row of numbers per object: ``events * objects * number`` becomes ``[N, F]``.
 
@@ -58,41 +66,148 @@ class Row(FieldsLayout):
 
     holds_strings = True
 
-    features: tuple[Feature, ...]
-    dtype: DType
-    axis_order: str
-    missing: tuple[Any, ...] | None
+    fields: Any
+    dtype: Any = "float32"
+    _: KW_ONLY
+    axis_order: str = "F"
+    missing: Constants = None
 
-    def __init__(
-        self,
-        fields: Fields,
-        dtype: DTypeLike = "float32",
-        *,
-        axis_order: str = "F",
-        missing: Constants = None,
-    ) -> None:
-        self._declare(fields, dtype, missing=missing)
-        orders = ("F", "FL", "LF", "")
-        declare(self, axis_order=order_of(axis_order, self, len(self.features), orders))
+    def __post_init__(self) -> None:
+        self._declare()
+        order_of(self.axis_order, self, len(self.features), ("F", "FL", "LF", ""))
 
-    def bind(self, source: Source) -> Bound:
-        leading = None
-        if self.dtype != TEXT:
-            leading = leading_columns(source, self.features, self.missing)
-        if leading is None:
-            return FieldsLayout.bind(self, source)
-        check_range(leading.columns, leading.split, self.dtype)
-        return Bound(self, leading)
-
-    def row_shape(self, level: int) -> tuple[int, ...]:
-        del level
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        del bucket
         axes = {"F": len(self.features), "L": 1}
         return tuple(axes[axis] for axis in self.axis_order)
 
-    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.list(out.reshape(len(out), len(self.features)), None, rows)
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        by_row = out.reshape(len(out), len(self.features))
+        is_plain = all(feature.plain for feature in self.features)
+        width = len(self.features) * out.itemsize
+        for here, rows in bound.columns.blocks(batch.rows, width):
+            elements = Elements(bound.columns, rows)
+            if is_plain:
+                elements.values(out.dtype, out=by_row[here].T)
+            else:
+                by_row[here] = elements.values(out.dtype).T
 
-    def content(self, tensor: Tensor, columns: Columns) -> RecordArray:
-        by_row = tensor.reshape(len(tensor), len(columns))
-        fields = [NumpyArray(np.ascontiguousarray(field)) for field in by_row.T]
-        return RecordArray(fields, columns.names, length=len(tensor))
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        del bound
+        return content_of(tensor, [feature.channel for feature in self.features])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense(FieldsLayout):
+    """An array of fixed shape per object, such as an image.
+
+    ``events * objects * 48 * 48 * number`` becomes ``[N, 48, 48]``.
+
+    Parameters
+    ----------
+    field : str or Feature
+        The field with the array of each object.
+    shape : sequence of int, optional
+        Shape of a row's array; by default, the regular axes of the field's type. The field has this
+        shape, but may lack axes of length 1, such as the channel of a grey image.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+
+    Examples
+    --------
+    >>> import awkward as ak, numpy as np
+    >>> hits = ak.unflatten(ak.zip({"image": np.ones((3, 4, 4))}, depth_limit=1), [1, 2])
+    >>> Dense("image", shape=(1, 4, 4)).pack(hits).shape
+    (3, 1, 4, 4)
+    """
+
+    named = "field"
+
+    field: Any
+    shape: Any = None
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        self._declare()
+        if self.shape is not None:
+            declare(self, shape=shape_of(self.shape, self))
+        if len(self.features) != 1:
+            raise ConfigError("Dense takes one field; several make several inputs")
+        (feature,) = self.features
+        path = path_of(feature.name)
+        if feature.paths != (path,) or any(isinstance(step, int) for step in path):
+            raise ConfigError(f"Dense takes a field as it is, got {feature!r}")
+
+    def row_shape(self, bucket: int) -> Shape:
+        del bucket
+        shape: Shape = self.shape
+        return shape
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        (feature,) = self.features
+        what = f"field {feature.text!r}"
+        place = source.place(path_of(feature.name))
+        try:
+            data, at = numbers(place)
+        except InputError as error:
+            raise InputError(f"{what} {error.message}") from None
+        if any(not level.is_trivial for level in place.levels[_last_list(place.levels) + 1 :]):
+            raise InputError(f"{what} has None; fill it with ak.fill_none")
+        above, shape = _split(place, self.shape, what)
+        rows = Structure(place.events, above)
+        size = math.prod(shape)
+        column = (data[at], None, False) if isinstance(at, slice) else (data, at, False)
+        offsets = np.arange(len(rows) + 1) * size
+        columns = Columns(rows, offsets, self.features, {feature.terms[0]: column})
+        return Bound(replace(self, shape=shape), columns)
+
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        Elements(bound.columns, batch.rows).values(out.dtype, out=out.reshape(1, out.size))
+
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        del bound
+        return content_of(tensor, None, tensor.shape[1:])
+
+
+def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[int, ...]]:
+    """Return the levels above each row's array, and the array's shape, which must be declared's."""
+    lists = [i for i, level in enumerate(place.levels) if level.is_list]
+    axes = len(lists)
+    if declared is None:
+        regular = 0
+        for i in reversed(lists):
+            above_option = i + 1 < len(place.levels) and i != lists[-1]
+            if place.levels[i].size is None or (above_option and i + 1 not in lists):
+                break
+            regular += 1
+        if not regular:
+            raise InputError(
+                f"{what} has type {place.type}, without axes of fixed length; "
+                "give Dense the shape of a row"
+            )
+        declared = tuple(int(place.levels[i].size or 0) for i in lists[axes - regular :])
+    needed = tuple(n for n in declared if n > 1)
+    for shape in dict.fromkeys((declared, needed)):
+        inner = lists[axes - len(shape) :] if len(shape) <= axes else []
+        sizes = [place.levels[i].counts for i in inner]
+        fits = [np.all(counts == n) for counts, n in zip(sizes, shape, strict=False)]
+        if len(fits) == len(shape) and all(fits):
+            start = inner[0] if inner else len(place.levels)
+            options = [level for level in place.levels[start:] if not level.is_list]
+            if not all(level.is_trivial for level in options):
+                raise InputError(f"{what} is not of fixed shape {list(declared)}: some is None")
+            return place.levels[:start], declared
+    inner = lists[max(axes - len(declared), 0) :]
+    counts = [np.unique(place.levels[i].counts).tolist() for i in inner]
+    if not counts or any(len(sizes) != 1 for sizes in counts):
+        raise InputError(f"{what} is not of fixed shape; expected {list(declared)}")
+    known = [size for (size,) in counts]
+    hint = ""
+    if sorted(known) == sorted(declared):
+        hint = "; np.moveaxis brings axes into another order"
+    raise InputError(f"{what} has {known} numbers a row, expected {list(declared)}{hint}")
+
+
+def _last_list(levels: Levels) -> int:
+    return max((i for i, level in enumerate(levels) if level.is_list), default=-1)

@@ -4,42 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import Content, EmptyArray, RecordArray
+from awkward.contents import RecordArray
 
 from sonic_coffea.errors import ConfigError, FieldError
-from sonic_coffea.layouts._columns import Columns, Filling, fill_rows
-from sonic_coffea.layouts._declarations import DType, check_held, declare, order_of
-from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._formulae import base_name
-from sonic_coffea.layouts._groups import Stamp
-from sonic_coffea.layouts._layout import Bound, FieldsLayout, Layout
-from sonic_coffea.layouts._padded import Padded
+from sonic_coffea.layouts._elements import Elements
+from sonic_coffea.layouts._expressions import path_of
+from sonic_coffea.layouts._features import Feature, declare, own_types
+from sonic_coffea.layouts._jagged import Padded
+from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Part, check_held, order_of
+from sonic_coffea.layouts._padding import listed, pad
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
-from sonic_coffea.layouts._scatter import Scatter
-from sonic_coffea.layouts._texts import TEXT
+from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor
 
 if TYPE_CHECKING:
-    from sonic_coffea.layouts._file_positions import FilePositions
+    from awkward.contents import Content
+
+    from sonic_coffea.layouts._source import Source
 
 FLAGS = ("onehot", "number")
-_CONSTANT = "[constant]"  # no field has brackets in its last part
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tokens(Layout):
     """Several collections as one sequence of tokens: ``[N, L, F]``.
 
     Each collection has its own places in the sequence, as many as its length. The next collection
     follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
-    ``MET.pt`` share the channel ``pt``. Numbers in place of fields share channels, too, whatever
-    their values: the first numbers of all collections, the second ones, and so on.
+    ``MET.pt`` share the channel ``pt``. Constants share a channel, in their order.
 
     Parameters
     ----------
@@ -78,28 +75,20 @@ class Tokens(Layout):
 
     jagged = True
 
-    parts: tuple[tuple[str, Padded | Row], ...]
-    flags: str | tuple[tuple[str, float], ...] | None
-    fill: float
-    axis_order: str
-    dtype: DType
-    channels: tuple[Channel, ...] = field(repr=False, compare=False)
-    lengths: tuple[int, ...] = field(repr=False, compare=False)
+    parts: Any
+    _: KW_ONLY
+    flags: Any = None
+    fill: float = 0.0
+    axis_order: str = "LF"
 
-    def __init__(
-        self,
-        parts: Mapping[str, Padded | Row],
-        *,
-        flags: str | Mapping[str, float] | None = None,
-        fill: float = 0.0,
-        axis_order: str = "LF",
-    ) -> None:
-        value: Any = parts
-        if not isinstance(value, Mapping) or not parts:
+    def __post_init__(self) -> None:
+        own_types(self)
+        parts = self.parts
+        if not isinstance(parts, Mapping) or not parts:
             raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
         for name, part in parts.items():
             _check_part(name, part)
-        order_of(axis_order, self, orders=("LF", "FL"))
+        order_of(self.axis_order, self, orders=("LF", "FL"))
         first, *others = ((name, part.dtype) for name, part in parts.items())
         for name, dtype in others:
             if dtype != first[1]:
@@ -107,208 +96,100 @@ class Tokens(Layout):
                     f"Tokens: part {first[0]!r} has dtype {first[1]}, part {name!r} {dtype}; "
                     "expected the same"
                 )
-        declare(self, flags=_flags(flags, list(parts), first[1]))
-        declare(self, fill=check_held(fill, first[1], "Tokens", "fill"))
+        declare(self, flags=_flags(self.flags, list(parts), first[1]))
+        declare(self, fill=check_held(self.fill, first[1], "Tokens", "fill"))
         declare(self, parts=tuple((str(name), part) for name, part in parts.items()))
-        declare(self, axis_order=str(axis_order), dtype=first[1], channels=_channels(parts))
-        declare(self, lengths=(sum(part.padded_length(0) or 1 for part in parts.values()),))
+        _channels(self.parts)
+
+    @property
+    def dtype(self) -> Any:
+        return self.parts[0][1].dtype
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(name for _, part in self.parts for name in part.columns)
 
-    def row_shape(self, level: int) -> tuple[int, ...]:
-        width = len(self.channels) + len(_flag_values(self, 0))
-        shape = self.padded_length(level), width
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (sum(part.padded_length(0) or 1 for _, part in self.parts),)
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        width = len(_channels(self.parts)) + len(self._flags_of(0))
+        shape = self.padded_length(bucket), width
         return shape if self.axis_order == "LF" else shape[::-1]
 
-    def bind(self, source: Source) -> Bound:
-        bound: list[_Part] = []
+    def _flags_of(self, number: int) -> tuple[float, ...]:
+        """Return what the tokens of a part have in the channels of the flags."""
+        if self.flags is None:
+            return ()
+        if isinstance(self.flags, tuple):
+            return (self.flags[number][1],)
+        if self.flags == "number":
+            return (number + 1.0,)
+        return tuple(float(n == number) for n in range(len(self.parts)))
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        bound: list[Part] = []
         start = 0
-        for number, (name, part) in enumerate(self.parts):
+        for name, part in self.parts:
             try:
-                # A part packs its columns in places of the sequence, and not as it would itself.
-                columns = FieldsLayout.bind(part, _PartSource(source, name)).columns
+                columns = part.bound_columns(source.within(name))
             except (ConfigError, FieldError) as error:
                 raise error.within(f"part {name!r}") from None
-            keys = _keys(part)
-            slots = np.asarray([self.channels.index(key) for key in keys], np.int64)
-            groups = tuple(replace(g, slots=slots[g.slots]) for g in columns.groups)
-            fills = [self.fill] * len(self.channels)
-            for slot, value in zip(slots, part.fill or [0.0] * len(slots), strict=True):
-                fills[slot] = value
-            stop = start + (part.padded_length(0) or 1)
-            flags = _flag_values(self, number)
-            lacking = [n for n in range(len(self.channels)) if n not in slots]
-            behind = range(len(self.channels), len(self.channels) + len(flags))
-            absent, nothing = (self.fill,) * len(lacking), (0.0,) * len(flags)
-            lines = np.asarray([*lacking, *behind], np.int64)
-            stamp = Stamp(lines, (*absent, *flags), (*absent, *nothing)) if len(lines) else None
-            bound.append(
-                _Part(
-                    name,
-                    replace(columns, groups=groups),
-                    slice(start, stop),
-                    part.jagged,
-                    slots,
-                    fills,
-                    stamp,
-                    isinstance(part, Padded) and part.pad_mode == "wrap",
-                )
-            )
-            if number:
-                rows, names = bound[0].columns.split.rows, (bound[0].name, name)
-                rows.check_same(columns.split.rows, (f"part {names[0]!r}", f"part {names[1]!r}"))
-            start = stop
-        return Bound(self, _TokenColumns.of(bound))
+            length = part.padded_length(0) or 1
+            bound.append((name, columns, slice(start, start + length)))
+            names = f"part {bound[0][0]!r}", f"part {name!r}"
+            bound[0][1].rows.check_same(columns.rows, names)
+            start += length
+        return Bound(self, bound[0][1], tuple(bound))
 
-    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
-        assert isinstance(columns, _TokenColumns)  # noqa: S101
-        each: list[Filling] = []
-        for part in columns.parts:
-            here = by_field[:, :, part.places]
-            how: Any = {"wrap": part.wraps, "stamp": part.stamp}
-            each += part.columns.fillings(here, part.fills, rows, **how)
-        fill_rows(each, out)
+        channels = _channels(self.parts)
+        for number, (_, columns, places) in enumerate(bound.parts):
+            layout, length = self.parts[number][1], places.stop - places.start
+            slots = [channels.index(key) for key in _keys(layout)]
+            fills = [self.fill] * len(channels)
+            own = layout.fills(columns) if isinstance(layout, Padded) else [0.0] * len(slots)
+            for slot, fill in zip(slots, own, strict=True):
+                fills[slot] = fill
+            wrap = isinstance(layout, Padded) and layout.pad_mode == "wrap"
+            tokens = by_field[:, :, places]
+            for here, rows in columns.blocks(batch.rows, len(channels) * out.itemsize):
+                elements = Elements(columns, rows, length)
+                values = np.empty((len(channels), elements.size), out.dtype)
+                for slot in set(range(len(channels))) - set(slots):
+                    values[slot] = self.fill
+                elements.values(out.dtype, out=values, channels=slots)
+                numbers = tokens[here, : len(channels)]
+                pad(numbers, values, elements.starts, elements.counts, fills, wrap=wrap)
+            flags = self._flags_of(number)
+            if flags:
+                present = np.arange(length) < columns.counts(batch.rows)[:, np.newaxis]
+                for place, flag in enumerate(flags):
+                    tokens[:, len(channels) + place] = np.where(present, flag, 0.0)
 
-    def count_elements(
-        self, columns: Columns, rows: RowSelection, levels: Int64
-    ) -> tuple[int, int, int]:
-        assert isinstance(columns, _TokenColumns)  # noqa: S101
-        each = [
-            part.count_elements(here.columns, rows, levels * 0)
-            for (_, part), here in zip(self.parts, columns.parts, strict=True)
+    def jagged_axes(
+        self, bound: Bound, rows: RowSelection, buckets: Int64
+    ) -> list[tuple[Int64, Int64]]:
+        del buckets
+        return [
+            (counts := columns.counts(rows), np.full_like(counts, places.stop - places.start))
+            for _, columns, places in bound.parts
+            if columns.offsets is not None
         ]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
-        return sent, truncated, padding
 
-    def content(self, tensor: Tensor, columns: Columns) -> Content:
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
-        return columns.scattered(by_element, [f"{n}_{k}" if k else n for n, k in self.channels])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """A collection with the arrays of a call; its tokens have `places` in the sequence.
-
-    Each of its fields has the channel of its slot. The stamp fills the channels that it lacks, and
-    the flags behind. `fills` pad each channel, or its own tokens if it `wraps`.
-    """
-
-    name: str
-    columns: Columns
-    places: slice
-    jagged: bool
-    slots: Int64
-    fills: list[float]
-    stamp: Stamp | None
-    wraps: bool
-
-    @property
-    def length(self) -> int:
-        """How many places its tokens have."""
-        return int(self.places.stop - self.places.start)
-
-    def of_rows(self, lists: Content) -> Content:
-        """Return what is in lists of one, unless the rows have lists."""
-        return lists if self.jagged else lists.content
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _TokenColumns(Columns):
-    """The columns of all parts; `split` has the tokens of each row."""
-
-    parts: tuple[_Part, ...]
-
-    @classmethod
-    def of(cls, parts: list[_Part]) -> _TokenColumns:
-        rows = parts[0].columns.split.rows
-        counts = sum(part.columns.split.counts for part in parts)
-        split = Split(rows, EmptyArray(), np.zeros(len(rows), np.int64), np.asarray(counts))
-        columns = tuple(column for part in parts for column in part.columns.columns)
-        return cls(split, columns, (), parts=tuple(parts))
-
-    @property
-    def collections(self) -> tuple[str, ...]:
-        return tuple(part.name for part in self.parts)
-
-    def present(self, rows: RowSelection, length: int) -> Tensor:
-        del length
-        each = [part.columns.present(rows, part.length) for part in self.parts]
-        return np.concatenate(each, axis=1)
-
-    def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
-        del length
-        each = [
-            part.columns.indices(rows, slots - part.places.start, part.length)
-            for part in self.parts
-        ]
-        return np.concatenate(each, axis=2)
-
-    def mark(self, out: Tensor, rows: RowSelection) -> None:
-        out[:, 0] = self.present(rows, out.shape[2])
-
-    def scatter(self, width: int, dtype: DType, *, axes: int = 1) -> Scatter:
-        assert axes == 1  # noqa: S101  others are refused, as there are several collections
-        return _TokenScatter(self, width, dtype)
-
-    def scattered(self, tensor: Tensor, names: Sequence[str]) -> Content:
-        contents = []
-        for part in self.parts:
-            own = part.columns.scattered(
-                tensor[:, part.places][:, :, part.slots], [names[slot] for slot in part.slots]
-            )
-            contents.append(part.of_rows(own))
-        return RecordArray(contents, list(self.collections), length=len(tensor))
-
-
-class _TokenScatter(Scatter):
-    """Values of each token: a record of the parts."""
-
-    def __init__(self, columns: _TokenColumns, width: int, dtype: DType) -> None:
-        self._parts = [(part, part.columns.scatter(width, dtype)) for part in columns.parts]
-        self.values = np.zeros((0, width), dtype)
-
-    def place(self, rows: RowSelection, tensor: Tensor) -> None:
-        for part, scatter in self._parts:
-            scatter.place(rows, tensor[:, part.places])
-
-    def content(
-        self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
-    ) -> Content:
-        contents = [
-            part.of_rows(scatter.content(names, each, optional=optional))
-            for part, scatter in self._parts
-        ]
-        return RecordArray(contents, [part.name for part, _ in self._parts])
-
-
-class _PartSource(Source):
-    """Arrays in which a part's collection need not be named."""
-
-    def __init__(self, source: Source, part: str) -> None:
-        self._source, self._part = source, part
-
-    def collection(self, path: str) -> tuple[Content | None, str]:
-        return self._source.collection(self._path(path))
-
-    def column(self, path: str) -> Content:
-        return self._source.column(self._path(path))
-
-    def file_positions(self, path: str, index: str) -> FilePositions | None:
-        return self._source.file_positions(self._path(path), self._path(index))
-
-    def _path(self, path: str) -> str:
-        first, known = path.partition(".")[0].partition("[")[0], self._source.names()
-        within = self._part in known and first in self._source.names(self._part)
-        if first in known and within:
-            raise FieldError(
-                f"field {path!r} is one of the record and one of {self._part!r}; write "
-                f"{f'{self._part}.{path}'!r}, or give the part another name"
-            )
-        inside = within or (self._part in known and first not in known)
-        return f"{self._part}.{path}" if inside else path
+        channels, contents = _channels(self.parts), []
+        names = [f"{name}_{k}" if k else name for name, k in channels]
+        for (_, layout), (_, columns, places) in zip(self.parts, bound.parts, strict=True):
+            slots = [channels.index(key) for key in _keys(layout)]
+            values = by_element[:, places][:, :, slots]
+            lists = listed(columns, values, [names[slot] for slot in slots])
+            contents.append(lists if layout.jagged else lists.content)
+        return RecordArray(contents, [name for name, _ in self.parts], length=len(tensor))
 
 
 def _flags(
@@ -336,11 +217,11 @@ def _flags(
 def _check_part(name: Any, part: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"Tokens: expected names of collections to be strings, got {name!r}")
-    if not isinstance(part, (Padded, Row)):
+    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1:
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
         )
-    if part.dtype == TEXT:
+    if part.dtype == STRING:
         raise ConfigError(f"Tokens, part {name!r}: tokens have numbers, and no strings")
     if part.axis_order not in ("F", "FL", "LF"):
         raise ConfigError(
@@ -353,19 +234,25 @@ def _keys(part: Padded | Row) -> list[Channel]:
     seen: Counter[str] = Counter()
     keys = []
     for feature in part.features:
-        name = _CONSTANT if feature.constant else base_name(feature.name)
-        if feature.only is not None:  # a category of its own
-            name = f"{name}={feature.only:g}"
+        name = _name_of(feature)
         keys.append((name, seen[name]))
         seen[name] += 1
     return keys
 
 
-def _channels(parts: Mapping[str, Padded | Row]) -> tuple[Channel, ...]:
+def _name_of(feature: Feature) -> str:
+    """Return the name of a feature's channel; a category, or a constant, has one of its own."""
+    if not feature.terms and feature.text == feature.expression:
+        return "[constant]"  # no field has brackets in its name
+    name = next(step for step in reversed(path_of(feature.name)) if isinstance(step, str))
+    return name if feature.only is None else f"{name}={feature.only:g}"
+
+
+def _channels(parts: tuple[tuple[str, Padded | Row], ...]) -> list[Channel]:
     """Return the channels of all parts, in the order in which they come first."""
     channels: dict[Channel, None] = {}
     times: dict[str, tuple[str, int]] = {}
-    for name, part in parts.items():
+    for name, part in parts:
         keys = _keys(part)
         channels |= dict.fromkeys(keys)
         for channel, count in Counter(key for key, _ in keys).items():
@@ -375,15 +262,4 @@ def _channels(parts: Mapping[str, Padded | Row]) -> tuple[Channel, ...]:
                     f"Tokens: parts {other!r} and {name!r} have {known} and {count} fields called "
                     f"{channel!r}; which belong together is not known"
                 )
-    return tuple(channels)
-
-
-def _flag_values(tokens: Tokens, number: int) -> tuple[float, ...]:
-    """Return what the tokens of a part have in the channels of the flags."""
-    if tokens.flags is None:
-        return ()
-    if isinstance(tokens.flags, tuple):
-        return (tokens.flags[number][1],)
-    if tokens.flags == "number":
-        return (number + 1.0,)
-    return tuple(float(n == number) for n in range(len(tokens.parts)))
+    return list(channels)

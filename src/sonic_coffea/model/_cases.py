@@ -15,7 +15,7 @@ from sonic_coffea.errors import ContractError, InputError
 from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, trace
 
 if TYPE_CHECKING:
-    from sonic_coffea.layouts import Int64, Rows
+    from sonic_coffea.layouts import Int64, Structure
 
 # The name of the only input. Not a field's name, as a dict of columns would be taken for inputs.
 _INPUT = "case="
@@ -100,7 +100,7 @@ def as_array(values: Any, what: str) -> ak.Array:
     return array
 
 
-def by_row(rows: Rows, numbers: ak.Array, what: str) -> Int64:
+def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
     """Return the number of each row, given the numbers of events or of objects; -1 for None."""
     if len(numbers) != rows.events:
         raise InputError(f"expected a {what} for each of {rows.events} events, got {len(numbers)}")
@@ -123,7 +123,9 @@ def by_row(rows: Rows, numbers: ak.Array, what: str) -> Int64:
     return of_rows
 
 
-def chosen(rows: Rows, numbers: Int64, each: Mapping[int, ak.Array], *, optional: bool) -> ak.Array:
+def chosen(
+    rows: Structure, numbers: Int64, each: Mapping[int, ak.Array], *, optional: bool
+) -> ak.Array:
     """Return the scores of each row's model; None where there is no model.
 
     Parameters

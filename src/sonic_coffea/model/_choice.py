@@ -290,7 +290,7 @@ class Folds(Choice):
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():
-            whole = output.choose is not None or output.score_dtype.kind != "f"
+            whole = output.choose is not None or output.dtype.kind in "iubO"
             if whole or output.splits is not None:
                 what = "lists of its own" if output.splits else "no fractions"
                 raise ConfigError(

@@ -23,7 +23,7 @@ from sonic_coffea.reporting import Statistics, tables
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sonic_coffea.layouts import Int64, Outputs, Rows
+    from sonic_coffea.layouts import Int64, Outputs, Structure
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
@@ -36,7 +36,7 @@ class Pending:
 
     Attributes
     ----------
-    rows : Rows
+    rows : Structure
         The rows, and the structure above them.
     parts : list of Part
         The rows that each version of the model scores.
@@ -49,7 +49,7 @@ class Pending:
     lengths: Mapping[str, int] | None = None
     unsent = Statistics()
 
-    def __init__(self, model: Declaration, rows: Rows, outputs: Outputs) -> None:
+    def __init__(self, model: Declaration, rows: Structure, outputs: Outputs) -> None:
         self._model = model.name
         # The model may be changed before the scores are there.
         self._version, self._config_hash = model.version, model.config_hash

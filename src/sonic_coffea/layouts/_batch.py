@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._layout import Bound, Layout, Shape
-from sonic_coffea.layouts._machine_code import load
-from sonic_coffea.layouts._memory import Lend, lent
+from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Shape
+from sonic_coffea.layouts._padding import load
+from sonic_coffea.layouts._source import Source
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._declarations import DType
-    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
+Lend = Callable[[tuple[int, ...], DType], Tensor | None]
+"""Returns memory for a tensor of a shape and a type, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Segment:
     ----------
     row_bytes : int or array of int64
         Bytes of each row in a request: all the same, or of each.
-    level : int
+    bucket : int
         The step of their lengths to which `Bucketed` inputs are padded; 0 if there are none.
     cuts : array of int64 or None
         Where each request begins, from `start` on, and the end, if that is given: the rows between
@@ -39,7 +38,7 @@ class Segment:
     start: int
     stop: int
     row_bytes: int | Int64
-    level: int = 0
+    bucket: int = 0
     cuts: Int64 | None = None
 
 
@@ -49,7 +48,7 @@ class Inputs:
 
     Attributes
     ----------
-    rows : Rows
+    rows : Structure
         The rows, and the structure above them.
     segments : tuple of Segment
         Ranges of places; the rows of one may share a request.
@@ -64,7 +63,7 @@ class Inputs:
     """
 
     bound: dict[str, Bound]
-    rows: Rows
+    rows: Structure
     segments: tuple[Segment, ...]
     order: Int64 | None
     one_request_per: str | None = None
@@ -97,9 +96,8 @@ class Inputs:
 
         They are packed into the memory that `lend` returns for a shape and a type, if it does.
         """
-        level = next(s.level for s in self.segments if s.start <= start < s.stop)
-        with lent(lend):
-            tensors = self._packed(self.selection(start, stop), level)
+        bucket = next(s.bucket for s in self.segments if s.start <= start < s.stop)
+        tensors = self._packed(Batch(self.selection(start, stop), bucket), lend)
         if self.verify is not None:
             self.verify(self.numbers(start, stop), tensors)
         return tensors
@@ -113,12 +111,15 @@ class Inputs:
                 f"one {self.one_request_per} at a time"
             )
         rows = slice(0, len(self.rows))
-        return self._packed(rows, self.level_of(rows))
+        return self._packed(Batch(rows, self.bucket_of(rows)))
 
-    def _packed(self, rows: RowSelection, level: int) -> dict[str, Tensor]:
+    def _packed(self, batch: Batch, lend: Lend | None = None) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, bound in self.bound.items():
-            for tensor_name, tensor in bound.pack(name, rows, level).items():
+            layout, out = bound.layout, None
+            if lend is not None:
+                out = lend(layout.tensor_shape(bound, batch), layout.dtype)
+            for tensor_name, tensor in bound.pack(name, batch, out).items():
                 # Inputs of the same elements may share their offsets.
                 known = tensors.setdefault(tensor_name, tensor)
                 if known is not tensor and not np.array_equal(known, tensor):
@@ -135,9 +136,9 @@ class Inputs:
             tensors[name] = tensors[name][0]
         return tensors
 
-    def level_of(self, rows: RowSelection) -> int:
-        """Return the level of rows that share a request; 0 if the model has none."""
-        return max((bound.level_of(rows) for bound in self.bound.values()), default=0)
+    def bucket_of(self, rows: RowSelection) -> int:
+        """Return the bucket of rows that share a request; 0 if the model has none."""
+        return max((bound.bucket_of(rows) for bound in self.bound.values()), default=0)
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
@@ -149,29 +150,22 @@ class Inputs:
     def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
-        levels = np.zeros(len(self), np.int64)
+        buckets = np.zeros(len(self), np.int64)
         for segment in self.segments:
-            levels[segment.start : segment.stop] = segment.level
-        each = [
-            bound.layout.count_elements(bound.columns, rows, levels)
-            for bound in self.bound.values()
-        ]
+            buckets[segment.start : segment.stop] = segment.bucket
+        each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
         sent, truncated, padding = map(sum, zip(*each, strict=True))
         return sent, truncated, padding
 
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
     """Return the tensors that a model's inputs make: type and shape of a row."""
-    each = (layout.tensors(name) for name, layout in _among(layouts).items())
+    each = (layout.tensors(name) for name, layout in _resolved(layouts).items())
     return {name: spec for tensors in each for name, spec in tensors.items()}
 
 
 def bind_inputs(
-    layouts: Mapping[str, Layout],
-    arrays: Any,
-    *,
-    one_request_per: str | None = None,
-    source_of: Callable[[Any], Source] = Source,
+    layouts: Mapping[str, Layout], arrays: Any, *, one_request_per: str | None = None
 ) -> Inputs:
     """Bind the inputs of a model to arrays.
 
@@ -184,19 +178,13 @@ def bind_inputs(
         A `Mask` of another input may be left out of the dict.
     one_request_per : {"row", "event"}, optional
         What has a request of its own; by default, rows share requests.
-    source_of : callable
-        Returns what a layout reads from, for an array.
     """
-    counted = _counted_inputs(layouts)
-    sources = _sources(layouts, arrays, counted, source_of)
-    layouts = _among(layouts)
+    resolved = _resolved(layouts)
+    sources = _sources(resolved, arrays)
     bound: dict[str, Bound] = {}
-    for name, layout in layouts.items():
-        if name not in counted:
-            with within(name):
-                bound[name] = layout.bind(sources[name])
-    for name, other in counted.items():
-        bound[name] = Bound(layouts[name], bound[other].columns)
+    for name in sorted(resolved, key=lambda name: resolved[name].dependency is not None):
+        with within(name):
+            bound[name] = resolved[name].bind(sources[name], bound)
     bound = {name: bound[name] for name in layouts}
     first, rows = next((name, each.rows) for name, each in bound.items())
     for name, each in bound.items():
@@ -207,13 +195,12 @@ def bind_inputs(
                 raise
             remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
             raise error.because(remark) from None
-    bound = {name: each.layout.referring(each, bound) for name, each in bound.items()}
     if one_request_per is None:
         _check_told_apart(bound, rows)
     everything = np.arange(len(rows))
     units = _units(rows, everything, one_request_per)
     order, segments = _segments(bound, everything, units)
-    known = None if _levels(bound) == 1 else order
+    known = None if _buckets(bound) == 1 else order
     return Inputs(bound, rows, segments, known, one_request_per)
 
 
@@ -240,14 +227,15 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
         )
 
 
-def _check_told_apart(bound: Mapping[str, Bound], rows: Rows) -> None:
+def _check_told_apart(bound: Mapping[str, Bound], rows: Structure) -> None:
     """Refuse rows that have others' offsets, but not their counts."""
-    telling = [each.columns.split for each in bound.values() if _tells(each.layout)]
+    everything = slice(0, len(rows))
+    telling = [each.counts(everything) for each in bound.values() if _tells(each.layout)]
     for name, each in bound.items():
-        counts = each.columns.split.counts
-        if not each.layout.merges or any(np.array_equal(t.counts, counts) for t in telling):
+        counts = each.counts(everything)
+        if not each.layout.merges or any(np.array_equal(told, counts) for told in telling):
             continue
-        row = int(np.flatnonzero(telling[0].counts != counts)[0]) if telling else 0
+        row = int(np.flatnonzero(telling[0] != counts)[0]) if telling else 0
         raise InputError(
             f"input {name!r} has no splits or batch of its own, and other elements than the inputs "
             f"that have (the first difference is in event {rows.event_of(row)}); name splits= or "
@@ -256,57 +244,57 @@ def _check_told_apart(bound: Mapping[str, Bound], rows: Rows) -> None:
 
 
 def _tells(layout: Layout) -> bool:
-    return not layout.stacks and not layout.merges and layout.refers_to is None
+    return not layout.stacks and not layout.merges and layout.dependency is None
 
 
-def _units(rows: Rows, numbers: Int64, one_request_per: str | None) -> Int64 | None:
+def _units(rows: Structure, numbers: Int64, one_request_per: str | None) -> Int64 | None:
     """Return the number of each row's request; None if any rows may share one."""
     if one_request_per is None:
         return None
     return numbers if one_request_per == "row" else rows.event_numbers()[numbers]
 
 
-def _among(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts with what they take over from each other."""
-    among = {}
+    resolved = {}
     for name, layout in layouts.items():
         with within(name):
-            among[name] = layout.among(layouts)
-    return among
+            resolved[name] = layout.resolved(layouts)
+    return resolved
 
 
-def _levels(bound: Mapping[str, Bound]) -> int:
-    return max(each.levels for each in bound.values())
+def _buckets(bound: Mapping[str, Bound]) -> int:
+    return max(each.buckets for each in bound.values())
 
 
 def _segments(
     bound: Mapping[str, Bound], rows: Int64, units: Int64 | None
 ) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    count = _levels(bound)
+    count = _buckets(bound)
     if count == 1:
         if not len(rows):
             return rows, ()
-        whole = Segment(0, len(rows), _row_bytes(bound, 0, rows), 0, _cuts(units))
+        whole = Segment(0, len(rows), _row_bytes(bound, Batch(rows)), 0, _cuts(units))
         return rows, (whole,)
-    levels = np.max([b.levels_of(rows) for b in bound.values() if b.levels > 1], axis=0)
+    buckets = np.max([b.buckets_of(rows) for b in bound.values() if b.buckets > 1], axis=0)
     if units is not None:
         _, unit = np.unique(units, return_inverse=True)
         most = np.zeros(len(rows), np.int64)
-        np.maximum.at(most, unit, levels)
-        levels = most[unit]
-    sorting = np.argsort(levels, kind="stable")
+        np.maximum.at(most, unit, buckets)
+        buckets = most[unit]
+    sorting = np.argsort(buckets, kind="stable")
     order = rows[sorting]
-    edges = np.searchsorted(levels[sorting], np.arange(count + 1))
+    edges = np.searchsorted(buckets[sorting], np.arange(count + 1))
     segments = tuple(
         Segment(
             int(a),
             int(b),
-            _row_bytes(bound, level, order[a:b]),
-            level,
+            _row_bytes(bound, Batch(order[a:b], bucket)),
+            bucket,
             None if units is None else _cuts(units[sorting[a:b]]),
         )
-        for level, (a, b) in enumerate(pairwise(edges))
+        for bucket, (a, b) in enumerate(pairwise(edges))
         if a < b
     )
     return order, segments
@@ -320,8 +308,8 @@ def _cuts(units: Int64 | None) -> Int64 | None:
     return np.concatenate(([0], begins, [len(units)])).astype(np.int64)
 
 
-def _row_bytes(bound: Mapping[str, Bound], level: int, rows: Int64) -> int | Int64:
-    return sum(each.layout.row_bytes(each.columns, rows, level) for each in bound.values())
+def _row_bytes(bound: Mapping[str, Bound], batch: Batch) -> int | Int64:
+    return sum(each.layout.row_bytes(each, batch) for each in bound.values())
 
 
 @contextmanager
@@ -333,24 +321,7 @@ def within(name: str) -> Iterator[None]:
         raise error.within(f"input {name!r}") from None
 
 
-def _counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
-    """Return the inputs that are bound to another input, and that input's name."""
-    jagged = [name for name, layout in layouts.items() if layout.jagged]
-    counted = {}
-    for name, layout in layouts.items():
-        with within(name):
-            other = layout.counted_input(jagged)
-        if other is not None:
-            counted[name] = other
-    return counted
-
-
-def _sources(
-    layouts: Mapping[str, Layout],
-    arrays: Any,
-    counted: Mapping[str, str],
-    source_of: Callable[[Any], Source],
-) -> dict[str, Source]:
+def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
         unknown = [name for name in arrays if name not in layouts]
@@ -358,11 +329,12 @@ def _sources(
             raise FieldError(
                 f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
             )
-        missing = [name for name in layouts if name not in arrays and name not in counted]
+        read = [name for name, layout in layouts.items() if layout.columns]
+        missing = [name for name in read if name not in arrays]
         if missing:
             raise FieldError(
                 f"no array for the model's input {missing[0]!r}; {nearest(missing[0], arrays)}"
             )
-        return {name: source_of(array) for name, array in arrays.items()}
+        return {name: Source(arrays.get(name)) for name in layouts}
     # One array of records, or a dict of columns, that all inputs share.
-    return dict.fromkeys(layouts, source_of(arrays))
+    return dict.fromkeys(layouts, Source(arrays))

@@ -1,0 +1,331 @@
+"""The declaration of a model's outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.layouts._features import declare, equals, hashed, number_of, own_types
+from sonic_coffea.layouts._layout import name_of, shape_of, target_of
+from sonic_coffea.layouts._padding import content_of
+from sonic_coffea.layouts._structure import STRING, Tensor
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
+
+
+PER = ("row", "constituent")
+CHOOSE = ("argmax", "slot")
+OUTPUT_FUNCTIONS = ("softmax", "sigmoid")
+Inner = int | tuple[Any, ...] | None
+NamedAxis = tuple[str | None, int, int]
+"""The input whose elements have places along an axis, and how many places are before and after.
+
+Without a name, the places are fixed; -1 of them are the elements that the output belongs to.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """One output of a model: a record with its labels as fields, or numbers.
+
+    Parameters
+    ----------
+    labels : sequence of str, optional
+        Names of the values. Without labels, the output is a number, or an array of fixed `shape`.
+    dtype : dtype
+        Type of the output, float32 by default; compared with the server's. Scores have this type,
+        but float32 for float16 and bfloat16. ``"string"`` for strings, such as the name of a class.
+    shape : sequence of int, optional
+        Shape of the array of each row, such as ``(128,)`` for an embedding. Without labels and
+        shape, the server's shape counts; a lazy array, for which no server is asked, then has one
+        number.
+    per : {"row", "constituent"}
+        Whether the model returns one value for each row, or one for each element of the axis that
+        the row consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. Values of elements
+        come back in lists as long as the input's; elements that were truncated get None.
+    axes : int or sequence
+        The axes between the rows and each value, for values of constituents. A number of axes of
+        the same elements: 2 for one value for each pair, ``[N, L, L, K]``, which becomes lists of
+        lists of each row's own length. Or what each axis has: the name of an input, whose elements
+        it has, also with other places beside, as in ``"1+pf"`` for a class token; a fixed length;
+        or ``"labels"``, if these are not the last axis. ``("labels", "pf")`` is ``[N, K, L]``,
+        ``("pf", "sv")`` is ``[N, L, M]``, and ``(8, "pf")`` is ``[N, 8, L]``.
+    choose : {"argmax", "slot"}, optional
+        The model chooses constituents. The result is an index into the row's list as it was before
+        sorting, or None. ``"argmax"`` chooses the constituent with the greatest score, never
+        padding: one for each label, or with `axes` of 2 or more, one for each axis; `labels` may
+        name the axes. ``"slot"`` takes indices that the model returns: ``[N]``, or ``[N, K]`` with
+        labels; an index of padding, or of no place, becomes None. Of `Tokens`, each choice is a
+        record of the collections, with the index in the chosen one, and None in the others; a `Row`
+        has the index 0.
+    of : str, optional
+        The input to whose elements the values belong; by default, the first that consumes an axis.
+    splits : str, optional
+        Name of the model's output with the offsets of this output, if the model decides how many
+        values a row has: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
+    function : {"softmax", "sigmoid"}, optional
+        What makes scores of the model's numbers; softmax is over the labels, or the last axis.
+    scale, shift : float
+        After the function, `scale` multiplies, and `shift` is added.
+    groups : mapping, optional
+        Names of sums of values, each with the labels, or indices, that are summed, or a slice of
+        them: ``{"QCD": slice(309, 314)}``. The record then has the groups alone.
+
+    Examples
+    --------
+    >>> Output(["q1", "q2", "b"], per="constituent", axes=3, choose="argmax").labels
+    ('q1', 'q2', 'b')
+    """
+
+    holds_strings = True
+
+    labels: Any = None
+    dtype: Any = "float32"
+    _: KW_ONLY
+    shape: Any = None
+    per: str = "row"
+    axes: Any = 1
+    choose: str | None = None
+    of: str | None = None
+    splits: str | None = None
+    function: str | None = None
+    scale: float = 1.0
+    shift: float = 0.0
+    groups: Any = None
+
+    __eq__, __hash__ = equals, hashed
+
+    def __post_init__(self) -> None:
+        own_types(self)
+        self._check_labels()
+        dtype = target_of(self.dtype, self)
+        labels, shape, axes = self.labels, self.shape, self.axes
+        declare(
+            self,
+            labels=None if labels is None else tuple(map(str, labels)),
+            dtype=dtype,
+            shape=None if shape is None else shape_of(shape, self),
+            axes=int(axes) if isinstance(axes, (int, np.integer)) else tuple(axes),
+            scale=float(number_of(self.scale, "an output: expected scale to be a number")),
+            shift=float(number_of(self.shift, "an output: expected shift to be a number")),
+        )
+        named = isinstance(self.axes, int) or any(of for of, _, _ in self.named_axes)
+        if not named or (self.axes != 1 and self.per == "row"):
+            raise ConfigError(
+                "expected one axis of constituents or more, and per='constituent', got "
+                f"axes={self.axes}"
+            )
+        if self.choose is not None:
+            self._check_choice(self.choose)
+        if self.groups is not None:
+            items = self.groups.items() if isinstance(self.groups, Mapping) else self.groups
+            declare(self, groups=tuple((name, self._grouped(group)) for name, group in items))
+        if self.function is not None and self.function not in OUTPUT_FUNCTIONS:
+            nearby = nearest(str(self.function), OUTPUT_FUNCTIONS)
+            raise ConfigError(f"an output has no function {self.function!r}; {nearby}")
+        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
+        if finished and (self.choose is not None or dtype == STRING):
+            raise ConfigError("an output of strings, or that chooses constituents, has no function")
+
+    def _check_labels(self) -> None:
+        """Refuse labels that are no names, and options that do not go together."""
+        labels: Any = self.labels
+        names = isinstance(labels, (Sequence, np.ndarray)) and not isinstance(labels, str)
+        names = names and np.ndim(labels) == 1
+        if not (labels is None or (names and all(isinstance(label, str) for label in labels))):
+            raise ConfigError(
+                f"expected an output's labels as a list of names, got {labels!r}; numbers without "
+                "labels are None, and arrays of fixed shape an Output(shape=…)"
+            )
+        if labels is not None and len(set(labels)) != len(labels):
+            raise ConfigError(f"an output's labels must differ, got {list(labels)}")
+        if labels is not None and self.shape is not None:
+            raise ConfigError(
+                f"an output has labels or a shape, got {list(labels)} and {self.shape}"
+            )
+        per: Any = self.per
+        if not isinstance(per, str) or per not in PER:
+            nearby = nearest(str(per), PER)
+            raise ConfigError(f"an output is per row or per constituent; {nearby}")
+        several = isinstance(self.axes, (list, tuple)) and len(self.axes) > 0
+        whole = isinstance(self.axes, (int, np.integer)) and self.axes >= 1
+        if not (several or whole):
+            raise ConfigError(
+                "expected one axis of constituents or more, and per='constituent', got "
+                f"axes={self.axes}"
+            )
+        for what in ("of", "splits", "choose"):
+            name_of(getattr(self, what), self, what)
+        by_row = self.per == "row"
+        if self.of is not None and by_row:
+            raise ConfigError(f"an output of {self.of!r} is per constituent; set per='constituent'")
+        if self.splits is not None and not by_row:
+            raise ConfigError("an output with splits of its own is not per constituent")
+
+    def _check_choice(self, choose: str) -> None:
+        """Refuse an unknown choice, or numbers that nothing tells apart."""
+        if choose not in CHOOSE:
+            raise ConfigError(f"no choose={choose!r}; {nearest(choose, CHOOSE)}")
+        if self.per == "row":
+            raise ConfigError("an output that chooses constituents has per='constituent'")
+        if self.dtype == STRING:
+            raise ConfigError("an output that chooses constituents has numbers, and no strings")
+        if self.shape is not None:
+            raise ConfigError("an output that chooses constituents has labels, and no shape")
+        if not isinstance(self.axes, int):
+            raise ConfigError("an output that chooses constituents has a number of axes")
+        if choose == "slot" and (self.dtype.kind not in "iu" or self.axes > 1):
+            raise ConfigError(
+                "an output of slots has whole numbers, one for each label; set dtype='int64' and "
+                f"leave axes out, got {self.dtype} and axes={self.axes}"
+            )
+        if self.axes > 1 and self.labels is not None and len(self.labels) != self.axes:
+            raise ConfigError(
+                f"expected a label for each of {self.axes} axes, got {', '.join(self.labels)}"
+            )
+
+    def _grouped(self, members: Any) -> Any:
+        """Return the indices of a group's values, or a slice of them."""
+        if isinstance(members, slice):
+            return members
+        members = [members] if isinstance(members, (str, int)) else members
+        labels = self.labels or ()
+        for member in members:
+            if isinstance(member, str) and member not in labels:
+                raise ConfigError(f"an output has no label {member!r}; {nearest(member, labels)}")
+        return tuple(labels.index(m) if isinstance(m, str) else int(m) for m in members)
+
+    @property
+    def named_axes(self) -> tuple[NamedAxis, ...]:
+        """The axes between the rows and the values."""
+        if isinstance(self.axes, int):
+            return ((None, -1, 0),) * self.axes
+        return tuple(_axis(entry) for entry in self.axes if entry != "labels")
+
+    @property
+    def choices(self) -> int:
+        """How many elements the model chooses."""
+        return int(self.axes) if self.axes > 1 else math.prod(self.last)
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the declaration alone says what the scores are."""
+        undeclared = self.labels is None and self.shape is None and self.groups is None
+        return not (undeclared and self.choose is None)
+
+    @property
+    def inner(self) -> Inner:
+        """The number of labels of a row in the response, or its shape; None if nothing tells.
+
+        `...` stands for the axes of constituents, which are the input's.
+        """
+        if self.labels is not None and not (self.choose and self.axes != 1):
+            return len(self.labels)
+        if self.shape is None:
+            return None
+        return self.shape if self.per == "row" and self.splits is None else (..., *self.shape)
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The last axes of the response, one number if nothing tells."""
+        inner = 1 if self.inner is None else self.inner
+        return (inner,) if isinstance(inner, int) else tuple(n for n in inner if n is not ...)
+
+    def shaped(self, shape: Sequence[int]) -> Output:
+        """Return it with the shape that a server tells, where none is declared."""
+        undeclared = self.labels is None and self.shape is None
+        if not undeclared or self.groups or any(n < 0 for n in shape):
+            return self
+        shaped = replace(self)
+        declare(shaped, shape=() if tuple(shape) == (1,) else tuple(shape))
+        return shaped
+
+    def labels_last(self, tensor: Tensor) -> Tensor:
+        """Return a tensor whose labels are the last axis."""
+        if isinstance(self.axes, int) or "labels" not in self.axes:
+            return tensor
+        place = 1 + self.axes.index("labels")
+        return np.moveaxis(tensor, place, -1) if place < tensor.ndim else tensor
+
+    def content(self, tensor: Tensor) -> Content:
+        """Return one element for each of the first axis."""
+        # awkward has no bfloat16, and cannot reduce float16.
+        half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
+        values = tensor.astype(np.float32) if half else tensor
+        each = tensor.shape[1:]
+        if self.labels is None:
+            self.check_shape(each)
+            each = self.shape if self.shape is not None else () if each == (1,) else each
+        else:
+            self.check_width(math.prod(each), each)
+            each = (len(self.labels),)
+        values = self._finished(values.reshape(len(values), *each))
+        if self.groups is not None:
+            flat = values.reshape(len(values), -1)
+            sums = [flat[:, m if isinstance(m, slice) else list(m)].sum(1) for _, m in self.groups]
+            return content_of(np.stack(sums, axis=1), [name for name, _ in self.groups])
+        return content_of(values, self.labels, each)
+
+    def _finished(self, values: Tensor) -> Tensor:
+        """Return the scores that a model's numbers mean."""
+        if self.function is None and (self.scale, self.shift) == (1.0, 0.0):
+            return values
+        real = np.result_type(values.dtype, np.float32).type
+        with np.errstate(over="ignore"):
+            if self.function == "softmax" and values.ndim > 1:
+                values = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
+                values /= values.sum(axis=-1, keepdims=True)
+            elif self.function is not None:
+                values = 1 / (1 + np.exp(-values))
+        finished: Tensor = (values * real(self.scale) + real(self.shift)).astype(real)
+        return finished
+
+    def check_width(self, width: int, shape: tuple[int, ...]) -> None:
+        """Refuse a response that has not as many values as there are labels."""
+        if self.labels is not None and width != len(self.labels):
+            raise ResponseError(
+                f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
+                f"got shape {list(shape)}"
+            )
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse numbers of another shape than the declared one, if there is one."""
+        if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
+            raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
+
+    def check_each(self, shape: tuple[int, ...]) -> None:
+        """Refuse a response whose numbers for each element differ from the declaration."""
+        self.check_width(math.prod(shape), shape)
+        self.check_shape(shape)
+
+    def blank(self, rows: int) -> Tensor:
+        """Return the tensor of rows without responses."""
+        last = () if self.inner is None else self.last
+        if self.groups is not None and self.labels is None:
+            ends = [m.stop or 0 if isinstance(m, slice) else 1 + max(m) for _, m in self.groups]
+            last = (max(ends),)
+        return np.zeros((rows, *last), self.dtype)
+
+
+def _axis(entry: Any) -> NamedAxis:
+    """Return what an axis has: elements of an input, and other places."""
+    if isinstance(entry, int) and not isinstance(entry, bool) and entry > 0:
+        return None, entry, 0
+    if isinstance(entry, str) and entry:
+        first, *others = entry.split("+")
+        if len(others) == 1 and first.isdigit():
+            return others[0], int(first), 0
+        if len(others) == 1 and others[0].isdigit():
+            return first, 0, int(others[0])
+        if not others:
+            return entry, 0, 0
+    raise ConfigError(
+        f"an output's axis has an input's elements, such as 'pf' or '1+pf', or a fixed length, got "
+        f"{entry!r}"
+    )

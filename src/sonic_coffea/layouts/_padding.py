@@ -1,0 +1,231 @@
+"""From elements to padded places by one loop, and back by one index map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from awkward.contents import (
+    ByteMaskedArray,
+    Content,
+    ListOffsetArray,
+    NumpyArray,
+    RecordArray,
+    RegularArray,
+    UnmaskedArray,
+)
+from awkward.index import Index8, Index64
+
+from sonic_coffea.layouts._elements import Columns
+from sonic_coffea.layouts._structure import (
+    STRING,
+    Int64,
+    RowSelection,
+    Tensor,
+    offsets_of,
+    ranges,
+)
+
+
+def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any) -> None:
+    """Copy each row's elements of ``values[F, n]`` to ``out[N, F, L]``, and fill what is behind."""
+    rows, channels, length = out.shape
+    for i in range(rows):
+        start, count = starts[i], min(counts[i], length)
+        for f in range(channels):
+            for k in range(count):
+                out[i, f, k] = values[f, start + k]
+            for k in range(count, length):
+                out[i, f, k] = fills[f]
+            if wrap and count > 0:
+                for k in range(count, length):
+                    out[i, f, k] = values[f, start + k % count]
+
+
+@cache
+def _compiled(*, cached: bool) -> Callable[..., Any]:
+    import numba
+
+    compiled: Callable[..., Any] = numba.njit(cache=cached, nogil=True)(_pad)
+    return compiled
+
+
+def pad(
+    out: Tensor,
+    values: Tensor,
+    starts: Int64,
+    counts: Int64,
+    fills: Sequence[Any] | Tensor,
+    *,
+    wrap: bool = False,
+) -> None:
+    """Fill ``out[N, F, L]`` with the elements of rows, and `fills` or the same elements behind."""
+    if out.dtype == STRING:
+        _pad(out, values, starts, counts, fills, wrap)
+        return
+    # Bytes are moved, so that one loop serves all types of a size.
+    bits = np.dtype(f"u{out.itemsize}")
+    ends = np.asarray(fills).astype(out.dtype).view(bits)
+    arguments = out.view(bits), values.view(bits), starts, counts, ends, wrap
+    try:
+        _compiled(cached=True)(*arguments)
+    except Exception:  # noqa: BLE001  whatever is wrong with numba's folder costs time only
+        _compiled(cached=False)(*arguments)
+
+
+def load() -> None:
+    """Load the loop, which takes a moment at the first time in a process."""
+    some, one = np.zeros((1, 1, 1), np.float32), np.ones(1, np.int64)
+    pad(some, some[0], one - 1, one, some[0, 0])
+
+
+Axis = tuple[Columns | None, int, int]
+"""The elements that have places along an axis, and how many other places are before and after."""
+
+
+def places_of(axis: Axis, rows: RowSelection, number: int, length: int) -> Int64:
+    """Return ``[n, L]``: the index in its row's list of what each place has, -1 for padding."""
+    (columns, before, after), place = axis, np.arange(length)
+    if columns is None:
+        return np.broadcast_to(place, (number, length))
+    counts = columns.counts(rows)[:, np.newaxis]
+    inner = length - before - after
+    element = np.broadcast_to(place - before, (number, length))
+    present = (element >= 0) & (element < np.minimum(counts, inner))
+    order = columns.order(rows)
+    if order is not None and len(order):
+        starts = np.cumsum(counts)[:, np.newaxis] - counts
+        element = order[np.where(present, starts + element, 0)]
+    index = np.where(present, element + before, -1)
+    index[:, :before] = place[:before]
+    if after:
+        index[:, length - after :] = counts + before + np.arange(after)
+    return index
+
+
+class Scatter:
+    """Values of rows along some axes, put where they belong, in any order.
+
+    Parameters
+    ----------
+    axes : sequence of Axis
+        The axes of the tensor between the rows and each one's values.
+    rows : int
+        How many rows there are.
+    each : tuple of int
+        The shape of each one's values.
+    dtype : dtype
+        Their type.
+    """
+
+    def __init__(
+        self, axes: Sequence[Axis], rows: int, each: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._axes, self._rows, self.each, self.dtype = axes, rows, each, dtype
+        self._counts = [
+            np.full(rows, before + after)
+            + (0 if columns is None else columns.counts(slice(0, rows)))
+            for columns, before, after in axes
+        ]
+        self._offsets = offsets_of(np.prod(self._counts, axis=0))
+        self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
+        # Which values there are, once some have been truncated.
+        self._kept: Tensor | None = None
+
+    def place(self, rows: RowSelection, tensor: Tensor) -> None:
+        """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
+        begins = self._offsets[:-1][rows]
+        shape, axes = (len(begins), *(1,) * len(self._axes)), range(len(self._axes))
+        is_padded = tensor.ndim == 1 + len(axes) + len(self.each)
+        index, stride = begins.reshape(shape), np.ones(len(begins), np.int64)
+        valid: Any = True
+        for number in reversed(axes):
+            counts = self._counts[number][rows]
+            length = tensor.shape[1 + number] if is_padded else int(counts.max(initial=0))
+            places = places_of(self._axes[number], rows, len(begins), length)
+            if self._kept is None and np.any(counts > length):
+                self._kept = np.ones(len(self._values), np.bool_)
+            places = places.reshape([len(begins), *(length if n == number else 1 for n in axes)])
+            index = index + places * stride.reshape(shape)
+            valid = valid & (places >= 0)
+            stride = np.multiply(stride, counts, dtype=np.int64)
+        if self._kept is not None:
+            self._kept[ranges(begins, np.diff(self._offsets)[rows])] = False
+        sent = np.flatnonzero(np.broadcast_to(valid, index.shape))
+        found = index.reshape(-1).take(sent)
+        values = tensor.reshape(-1, self._values.shape[1])
+        if is_padded:
+            values = values.take(sent, axis=0)
+        if len(found) and np.all(np.diff(found) == 1):  # as they lie, mostly
+            self._values[found[0] : found[-1] + 1] = values
+        else:
+            self._values[found] = values
+        if self._kept is not None:
+            self._kept[found] = True
+
+    @property
+    def values(self) -> Tensor:
+        """All values ``[M, K]``, one row after the other; 0 where none came in, or are sent."""
+        return self._values
+
+    def lists(self, values: Content, *, optional: bool = False) -> Content:
+        """Return content of all values as lists of each row.
+
+        Values are of an option type if some have been truncated, or may be (`optional`).
+        """
+        if self._kept is not None:
+            values = ByteMaskedArray(Index8(self._kept.view(np.int8)), values, valid_when=True)
+        elif optional:
+            values = UnmaskedArray(values)
+        for place in reversed(range(len(self._axes))):
+            above = np.prod(self._counts[:place], axis=0, dtype=np.int64)
+            counts: Int64 = np.repeat(self._counts[place], above)
+            columns, before, after = self._axes[place]
+            if columns is None:
+                values = RegularArray(values, before + after, zeros_length=len(counts))
+            else:
+                values = ListOffsetArray(Index64(offsets_of(counts)), values)
+        return values
+
+
+def listed(columns: Columns, tensor: Tensor, names: Sequence[str]) -> Content:
+    """Return ``[N, L, F]`` or ``[sum n, F]`` of all rows as lists of records of `names`."""
+    rows = len(columns.rows)
+    scatter = Scatter([(columns, 0, 0)], rows, tensor.shape[-1:], tensor.dtype)
+    scatter.place(slice(0, rows), tensor)
+    return scatter.lists(content_of(scatter.values, names))
+
+
+def content_of(values: Tensor, names: Sequence[str] | None, each: tuple[int, ...] = ()) -> Content:
+    """Return ``[n, K]`` as records of `names`, as numbers, or as arrays of the shape `each`."""
+    if names is None:
+        flat = values.reshape(len(values), *each)
+        return strings_of(flat) if flat.dtype == STRING else NumpyArray(np.ascontiguousarray(flat))
+    fields = [content_of(column, None) for column in values.reshape(len(values), len(names)).T]
+    return RecordArray(fields, list(names), length=len(values))
+
+
+def strings_of(values: Tensor) -> Content:
+    """Return strings of any shape.
+
+    Raises
+    ------
+    UnicodeDecodeError
+        If they are no UTF-8.
+    """
+    flat = [value if isinstance(value, bytes) else b"" for value in values.reshape(-1).tolist()]
+    for string in flat:
+        string.decode()
+    offsets = offsets_of(np.asarray([len(string) for string in flat], np.int64))
+    characters = np.frombuffer(b"".join(flat), np.uint8)
+    content: Content = ListOffsetArray(
+        Index64(offsets),
+        NumpyArray(characters, parameters={"__array__": "char"}),
+        parameters={"__array__": "string"},
+    )
+    for size in reversed(values.shape[1:]):
+        content = RegularArray(content, size, zeros_length=math.prod(values.shape[:-1]))
+    return content
