@@ -17,6 +17,7 @@ from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.pool import forget
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from distributed import Client
@@ -61,6 +62,13 @@ def lazy(file: Path) -> Any:
     array = dak.from_parquet(str(file), split_row_groups=True)
     assert array.npartitions > 3
     return array
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
+    """A server with a port, as an address of coffea's form has no sockets."""
+    with sonic.LocalServer(repository, port=0, stop_timeout_s=0.0) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
