@@ -406,7 +406,7 @@ def test_options_that_cannot_be(tmp_path, classifier, options, message):
 
 def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "sonic-coffea\[onnx\]"'):
         build_repository(tmp_path / "r", {"m": classifier})
 
 

@@ -18,7 +18,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import platformdirs
@@ -118,14 +118,6 @@ def local_servers() -> list[ServerRecord]:
                 if _is_locked(folder):
                     found.append(ServerRecord(**json.loads(text)))
     return found
-
-
-@contextlib.contextmanager
-def alone_on_machine(name: str) -> Iterator[None]:
-    """Hold a lock against other processes of this user on this machine."""
-    with (socket_folder() / f".{name}").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def socket_folder() -> Path:

@@ -99,9 +99,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If a file, a name or an option cannot be used, or the repository cannot be written.
-    ImportError
-        If the onnx package is needed and not there.
+        If a file, a name or an option cannot be used, the repository cannot be written, or the onnx
+        package is needed and not there.
     """
     root = Path(path)
     try:
