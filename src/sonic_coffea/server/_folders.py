@@ -47,9 +47,8 @@ class ServerRecord:
         Where it listens.
     pid : int
         The server's process.
-    supervisor_pid : int or None
-        The process that ends the server when its owner is gone; None of a server that is a part of
-        its owner.
+    supervisor_pid : int
+        The process that ends the server when its owner is gone.
     repository, log : str
         Paths of the model repository and of the server's log.
     started : float
@@ -58,9 +57,9 @@ class ServerRecord:
 
     url: str
     pid: int
-    supervisor_pid: int | None = None
+    supervisor_pid: int
     repository: str
-    log: str = ""
+    log: str
     started: float = dataclasses.field(default_factory=time.time)
 
 
