@@ -17,8 +17,6 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.testing._servicer import EXTENSIONS, Fault, Received, Servicer
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from sonic_coffea.testing._model import FakeModel
 
 # A server that was killed a moment ago may still have its port.
@@ -130,7 +128,7 @@ class FakeServer:
         self._unloaded: set[str] = set()
         self._refused: dict[str, Fault] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> FakeServer:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +141,7 @@ class FakeServer:
             raise ConfigError("the server has not been started")
         return f"grpc://127.0.0.1:{self._port}"
 
-    def start(self) -> Self:
+    def start(self) -> FakeServer:
         """Listen; at the same port as before, if it was stopped.
 
         Raises

@@ -33,8 +33,6 @@ from sonic_coffea.server.repository import no_models
 from sonic_coffea.transport import Address, ServerMetadata
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from sonic_coffea.server._install import Progress, ServerInstall
 
 logger = logging.getLogger(__name__)
@@ -520,7 +518,7 @@ class LocalServer:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
         return self._state == "stopped" and self._run is not None and self._run.on_request
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LocalServer:
         self.start()
         return self
 
