@@ -62,9 +62,12 @@ $(TOOLS)/bin/nox: | $(UV)
 $(BIN)/python: | $(UV)
 	$(UV) venv --quiet --python $(PYTHON) $(@D:/bin=)
 
-# One stamp for each set of extras, made anew when the requirements change.
+# One stamp for each set of requirements, made anew when they change: those of users of the demo, or
+# a group of developers'.
+$(VENV)/.demo-installed: WHAT := --editable ".[demo]"
+$(VENV)/.%-installed: WHAT = --editable . --group $*
 $(VENV)/.%-installed: pyproject.toml | $(BIN)/python
-	$(UV) pip install --quiet --python $(BIN)/python --editable ".[$*]"
+	$(UV) pip install --quiet --python $(BIN)/python $(WHAT)
 	@touch $@
 
 demo: $(VENV)/.demo-installed
@@ -132,7 +135,7 @@ bench-page: $(VENV)/.dev-installed
 sample: $(VENV)/.simulation-installed
 	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data
 
-tagger: $(VENV)/.simulation,training-installed
+tagger: $(VENV)/.simulation-installed $(VENV)/.training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:

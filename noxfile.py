@@ -63,6 +63,9 @@ LAZY = [
 # A package that has no wheel for a Python is not there for it.
 WHEELS = ["--only-binary", ":all:", "--no-binary", "sonic-coffea"]
 
+# With what its tests need.
+PACKAGE = ["--editable", ".", "--group", "test"]
+
 WITHOUT_SERVERS = ["-m", "not server and not benchmark"]
 # Old versions warn of each other.
 OLD = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
@@ -101,14 +104,14 @@ def lowest(session: nox.Session) -> None:
         "--constraint", str(tested), "--output-file", str(pins), "pyproject.toml",
         silent=True,
     )  # fmt: skip
-    session.install(*WHEELS, "--constraint", str(pins), "--editable", ".[test]")
+    session.install(*WHEELS, "--constraint", str(pins), *PACKAGE)
     _test(session, *WITHOUT_SERVERS, *OLD, tests=TESTS)
 
 
 @nox.session(python=PYTHONS)
 def highest(session: nox.Session) -> None:
     """Test with the highest version of everything."""
-    session.install(*WHEELS, "--upgrade", "--resolution", "highest", "--editable", ".[test]")
+    session.install(*WHEELS, "--upgrade", "--resolution", "highest", *PACKAGE)
     _test(session, *WITHOUT_SERVERS, tests=TESTS)
 
 
@@ -123,7 +126,7 @@ def image(session: nox.Session) -> None:
     session.install(*WHEELS, "--editable", ".[lazy]")
     if changed := before - _installed(session):
         session.error(f"the image had other versions before: {', '.join(sorted(changed))}")
-    session.install(*WHEELS, "--editable", ".[lazy,test]")
+    session.install(*WHEELS, "--editable", ".[lazy]", "--group", "test")
     if not session.posargs:
         _test(session, *WITHOUT_SERVERS, *OLD, tests=IMAGE_TESTS)
     session.run("sonic-coffea", "server", "install")
@@ -134,7 +137,7 @@ def image(session: nox.Session) -> None:
 def frameworks(session: nox.Session) -> None:
     """Test beside the coffea and awkward of public frameworks."""
     python = str(session.python)
-    session.install(*WHEELS, *FRAMEWORKS[python], "--editable", ".[test]")
+    session.install(*WHEELS, *FRAMEWORKS[python], *PACKAGE)
     _test(session, *WITHOUT_SERVERS, *OLD, tests=["tests/processor/test_older_coffea.py"])
 
 

@@ -59,8 +59,8 @@ autosummary_context = {
         **dict.fromkeys(("Row", "Mask", "Bucketed", "Flat", "Dense", "Pairwise"), "pack"),
         **dict.fromkeys(("Padded", "Tokens"), "pack, unpack"),
         "Checks": "ok, rows, to_dict",
-        "FakeServer": "inject, fail, answer_wrongly, refuse, accept, hold, release, unload, load",
-        "KServeServer": "start, stop, url",
+        "FakeServer": "start, stop, url, inject, fail, answer_wrongly, refuse, accept, hold, "
+        "release, unload, load",
         "Layout": "columns, bind, row_shape, write, pack, unpack",
         "Model": "from_weaver, from_yaml, config_hash, check, pack, submit",
         "Pending": "done, cancel, result, statistics, provenance",

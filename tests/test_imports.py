@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
+
 import sonic_coffea
+from sonic_coffea import provenance
+from sonic_coffea.errors import ConfigError
 
 ROOT = Path(sonic_coffea.__file__).parent
 # These run in a server, or in its environment, whose packages `server/_install.py` pins.
@@ -32,7 +37,10 @@ EXTRAS = {
     "matplotlib": "demo",
     "mplhep": "demo",
     "onnx": "onnx",
+    "pyarrow": "score",
     "sklearn": "demo",
+    "uproot": "score",
+    "uv": "server",
 }
 
 
@@ -77,3 +85,32 @@ def test_what_is_imported_is_declared() -> None:
 
 def test_what_is_declared_is_imported() -> None:
     assert declared()[""] - set(packages().values()) == set()
+
+
+WORKER = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # as if none were installed
+import awkward as ak
+import sonic_coffea as sonic
+from sonic_coffea.testing import FakeModel, FakeServer
+model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url):
+    print(len(model(ak.Array({"pt": [1.0, 2.0]}))))
+"""
+
+
+def test_scoring_needs_nothing_of_an_extra() -> None:
+    command = [sys.executable, "-c", WORKER, *EXTRAS, "typer"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+@pytest.mark.parametrize(("package", "path"), [("pyarrow", "x.parquet"), ("uproot", "x.root")])
+def test_the_error_names_the_extra(
+    package: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf'{package}.*: pip install "sonic-coffea\[score\]"'):
+        provenance.read(path)

@@ -62,6 +62,18 @@ def test_public_names() -> None:
         _ = sonic_coffea.Paddd
 
 
+def test_public_modules_are_attributes() -> None:
+    code = "import sonic_coffea as sonic; print(sonic.server.ensure.__name__, sonic.transport)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.startswith("ensure <module 'sonic_coffea.transport'")
+    for name in dir(sonic_coffea):
+        assert getattr(sonic_coffea, name) is not None
+    with pytest.raises(AttributeError, match="did you mean 'server'"):
+        _ = sonic_coffea.serve
+
+
 def test_clients_need_no_unix() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_UNIX],

@@ -10,7 +10,7 @@ from common import NETWORKS, compare, main
 from sample import auc, jets
 
 import sonic_coffea as sonic
-from sonic_coffea.server.in_process import KServeModel, KServeServer
+from sonic_coffea.testing import FakeModel, FakeServer
 
 FIELDS = ["pt", "eta", "mass", "msoftdrop"]
 POINT = 10
@@ -40,14 +40,14 @@ def run():
     """Score the sample's jets."""
     model = sonic.Model("fixed", {"features": sonic.Row(FIELDS)}, {"scores": ["qcd", "top"]})
     test_jets = jets(2)
-    fpga = KServeModel(
+    fpga = FakeModel(
         inputs={"features": ("float32", (4,))},
         outputs={"scores": ("float32", (2,))},
         function=evaluate,
         max_rows=100_000,  # which it cannot say: that is one of Triton's extensions
     )
     with (
-        KServeServer({"fixed": fpga}, name="fpga", extensions=()) as server,
+        FakeServer({"fixed": fpga}, extensions=()) as server,
         sonic.connect(server.url),
     ):
         scores = compare(model, test_jets, evaluate)

@@ -1,6 +1,6 @@
 """Train the gallery's networks again, on the package's sample and on simulated data: minutes.
 
-python train.py [name ...]        # needs sonic-coffea[training], and xgboost for kfold
+python train.py [name ...]        # needs the group training, and xgboost for kfold
 """
 
 import json

@@ -21,16 +21,21 @@ _MODULES = {
     for alias in statement.names
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605  type checkers read the stub
+# Public modules, which `from sonic_coffea import *` leaves out: it would load all, and hide dask.
+_SUBMODULES = {name for name, module in _MODULES.items() if module == __name__} - {"errors"}
+
+__all__ = sorted(_MODULES.keys() - _SUBMODULES)  # noqa: PLE0605  type checkers read the stub
 
 
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
-        known = errors.nearest(name, __all__)
+        known = errors.nearest(name, _MODULES)
         raise AttributeError(f"module 'sonic_coffea' has no attribute {name!r}; {known}")
     value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_MODULES)

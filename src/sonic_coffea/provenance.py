@@ -15,6 +15,7 @@ from typing import Any
 
 import awkward as ak
 
+from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError
 
 __all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
@@ -99,7 +100,8 @@ def to_parquet(
     *scores : ak.Array or mapping
         Scores in the array, as in `of_scores`.
     """
-    import pyarrow.parquet as pq
+    with needed("score", "writing Parquet files"):
+        import pyarrow.parquet as pq
 
     table = ak.to_arrow_table(array, extensionarray=False)
     record = json.dumps(of_scores(*scores)).encode()
@@ -131,12 +133,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         If the file holds no provenance.
     """
     if Path(path).suffix == ".root":
-        import uproot
+        with needed("score", "reading ROOT files"):
+            import uproot
 
         with uproot.open(path) as file:
             text = file.get(KEY)
     else:
-        import pyarrow.parquet as pq
+        with needed("score", "reading Parquet files"):
+            import pyarrow.parquet as pq
 
         text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
     if text is None:

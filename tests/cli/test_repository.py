@@ -33,7 +33,7 @@ def test_build_add_show(tmp_path):
     assert done.returncode == 1
     assert "already has top" in done.stderr
     assert done.stdout == ""
-    assert run("repository", "build", tmp_path / "r", f"top={TAGGER}", "--add-version").stdout
+    assert run("repository", "build", tmp_path / "r", f"top={TAGGER}", "--version", "next").stdout
     done = run("repository", "show", tmp_path / "r", "--json")
     assert done.returncode == 0
     assert [entry["version"] for entry in json.loads(done.stdout)] == [1, 2]
@@ -75,7 +75,7 @@ def test_a_function_with_its_declaration(tmp_path):
         ("build", "r"),
         ("build", "r", "model.onnx"),
         ("build", "r", "a=x.onnx", "a=y.onnx"),
-        ("build", "r", "a=x.onnx", "--version", "0"),
+        ("build", "r", "a=x.onnx", "--max-batch-size", "-1"),
         ("show",),
     ],
 )

@@ -91,7 +91,7 @@ def gallery_server(
     """A server that loads the models of each example when they are asked for."""
     repository = tmp_path_factory.mktemp("gallery") / "repository"
     repository.mkdir()
-    options: dict[str, Any] = {"model_control": "explicit", "stop_timeout_s": 0.0}
+    options: dict[str, Any] = {"models": [], "stop_timeout_s": 0.0}
     with sonic.LocalServer(repository, threads=1, **options) as server:
         yield server
 

@@ -46,8 +46,8 @@ from tests.network.loops import LoopThread, close_listener
 from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeServer
+from sonic_coffea.testing._servicer import Servicer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

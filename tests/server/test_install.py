@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -112,8 +113,9 @@ def test_concurrent_callers_install_once(index):
 
 HOLDER = """
 import sys
-from filelock import FileLock
-with FileLock(sys.argv[1]):
+import fcntl
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
     print("holds it", flush=True)
     sys.stdin.read()
 """
@@ -237,6 +239,16 @@ def test_a_machine_that_runs_it():
 
 
 @pytest.mark.skipif(shutil.which("setarch") is None, reason="needs setarch of util-linux")
+def test_without_uv_the_error_names_the_extra(root, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uv" else find_spec(name)
+    )
+    with pytest.raises(ServerStartError, match=r'needs uv: pip install "sonic-coffea\[server\]"'):
+        install.ensure()
+    assert not root.exists()
+
+
 def test_nothing_is_installed_on_another_platform(root):
     code = "from sonic_coffea.server import ensure; ensure()"
     command = ["setarch", "i686", sys.executable, "-c", code]

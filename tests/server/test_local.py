@@ -370,5 +370,5 @@ def test_repository_agents_that_do_not_agree(tmp_path, classifier, installation,
 def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, installation):
     save_published(tmp_path / "r", classifier)
     with pytest.raises(ConfigError, match="checked when the server starts"):
-        LocalServer(tmp_path / "r", model_control="poll", installation=installation).start()
+        LocalServer(tmp_path / "r", poll=True, installation=installation).start()
     assert not list(Path(tempfile.gettempdir()).glob(f"sonic-coffea-repository-{os.getpid()}-*"))

@@ -174,11 +174,11 @@ def contents(path):
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("options", [{"overwrite": True}, {"add_version": True}], ids=str)
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"version": "next"}], ids=str)
 def test_after_an_error_a_repository_is_as_it_was(tmp_path, options):
     """The second model cannot be moved to its place, where a broken link is."""
     old, new = identity(tmp_path / "o.onnx", ["N", 2]), identity(tmp_path / "n.onnx", ["N", "M"])
-    new = old if "add_version" in options else new
+    new = old if "version" in options else new
     path = build_repository(tmp_path / "r", {"a": old})
     before = contents(path)
     (path / "b").symlink_to(tmp_path / "gone")
@@ -291,7 +291,7 @@ def test_a_model_that_is_there_as_it_would_be_written_stays(tmp_path, classifier
         ConfigError, match="already has more, of other files or options; the option"
     ):
         build_repository(path, {"more": classifier}, metadata={"epochs": 3})
-    build_repository(path, {"one": classifier}, add_version=True)
+    build_repository(path, {"one": classifier}, version="next")
     with pytest.raises(ConfigError, match="already has one, of other files or options; the option"):
         build_repository(path, {"one": classifier}, **options)
 
@@ -406,7 +406,7 @@ def test_options_that_cannot_be(tmp_path, classifier, options, message):
 
 def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "sonic-coffea\[onnx\]"'):
         build_repository(tmp_path / "r", {"m": classifier})
 
 

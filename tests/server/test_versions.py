@@ -59,7 +59,7 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     jets = ak.Array([[{"a": 1.0, "b": 2.0}] * 3, [], [{"a": 3.0, "b": 4.0}]] * 50)
     sent = ak.flatten(jets).a.to_numpy()
-    server = serve(repository, model_control="poll")
+    server = serve(repository, poll=True)
     seen = set()
 
     def factors():
@@ -77,7 +77,7 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
 
     with server, sonic.connect(server, retry_timeout_s=1e-3):
         assert factors() == {1.0}
-        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
+        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, version="next")
         try:
             until(lambda: factors() == {1.0, 2.0}, what="the second version")
         except ServerLostError:
@@ -102,7 +102,7 @@ def test_added_by_an_explicit_load(tmp_path, serve):
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     x = np.ones((1, 2), "f4")
     with serve(repository, models=["m"], restart=True) as server:
-        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
+        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, version="next")
         assert infer(server, "m", x=x)["y"].max() == 1
         with InferenceServerClient(server.url) as client:
             insist(lambda: client.load_model("m"))
@@ -117,7 +117,7 @@ def test_a_version_leaves_the_others_as_they_are(tmp_path):
     )
     path = build_repository(tmp_path / "r", {"m": one, "n": one}, labels={"m": ["p", "q"]})
     before = files(path / "m" / "1")
-    build_repository(path, {"m": two}, add_version=True)
+    build_repository(path, {"m": two}, version="next")
     build_repository(path, {"m": two}, version=7)
     assert files(path / "m" / "1") == before
     assert sorted(p.name for p in (path / "m").iterdir() if p.is_dir()) == ["1", "2", "7"]
@@ -130,13 +130,13 @@ def test_a_version_leaves_the_others_as_they_are(tmp_path):
     with pytest.raises(ConfigError, match=r"already has version 7; the option overwrite replaces"):
         build_repository(path, {"m": one}, version=7)
     with pytest.raises(ConfigError, match=r"'x' is .*\[5\].*, there it is .*\[2\]"):
-        build_repository(path, {"m": wide}, add_version=True)
+        build_repository(path, {"m": wide}, version="next")
     with pytest.raises(ConfigError, match="labels are those of all versions"):
-        build_repository(path, {"m": two}, add_version=True, labels={"m": ["p", "q"]})
+        build_repository(path, {"m": two}, version="next", labels={"m": ["p", "q"]})
     with pytest.raises(ConfigError, match="there it is onnxruntime"):
-        build_repository(path, {"m": two}, add_version=True, platform="python")
-    with pytest.raises(ConfigError, match="exclude each other"):
-        build_repository(path, {"m": two}, add_version=True, version=3)
+        build_repository(path, {"m": two}, version="next", platform="python")
+    with pytest.raises(ConfigError, match="unless 'next', to be an integer >= 1, got 'latest'"):
+        build_repository(path, {"m": two}, version="latest")
     assert files(path / "m" / "1") == before
 
     build_repository(path, {"m": one}, version=7, versions=[1, 7], overwrite=True)
@@ -156,14 +156,14 @@ def test_a_model_that_is_there_without_a_configuration(tmp_path, text, message):
         (tmp_path / "r" / "m" / "config.pbtxt").write_text(text)
     file = times(tmp_path / "a.onnx", 1)
     with pytest.raises(ConfigError, match=message):
-        build_repository(tmp_path / "r", {"m": file}, add_version=True)
+        build_repository(tmp_path / "r", {"m": file}, version="next")
     build_repository(tmp_path / "r", {"n": file})
 
 
 def test_the_first_version_need_not_be_one(tmp_path):
     file = times(tmp_path / "a.onnx", 1)
     path = build_repository(tmp_path / "r", {"m": file}, version=3, versions="latest")
-    build_repository(path, {"n": file}, add_version=True)
+    build_repository(path, {"n": file}, version="next")
     assert [(e.model, e.version) for e in read_repository(path)] == [("m", 3), ("n", 1)]
     config = read_model_config((path / "m" / "config.pbtxt").read_text())
     assert config["version_policy"] == {"latest": {"num_versions": 1}}
@@ -268,7 +268,7 @@ def test_a_call_is_never_scored_by_two_files_of_one_version(tmp_path, serve):
         until(lambda: pending.statistics.scored > 0)
         build(10)
         with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-            insist(lambda: client.load_model("tagger", headers=server.headers))
+            insist(lambda: client.load_model("tagger"))
         with pytest.raises(ContractError, match=f"digest {before} before"):
             pending.result()
         after = model(jets[:, :3], pool=pool)

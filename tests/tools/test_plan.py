@@ -17,7 +17,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
 from sonic_coffea.reporting.plots import check_name
-from sonic_coffea.server.in_process import KServeModel, KServeServer
+from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Curve, measure, plan
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ def accelerator(inputs: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[KServeServer]:
-    model = KServeModel(
+def server() -> Iterator[FakeServer]:
+    model = FakeModel(
         inputs={"x": ("float32", (10,))},
         outputs={"y": ("float32", (1,))},
         function=accelerator,
         max_rows=ROWS,
     )
-    with KServeServer({"m": model}, threads=1) as running:
+    with FakeServer({"m": model}, threads=1) as running:
         yield running
 
 
-def test_a_model_is_measured(server: KServeServer, tmp_path: Path) -> None:
+def test_a_model_is_measured(server: FakeServer, tmp_path: Path) -> None:
     curve = measure(Settings.make(server.url), "m", seconds=0.2)
     assert curve.rows == (1, 2, 4, 8, 16, 32, 64)
     assert curve.row_bytes == 44
@@ -70,13 +70,13 @@ def test_axes_of_any_length_have_the_length_that_is_named() -> None:
         lengths.add(inputs["x"].shape[2])
         return {"y": inputs["x"].sum(axis=2)}
 
-    model = KServeModel(
+    model = FakeModel(
         inputs={"x": ("float32", (2, -1))},
         outputs={"y": ("float32", (2,))},
         function=note,
         max_rows=8,
     )
-    with KServeServer({"m": model}) as running:
+    with FakeServer({"m": model}) as running:
         curve = measure(Settings.make(running.url), "m", length=40, seconds=0.01)
     assert lengths == {40}
     assert (curve.length, curve.row_bytes) == (40, 4 * 2 * 40 + 4 * 2)
@@ -91,13 +91,13 @@ def test_slow_models_are_saturated_too() -> None:
             time.sleep(request_s)
         return {"y": inputs["x"]}
 
-    model = KServeModel(
+    model = FakeModel(
         inputs={"x": ("float32", (1,))},
         outputs={"y": ("float32", (1,))},
         function=slow,
         max_rows=ROWS,
     )
-    with KServeServer({"m": model}, threads=served) as running:
+    with FakeServer({"m": model}, threads=served) as running:
         curve = measure(Settings.make(running.url), "m", seconds=0.01)
     # Four requests, whatever is in flight, would be what is measured for the shortest time.
     assert curve.in_flight > 4
@@ -156,7 +156,7 @@ def test_files_that_are_no_curve(tmp_path: Path, text: str) -> None:
         Curve.load(tmp_path / "c.json")
 
 
-def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
+def test_the_commands(server: FakeServer, tmp_path: Path) -> None:
     file = str(tmp_path / "curve.json")
     output = run("bench", server.url, "m", "--seconds", "0.01", "--output", file).stdout
     assert "saturated with" in output
@@ -169,7 +169,7 @@ def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
     assert "<!-- rows of a request -->" in drawn.read_text()
 
 
-def test_the_commands_make_the_folders_of_their_files(server: KServeServer, tmp_path: Path) -> None:
+def test_the_commands_make_the_folders_of_their_files(server: FakeServer, tmp_path: Path) -> None:
     curve, drawn = (tmp_path / name / "x" / name for name in ("c.json", "bench.svg"))
     measured = ["--seconds", "0.01", "--output", str(curve), "--plot", str(drawn)]
     command(["bench", server.url, "m", *measured], code=0)

@@ -115,21 +115,16 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
         if which not in urls:
             raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls)}")
         records = [records[urls.index(which)]]
-        if records[0].supervisor_pid is None:
-            raise ServerError(f"{which} is a part of process {records[0].pid}, and ends with it")
-    chosen = []
     for record in records:
         # The supervisor ends its server, and removes the server's files.
-        if record.supervisor_pid is not None:
-            chosen.append(record)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(record.supervisor_pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.supervisor_pid, signal.SIGTERM)
     until = time.monotonic() + _ENDS_WITHIN_S
-    while alive := [r.url for r in chosen if _is_alive(r)]:
+    while alive := [r.url for r in records if _is_alive(r)]:
         if time.monotonic() > until:
             raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
         time.sleep(0.05)
-    return [record.url for record in chosen]
+    return [record.url for record in records]
 
 
 def _is_alive(record: ServerRecord) -> bool:

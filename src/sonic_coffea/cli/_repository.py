@@ -39,11 +39,9 @@ def build(
     ],
     *,
     version: Annotated[
-        int | None, option("N", "Write this version, and keep all others.", min=1)
+        str | None,
+        option("N|next", "Write this version, or the one after the latest; keep all others."),
     ] = None,
-    add_version: Annotated[
-        bool, flag("--add-version", "Write the version after the latest.")
-    ] = False,
     max_batch_size: Annotated[
         int, option("N", "Greatest number of rows in a batch; 0: no batching.", min=0)
     ] = 1024,
@@ -78,8 +76,7 @@ def build(
     build_repository(
         path,
         _served(sources, declare),
-        version=version,
-        add_version=add_version,
+        version=int(version) if version and version.isdigit() else version,  # type: ignore[arg-type]
         max_batch_size=max_batch_size,
         platform=platform,  # type: ignore[arg-type]
         labels={name: text.split(",") for name, text in pairs(labels, "NAME=A,B").items()},

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import sonic_coffea as sonic
 from sonic_coffea import provenance
+from sonic_coffea._extras import needed
 from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
 from sonic_coffea.processor import run_files
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # What the extra `demo` adds to the package's own requirements.
-_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot")
+_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,8 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[P
 
 def branches_of(path: Path) -> set[str]:
     """Return the branches of a file's events, refusing a file that cannot be read whole."""
-    import uproot
+    with needed("score", "reading ROOT files"):
+        import uproot
 
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []

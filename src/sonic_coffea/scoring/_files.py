@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import provenance
+from sonic_coffea._extras import needed
 from sonic_coffea.demo.workflow import branches_of
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.model import Choice, Model
@@ -117,8 +118,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     ConfigError
-        If no server is named, a file cannot be read or written, a column is no plain number in a
-        ROOT file, or the server has had another version of the model since a run was interrupted.
+        If no server is named, a package is missing, a file cannot be read or written, a column is
+        no plain number in a ROOT file, or the server has had another version of the model since a
+        run was interrupted.
     FieldError
         If a collection or a field is not there.
     InputError
@@ -126,6 +128,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     SonicError
         If rows could not be scored; the next run resumes with the chunks that were scored.
     """
+    with needed("score", "writing files of scores"):
+        import pyarrow.parquet  # noqa: F401
+        import uproot  # noqa: F401
     target = check_output(output)
     if not isinstance(model, (Model, Choice)):
         raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")

@@ -18,7 +18,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import platformdirs
@@ -47,9 +47,8 @@ class ServerRecord:
         Where it listens.
     pid : int
         The server's process.
-    supervisor_pid : int or None
-        The process that ends the server when its owner is gone; None of a server that is a part of
-        its owner.
+    supervisor_pid : int
+        The process that ends the server when its owner is gone.
     repository, log : str
         Paths of the model repository and of the server's log.
     started : float
@@ -58,9 +57,9 @@ class ServerRecord:
 
     url: str
     pid: int
-    supervisor_pid: int | None = None
+    supervisor_pid: int
     repository: str
-    log: str = ""
+    log: str
     started: float = dataclasses.field(default_factory=time.time)
 
 
@@ -118,14 +117,6 @@ def local_servers() -> list[ServerRecord]:
                 if _is_locked(folder):
                     found.append(ServerRecord(**json.loads(text)))
     return found
-
-
-@contextlib.contextmanager
-def alone_on_machine(name: str) -> Iterator[None]:
-    """Hold a lock against other processes of this user on this machine."""
-    with (socket_folder() / f".{name}").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def socket_folder() -> Path:

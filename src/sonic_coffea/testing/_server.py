@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.server.in_process import EXTENSIONS, Fault, KServeModel, KServeServer, Received
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from sonic_coffea.errors import ConfigError, ServerStartError, nearest
+from sonic_coffea.testing._servicer import EXTENSIONS, Fault, Received, Servicer
+
+if TYPE_CHECKING:
+    from sonic_coffea.testing._model import FakeModel
+
+# A server that was killed a moment ago may still have its port.
+_PORT_WITHIN_S = 2.0
 
 
 class Wrong:
@@ -44,7 +57,7 @@ class Wrong:
         del answer.raw_output_contents[:]
 
 
-class FakeServer(KServeServer):
+class FakeServer:
     """A server that speaks KServe v2 over gRPC, in this process, for tests.
 
     `start`, or a ``with`` block, makes it listen on a free loopback port. `stop` breaks its
@@ -54,8 +67,16 @@ class FakeServer(KServeServer):
     ----------
     models : mapping of str to FakeModel
         Names of models, each with its model.
-    headers, extensions, typed_contents
-        As in `sonic_coffea.server.in_process.KServeServer`.
+    headers : mapping, optional
+        Headers that every call must have; other calls are refused.
+    extensions : sequence of str
+        Triton's extensions that the server implements; a minimal server has none.
+    typed_contents : bool
+        Whether responses hold typed numbers instead of raw bytes, as some servers do.
+    threads : int
+        Greatest number of requests that run at the same time.
+    port : int
+        Port; by default, a free one.
 
     Attributes
     ----------
@@ -79,19 +100,25 @@ class FakeServer(KServeServer):
 
     def __init__(
         self,
-        models: Mapping[str, KServeModel],
+        models: Mapping[str, FakeModel],
         *,
         headers: Mapping[str, str] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         typed_contents: bool = False,
+        threads: int = 32,
+        port: int = 0,
     ) -> None:
-        super().__init__(
-            models,
-            name="fake",
-            headers=headers,
-            extensions=extensions,
-            typed_contents=typed_contents,
-        )
+        unknown = [name for name in extensions if name not in EXTENSIONS]
+        if unknown:
+            raise ConfigError(f"no extension {unknown[0]!r}; {nearest(unknown[0], EXTENSIONS)}")
+        self.models = dict(models)
+        self.headers = {key.lower(): value for key, value in (headers or {}).items()}
+        self.extensions = tuple(extensions)
+        self.typed_contents = typed_contents
+        self.statistics: Counter[tuple[str, str]] = Counter()
+        self._threads = threads
+        self._port = port
+        self._server: Any = None
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self._planned: list[Iterator[Fault | None]] = []
@@ -100,6 +127,50 @@ class FakeServer(KServeServer):
         self._open.set()
         self._unloaded: set[str] = set()
         self._refused: dict[str, Fault] = {}
+
+    def __enter__(self) -> FakeServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        if not self._port:
+            raise ConfigError("the server has not been started")
+        return f"grpc://127.0.0.1:{self._port}"
+
+    def start(self) -> FakeServer:
+        """Listen; at the same port as before, if it was stopped.
+
+        Raises
+        ------
+        sonic_coffea.errors.ServerStartError
+            If another program has the port.
+        """
+        if self._server is None:
+            options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+            server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
+            service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
+            self._listen(server)
+            server.start()
+            self._server = server
+        return self
+
+    def _listen(self, server: Any) -> None:
+        until = time.monotonic() + _PORT_WITHIN_S
+        while True:
+            try:
+                self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise ServerStartError(
+                        f"port {self._port} is in use; leave port out for a free one"
+                    ) from None
+                time.sleep(0.05)
+            else:
+                return
 
     def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
         """Inject a fault into the next inference requests.
@@ -180,7 +251,9 @@ class FakeServer(KServeServer):
 
     def stop(self) -> None:
         """Break all connections, and stop listening; requests that are held back end."""
-        super().stop()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop(grace=None).wait()
         self._open.set()
 
     def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
@@ -197,9 +270,10 @@ class FakeServer(KServeServer):
         self._open.wait()
         return fault
 
-    def serving(self, model: str, version: str) -> KServeModel | None:
+    def serving(self, model: str, version: str) -> FakeModel | None:
         """Return a model that is loaded, if it has the version."""
-        return None if model in self._unloaded else super().serving(model, version)
+        served = None if model in self._unloaded else self.models.get(model)
+        return served if served is not None and version in ("", *served.versions) else None
 
 
 def _status(code: Any, details: str) -> Fault:

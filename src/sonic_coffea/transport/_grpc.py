@@ -19,7 +19,6 @@ from sonic_coffea.transport._tensors import describe, tensors_of, wire_bytes, wi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -236,7 +235,7 @@ class Connection(ModelQueries):
         if region is not None and self._shared is not None:
             self._shared.release(region, reusable=reusable)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: object) -> None:

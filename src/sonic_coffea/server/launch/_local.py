@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import dask.config
 
@@ -33,8 +33,6 @@ from sonic_coffea.server.repository import no_models
 from sonic_coffea.transport import Address, ServerMetadata
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from sonic_coffea.server._install import Progress, ServerInstall
 
 logger = logging.getLogger(__name__)
@@ -91,10 +89,10 @@ class LocalServer:
     repository : path-like
         The model repository.
     models : sequence of str, optional
-        What is served: the models to load; by default all. Implies ``model_control="explicit"``.
-    model_control : {"none", "poll", "explicit"}
-        ``"none"``: all models are loaded at the start. ``"poll"``: models follow changes of the
-        repository, each second. ``"explicit"``: models are loaded and unloaded by request.
+        What is served: the models to load at the start, to which clients may load others, and
+        unload them; by default all.
+    poll : bool
+        Whether what is served follows changes of the repository, each second.
     port : int, optional
         Where it listens, for whoever cannot reach a Unix socket: a port of TCP, 0 for a free one.
         All who can connect to the port can use the server, and load and unload its models.
@@ -140,7 +138,7 @@ class LocalServer:
         repository: str | os.PathLike[str],
         *,
         models: Sequence[str] | None = None,
-        model_control: Literal["none", "poll", "explicit"] = "none",
+        poll: bool = False,
         port: int | None = None,
         host: str = _LOOPBACK,
         runtime: str | None = None,
@@ -157,8 +155,8 @@ class LocalServer:
     ) -> None:
         if isinstance(models, str):
             raise ConfigError(f"expected models as a sequence of names, got the string {models!r}")
-        if models is not None and model_control == "poll":
-            raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
+        if models is not None and poll:
+            raise ConfigError("models chooses what to load, and poll=True loads all")
         if port is None and host != _LOOPBACK:
             raise ConfigError(f"host={host!r} needs a port=, 0 for a free one")
         for name in (argument.partition("=")[0] for argument in extra_args):
@@ -166,7 +164,7 @@ class LocalServer:
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
         self.repository = Path(repository).absolute()
         self._models = tuple(models or ())
-        self._control = "explicit" if models is not None else model_control
+        self._control = "poll" if poll else "none" if models is None else "explicit"
         self._port, self._host = port, host
         configured = dask.config.get("sonic.local", {})
         image = image or configured.get("image")
@@ -181,7 +179,7 @@ class LocalServer:
             "--allow-metrics=false",
             f"--model-control-mode={self._control}",
             f"--exit-timeout-secs={max(1, int(stop_timeout_s) - 1)}",
-            *(["--repository-poll-secs=1"] if model_control == "poll" else ()),
+            *(["--repository-poll-secs=1"] if poll else ()),
             *extra_args,
         ]
         self._startup_timeout_s, self._stop_timeout_s = startup_timeout_s, stop_timeout_s
@@ -415,9 +413,7 @@ class LocalServer:
         return run
 
     def _failure(self, end: str) -> ServerStartError:
-        quoted = "\n".join(
-            f"  {line}" for text in error_lines(self.logs) for line in text.splitlines()
-        )
+        quoted = "\n".join(f"  {line}" for line in error_lines(self.logs))
         return ServerStartError(
             f"the local server for {self.repository} {end}. It said:\n"
             f"{quoted or '  (nothing)'}\nIts log: {self._log}",
@@ -522,7 +518,7 @@ class LocalServer:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
         return self._state == "stopped" and self._run is not None and self._run.on_request
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LocalServer:
         self.start()
         return self
 

@@ -12,15 +12,17 @@ from pathlib import Path
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._folders import log_folder
 
-# Triton's two formats: "E1123 22:01:11.5 ..." and "2026-11-23T22:01:11Z E ...".
-_ERROR = re.compile(r'^(?:E\d{4} \S+|\d{4}-\S+ E) \d+ \S+\] "?(.*?)"?$')
-_RECORD = re.compile(r"^([IWEF]\d{4} |\d{4}-\S+ [IWEF] |[|+]|\s*$)")
-_UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
+# Triton's two formats are "E1123 22:01:11.5 ..." and "2026-11-23T22:01:11Z E ...".
+_RECORD = re.compile(r"[IWEF]\d{4} |\d{4}-\S+ [IWEF] |[|+]|\s*$")
+_HEAD = re.compile(r'(?:E\d{4} \S+|\d{4}-\S+ E) \d+ \S+\] "?')
+# All but errors, and models that could not be loaded; what every server without a GPU logs.
+_QUIET = re.compile(
+    r'[IW]\d{4} |\d{4}-\S+ [IW] |\+|\|(?!.*UNAVAILABLE)|"?\s*$|.*CudaDriverHelper has not been init'
+)
 _USAGE = "Usage: tritonserver"
+_QUOTED_LINES = 20
 _LONGEST = 2000
 _LEAST_BYTES = 65536
-# Every server on a machine without a GPU logs it.
-_HARMLESS = ("CudaDriverHelper has not been initialized",)
 _KEPT_FOR_S = 30 * 86400.0
 
 
@@ -56,29 +58,14 @@ def _prune(folder: Path) -> None:
 
 
 def error_lines(log: str) -> list[str]:
-    """Return the errors in a log, in order and without repeats; if there are none, its end."""
+    """Return the last errors in a log, without repeats; if there are none, its end."""
     # After a wrong argument, Triton prints all options, some 500 lines. The reason is before or
     # after them.
-    before, usage, after = log.partition(_USAGE)
-    if usage:
-        log = before if before.strip() else "\n".join(filter(str.strip, after.splitlines()[-3:]))
-    errors: list[str] = []
-    open_error = False
-    for line in log.splitlines():
-        match = _ERROR.match(line)
-        if match and not match[1].startswith(_HARMLESS):
-            errors.append(match[1].replace("\\n", "\n"))
-            open_error = True
-        elif _RECORD.match(line):
-            open_error = False
-            unavailable = _UNAVAILABLE.search(line)
-            if unavailable:
-                errors.append(unavailable[1].strip())
-        elif open_error:
-            errors[-1] += f"\n{line}"
-    if not errors:
-        errors = [line for line in log.splitlines() if line.strip()][-5:]
-    return [text.strip()[:_LONGEST] for text in dict.fromkeys(errors)]
+    before, _, after = log.partition(_USAGE)
+    lines = (before if before.strip() else after).splitlines()
+    errors = [_HEAD.sub("", line) for line in lines if not _QUIET.match(line)]
+    texts = "\n".join(errors or lines).replace("\\n", "\n").splitlines()
+    return [text[:_LONGEST] for text in dict.fromkeys(texts)][-_QUOTED_LINES:]
 
 
 def last_words(log: str) -> str | None:

@@ -59,7 +59,7 @@ def without_agents(repository: Path, *, polled: bool) -> Path | None:
     if polled:
         raise ConfigError(
             "models that ask for repository agents are checked when the server starts, which "
-            "model_control='poll' cannot do; leave it out"
+            "poll=True cannot do; leave it out"
         )
     links = Path(tempfile.mkdtemp(prefix=f"sonic-coffea-repository-{os.getpid()}-"))
     for model in repository.iterdir():

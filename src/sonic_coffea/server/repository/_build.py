@@ -35,8 +35,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     threads: int | None = None,
     labels: Labels | None = None,
     platform: Platform | None = None,
-    version: int | None = None,
-    add_version: bool = False,
+    version: int | Literal["next"] | None = None,
     versions: Versions | None = None,
     warmup: bool = True,
     metadata: Mapping[str, Any] | None = None,
@@ -73,11 +72,9 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         The backend that runs the models; by default, onnxruntime for ONNX files, and the Python
         backend for all others. NVIDIA's container has the native backends, and `LocalServer` has
         replacements that give the same outputs.
-    version : int, optional
-        Number of the version, 1 by default. If the model exists, only this version is written, and
-        the options above do not change.
-    add_version : bool
-        Whether to write the version after the latest one, or the first.
+    version : int or "next", optional
+        Number of the version, 1 by default; ``"next"`` is the one after the latest. If the model
+        exists, only this version is written, and the options above do not change.
     versions : {"all", "latest"} or sequence of int, optional
         The versions that the server loads; by default all, or the earlier choice.
     warmup : bool
@@ -99,9 +96,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If a file, a name or an option cannot be used, or the repository cannot be written.
-    ImportError
-        If the onnx package is needed and not there.
+        If a file, a name or an option cannot be used, the repository cannot be written, or the onnx
+        package is needed and not there.
     """
     root = Path(path)
     try:
@@ -116,7 +112,6 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         labels=labels or {},
         platform=platform,
         version=version,
-        add_version=add_version,
         versions=versions,
         warmup=warmup,
         metadata=metadata,

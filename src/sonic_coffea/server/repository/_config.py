@@ -49,8 +49,7 @@ class Options:
     threads: int | None
     labels: Labels
     platform: str | None
-    version: int | None
-    add_version: bool
+    version: int | Literal["next"] | None
     versions: Versions | None
     warmup: bool
     metadata: Mapping[str, Any]
@@ -60,14 +59,8 @@ class Options:
     def __post_init__(self) -> None:
         for option, least in (("max_batch_size", 0), ("instances", 1), ("threads", 1)):
             _check_integer(option, getattr(self, option), least)
-        _check_integer("version", self.version, 1)
-        if self.add_version and self.version is not None:
-            raise ConfigError("version and add_version exclude each other: both say which number")
-
-    @property
-    def one_version(self) -> bool:
-        """Whether a model that exists already gets a version instead of being replaced."""
-        return self.add_version or self.version is not None
+        if self.version != "next":
+            _check_integer("version, unless 'next',", self.version, 1)
 
 
 def model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:

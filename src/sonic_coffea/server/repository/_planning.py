@@ -54,15 +54,17 @@ def plan_versions(root: Path, models: Mapping[str, Any], options: Options) -> li
     known = _configs(root)
     # Ensembles last: their steps are other models.
     for name, model in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
-        planned = _plan(root / name, model, known, options)
+        beside = options.version is not None and (root / name).exists()
+        plan = _plan_version if beside else _plan_new
+        planned = plan(root / name, model, known, options)
         known[name] = read_model_config(planned.texts[CONFIG_FILE])
         if options.overwrite or not _exists(root / name, planned):
             versions.append(planned)
     present = [planned.name for planned in versions if (root / planned.name).exists()]
-    if present and not options.overwrite and not options.one_version:
+    if present and not options.overwrite and options.version is None:
         raise ConfigError(
             f"the repository {root} already has {', '.join(present)}, of other files or "
-            "options; the option overwrite replaces it, the option add-version adds a version"
+            "options; the option overwrite replaces it, the version 'next' adds one"
         )
     return versions
 
@@ -81,28 +83,80 @@ def _exists(folder: Path, planned: PlannedVersion) -> bool:
         return False
 
 
-def _plan(
+def _plan_new(
     folder: Path, model: Served | Ensemble, known: Mapping[str, Config], options: Options
 ) -> PlannedVersion:
-    name = folder.name
-    beside = options.one_version and folder.exists()
-    if isinstance(model, Ensemble):
-        others = {other: config for other, config in known.items() if other != name}
-        try:
-            config, source = _config.ensemble_config(name, model, others)
-        except ConfigError as error:
-            raise error.within(f"ensemble {name!r}") from None
-    else:
-        backend = known.get(name, {}).get("backend") if options.one_version else None
-        source = read_source(name, model, options.platform or backend)
-        config = _config.model_config(name, model, source, options)
-    latest = max(_manifest.version_numbers(folder), default=0) if options.add_version else 0
-    number = options.version or latest + 1
-    texts = _config.add_labels(config, source.outputs, options.labels.get(name))
-    if beside:
-        config = _joined(folder, number, config, options)
-    if options.versions is not None or not beside:
+    """Plan a model as a whole, which takes the place of one of the same name."""
+    config, source = _read(folder.name, model, known, options, options.platform)
+    labels = _config.add_labels(config, source.outputs, options.labels.get(folder.name))
+    config["version_policy"] = _config.version_policy(options.versions)
+    number = 1 if options.version in (None, "next") else int(options.version)
+    return _planned(folder, number, config, source, options, labels)
+
+
+def _plan_version(
+    folder: Path, model: Served | Ensemble, known: Mapping[str, Config], options: Options
+) -> PlannedVersion:
+    """Plan a version beside those that a model has, whose configuration it must fit."""
+    present = _manifest.version_numbers(folder)
+    number = max(present, default=0) + 1 if options.version == "next" else int(options.version or 1)
+    if number in present and not options.overwrite:
+        raise ConfigError(
+            f"{folder} already has version {number}; the option overwrite replaces it, the version "
+            "'next' is the one after the latest"
+        )
+    if folder.name in options.labels:
+        raise ConfigError(
+            f"labels are those of all versions of model {folder.name!r}, which is there already; "
+            "the option overwrite without a version writes it anew"
+        )
+    backend = known.get(folder.name, {}).get("backend")
+    new, source = _read(folder.name, model, known, options, options.platform or backend)
+    config = _config_file(folder)
+    ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(config)
+    differing = [
+        f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
+        for what in {**ours, **theirs}
+        if ours.get(what) != theirs.get(what)
+    ]
+    if differing:
+        raise ConfigError(
+            f"version {number} of model {folder.name!r} does not go with those in {folder}: "
+            f"{'; '.join(differing)}; serve it by another name"
+        )
+    if options.versions is not None:
         config["version_policy"] = _config.version_policy(options.versions)
+    return _planned(folder, number, config, source, options, {}, beside=True)
+
+
+def _read(
+    name: str,
+    model: Served | Ensemble,
+    known: Mapping[str, Config],
+    options: Options,
+    platform: str | None,
+) -> tuple[Config, ModelSource]:
+    """Return the configuration of a model or an ensemble, and what it is made of."""
+    if isinstance(model, Served):
+        source = read_source(name, model, platform)
+        return _config.model_config(name, model, source, options), source
+    others = {other: config for other, config in known.items() if other != name}
+    try:
+        return _config.ensemble_config(name, model, others)
+    except ConfigError as error:
+        raise error.within(f"ensemble {name!r}") from None
+
+
+def _planned(
+    folder: Path,
+    number: int,
+    config: Config,
+    source: ModelSource,
+    options: Options,
+    labels: Mapping[str, str],
+    *,
+    beside: bool = False,
+) -> PlannedVersion:
     copies = {**source.files, **source.scripts}
     sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
     if source.file:
@@ -113,17 +167,22 @@ def _plan(
         if features := source.manifest.get("features"):
             parameters[f"features.{number}"] = {"string_value": json.dumps(features)}
         config["parameters"] = parameters
-    texts[CONFIG_FILE] = write_model_config(config)
+    texts = {**labels, CONFIG_FILE: write_model_config(config)}
     present = [path for path in folder.iterdir() if path.is_file()] if beside else []
     shared = {path.name: _manifest.checksum(path) for path in present}
     shared |= {file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()}
     manifest = {
-        **_manifest.describe(name, number, source, options),
+        **_manifest.describe(folder.name, number, source, options),
         "files": sums,
         "shared": shared,
     }
     return PlannedVersion(
-        name=name, version=number, copies=copies, texts=texts, manifest=manifest, beside=beside
+        name=folder.name,
+        version=number,
+        copies=copies,
+        texts=texts,
+        manifest=manifest,
+        beside=beside,
     )
 
 
@@ -142,33 +201,6 @@ def _digest(source: ModelSource, sums: Mapping[str, str]) -> str:
         more = [source.manifest["best_iteration"]] if "best_iteration" in source.manifest else []
         listed += json.dumps([source.file, function, source.platform, *tensors, *more]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
-    """Return the configuration of a model in the repository with one more version."""
-    if (folder / str(number)).exists() and not options.overwrite:
-        raise ConfigError(
-            f"{folder} already has version {number}; the option overwrite replaces it, the option "
-            "add-version adds the next"
-        )
-    if folder.name in options.labels:
-        raise ConfigError(
-            f"labels are those of all versions of model {folder.name!r}, which is there already; "
-            "the option overwrite without a version writes it anew"
-        )
-    old = _config_file(folder)
-    ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(old)
-    differing = [
-        f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
-        for what in {**ours, **theirs}
-        if ours.get(what) != theirs.get(what)
-    ]
-    if differing:
-        raise ConfigError(
-            f"version {number} of model {folder.name!r} does not go with those in {folder}: "
-            f"{'; '.join(differing)}; serve it by another name"
-        )
-    return old
 
 
 def _contract(config: Config) -> dict[str, Any]:

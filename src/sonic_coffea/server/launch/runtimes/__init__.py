@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker, Podman
+from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker
 from sonic_coffea.server.launch.runtimes._pip import Pip
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
 
@@ -22,7 +22,7 @@ RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
     "pip": Pip,
     "apptainer": Apptainer,
     "singularity": Apptainer,
-    "podman": Podman,
+    "podman": Docker,
     "docker": Docker,
 }
 

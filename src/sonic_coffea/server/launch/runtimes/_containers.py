@@ -71,11 +71,7 @@ class Container:
 
 
 class Docker(Container):
-    """An engine that runs what a daemon has fetched."""
-
-    gpus = "--gpus=all"
-    # A daemon runs containers as root. Without one, the container's root is the user.
-    daemon = True
+    """docker, or podman, which takes the same command line."""
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         look = self.command("image", "inspect", self.image)
@@ -89,10 +85,11 @@ class Docker(Container):
         # Models use the machine's network, as those of the server from PyPI do.
         argv += ["--network=host", "--cap-drop=all"]
         argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
-        if self.daemon:
+        is_docker = self.engine == "docker"
+        if is_docker:  # its daemon runs containers as root; podman's root is the user
             argv.append(f"--user={os.getuid()}:{os.getgid()}")
         if self.gpu:
-            argv.append(self.gpus)
+            argv.append("--gpus=all" if is_docker else "--device=nvidia.com/gpu=all")
         if serving.threads is not None:
             argv.append(f"--cpus={serving.threads}")
         argv += [f"--volume={folder}" for folder in self.folders(serving)]
@@ -102,13 +99,6 @@ class Docker(Container):
             env={**os.environ, **inside},
             cleanup=self.command("rm", "--force", name),
         )
-
-
-class Podman(Docker):
-    """As docker, without a daemon."""
-
-    gpus = "--device=nvidia.com/gpu=all"
-    daemon = False
 
 
 class Apptainer(Container):

@@ -60,7 +60,7 @@ def _load(path: Path) -> Any:
     try:
         import onnx
     except ImportError:
-        raise ImportError(
+        raise ValueError(
             "building a model repository from an ONNX file needs the onnx package: "
             'pip install "sonic-coffea[onnx]"'
         ) from None

@@ -39,8 +39,6 @@ from sonic_coffea.transport import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
 
@@ -101,7 +99,7 @@ class InProcessTransport:
         self._statistics: defaultdict[tuple[str, str], ModelStatistics]
         self._statistics = defaultdict(ModelStatistics)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> InProcessTransport:
         return self
 
     def __exit__(self, *_: object) -> None:
