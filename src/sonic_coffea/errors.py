@@ -159,9 +159,12 @@ class ServerLostError(ServerError):
     ----------
     undelivered : bool
         Whether no server can have got the request.
+    unreached : bool
+        Whether there was no connection at all: it could not be made.
     """
 
     undelivered: bool = False
+    unreached: bool = False
 
 
 class OverloadError(ServerError):

@@ -434,7 +434,7 @@ def test_a_call_does_not_begin_on_a_channel_that_was_closed() -> None:
         first = connection._open()
         connection._replace(first)
         connection._replace(connection._open())
-        call, channel = connection._begin(
+        call, channel, _ = connection._begin(
             "ServerReady", service_pb2.ServerReadyRequest(), 20, first
         )
         assert channel is not first

@@ -27,7 +27,7 @@ from sonic_coffea.pool._options import (
     seconds,
     whole,
 )
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
@@ -290,9 +290,8 @@ class Settings:
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
-        token = TokenFile(self.token) if isinstance(self.token, Path) else self.token
         return ConnectionOptions(
-            token=token,
+            token=self.token,
             headers=self.headers,
             tls=Tls(root=self.tls_root, cert=self.tls_cert, key=self.tls_key),
             compression=self.compression,
