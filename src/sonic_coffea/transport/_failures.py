@@ -63,13 +63,14 @@ SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _NO_CONNECTION = "no connection to the server could be made"
 _IS_IT_RUNNING = "is the server running, at this host and port?"
+NO_SOCKET = (
+    "no server is there: it has ended, or is on another machine, where only its own processes "
+    "reach a Unix socket; for other machines, `sonic-coffea serve --port 8001 --host 0.0.0.0`"
+)
 # gRPC's words for a connection that cannot be made, in plain words.
 _WHY_UNCONNECTED = {
     "connection refused": "nothing listens at this port of the host",
-    "no such file": (
-        "no server is there: it has ended, or is on another machine, where only its own processes "
-        "reach a Unix socket; for other machines, `sonic-coffea serve --port 8001 --host 0.0.0.0`"
-    ),
+    "no such file": NO_SOCKET,
     "permission denied": "the socket is another user's; `sonic-coffea serve --port` is for others",
     "errors resolving": "no address is known for this name of a host",
     "no route to host": "no route leads to the host",

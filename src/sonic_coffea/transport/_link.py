@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.transport._failures import (
     NO_CERT,
+    NO_SOCKET,
     STUB_UNHEALTHY,
     UNKNOWN_REGION,
     failure_of,
@@ -298,6 +300,8 @@ class Link:
         import ssl
 
         address, server = self.address, str(self.address)
+        if address.path is not None and not Path(address.path).parent.exists():
+            return ConfigError(f"the server was stopped, or never ran: {NO_SOCKET}", server=server)
         if address.path is not None or self._options.proxy is not None:
             return None
         context = self._options.tls.context() if address.tls else ssl.create_default_context()
