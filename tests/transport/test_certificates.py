@@ -159,19 +159,17 @@ def test_what_a_server_will_never_take_fails_at_once(
 ) -> None:
     """Rather than as a lost server, after all the time that one may be away."""
     url = f"grpcs://127.0.0.1:{front.port}"
-    with (
-        sonic.connect(url, retry_timeout_s=1000.0, **options_of(front)) as pool,
-        pytest.raises(error, match=option),
-    ):
-        MODEL(EVENTS, pool=pool)
+    with sonic.connect(url, retry_timeout_s=1000.0, **options_of(front)) as pool:
+        for _ in range(2):
+            with pytest.raises(error, match=option):
+                MODEL(EVENTS, pool=pool)
 
 
 def test_a_port_with_tls_is_told_from_a_lost_server(front: Front) -> None:
-    with (
-        sonic.connect(f"grpc://127.0.0.1:{front.port}", retry_timeout_s=1000.0) as pool,
-        pytest.raises(errors.ConfigError, match=f"did you mean grpcs://127.0.0.1:{front.port}"),
-    ):
-        MODEL(EVENTS, pool=pool)
+    with sonic.connect(f"grpc://127.0.0.1:{front.port}", retry_timeout_s=1000.0) as pool:
+        for _ in range(2):
+            with pytest.raises(errors.ConfigError, match=r"did you mean grpcs://127\.0\.0\.1"):
+                MODEL(EVENTS, pool=pool)
 
 
 def test_a_proxy_whose_server_is_lost_is_not_blamed_on_the_certificate(front: Front) -> None:

@@ -31,6 +31,6 @@ def test_a_local_server_that_was_stopped_is_an_error_at_once(tmp_path: Path) -> 
     """Its folder is gone, so that it cannot come back."""
     with (
         sonic.connect(f"unix:{tmp_path}/stopped/grpc:1", retry_timeout_s=1000.0) as pool,
-        pytest.raises(errors.ConfigError, match="the server was stopped"),
+        pytest.raises(errors.ServerLostError, match="it has ended"),
     ):
         MODEL(EVENTS, pool=pool)

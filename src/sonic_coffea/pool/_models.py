@@ -50,6 +50,11 @@ TRANSIENT = (
 """Failures after which another try may succeed."""
 
 
+def passes(error: SonicError) -> bool:
+    """Whether another try may succeed."""
+    return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
+
+
 @dataclass(slots=True)
 class KnownContract:
     """A contract, and when servers gave it; stale if a server was lost since."""
@@ -100,7 +105,7 @@ class Discovery:
         self.awaited.discard(url)
         if isinstance(outcome, SonicError):
             self.failures[url] = outcome
-            self.transient |= isinstance(outcome, TRANSIENT)
+            self.transient |= passes(outcome)
         else:
             self.contracts[url] = outcome
             self.wakes_at = min(self.wakes_at, now + OTHERS_S)
@@ -398,7 +403,7 @@ class ServedModels:
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._dispatcher.lost_since(key, now)
-        passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
+        passing = passes(error) or isinstance(error, ModelNotFoundError)
         patience_s = self._timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             if isinstance(error, ModelNotFoundError):

@@ -63,14 +63,13 @@ SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _NO_CONNECTION = "no connection to the server could be made"
 _IS_IT_RUNNING = "is the server running, at this host and port?"
-NO_SOCKET = (
-    "no server is there: it has ended, or is on another machine, where only its own processes "
-    "reach a Unix socket; for other machines, `sonic-coffea serve --port 8001 --host 0.0.0.0`"
-)
 # gRPC's words for a connection that cannot be made, in plain words.
 _WHY_UNCONNECTED = {
     "connection refused": "nothing listens at this port of the host",
-    "no such file": NO_SOCKET,
+    "no such file": (
+        "no server is there: it has ended, or is on another machine, where only its own processes "
+        "reach a Unix socket; for other machines, `sonic-coffea serve --port 8001 --host 0.0.0.0`"
+    ),
     "permission denied": "the socket is another user's; `sonic-coffea serve --port` is for others",
     "errors resolving": "no address is known for this name of a host",
     "no route to host": "no route leads to the host",
@@ -229,7 +228,7 @@ def translate(
         server, model, version, request.
     """
     row = failure_of(code, details, trailers)
-    kind, hint = row.error, row.hint
+    kind, hint, why = row.error, row.hint, None
     if code == Code.CANCELLED and closing:
         kind = CancelledError
     elif kind is DeadlineError and early:
@@ -241,12 +240,13 @@ def translate(
         url = context.get("server") or "URL"
         hint = hint or f"{_IS_IT_RUNNING} `sonic-coffea check {url}` tries it"
         known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
-        reason = next(known, reason)
+        why = next(known, None)
+        reason = why or reason
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
         error.retry_after_s = _pushback_s(trailers)
     elif isinstance(error, ServerLostError):
-        error.undelivered, error.unreached = row.undelivered, row.phase == "connection"
+        error.undelivered, error.unreached = row.undelivered, why is not None
     return error
 
 

@@ -27,7 +27,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.transport._failures import (
     NO_CERT,
-    NO_SOCKET,
     STUB_UNHEALTHY,
     UNKNOWN_REGION,
     failure_of,
@@ -136,6 +135,8 @@ class Link:
         self._replaced: list[Channel] = []
         self._closed = False
         self._shortest_s = math.inf
+        # What the handshake told that followed a failure, if there was one since the last answer.
+        self._refusals: tuple[SonicError | None, ...] = ()
         self._shared = SharedMemory(self._call, address) if options.shared_memory else None
 
     @property
@@ -197,7 +198,7 @@ class Link:
         with self._opening:
             if channel is not self._channel or self._closed:
                 return
-            self._channel = None
+            self._channel, self._refusals = None, ()
             idle = [known for known in self._replaced if not known.in_flight]
             self._replaced = [known for known in self._replaced if known.in_flight]
             self._replaced.append(channel)
@@ -251,14 +252,21 @@ class Link:
         channel, token = begun[-1]
         if not channel.answered(call):
             failure = self._failure(call, token, optional=method in _OPTIONAL, **context)
-            if isinstance(failure, ServerLostError) and failure.unreached:
-                failure = self._refusal() or failure
+            if isinstance(failure, ServerLostError):
+                socket_path = self.address.path
+                failure.gone = socket_path is not None and not Path(socket_path).parent.exists()
+                row = failure_of(call.code(), call.details() or "")
+                if row.phase == "connection" and not failure.unreached:
+                    # Once, as a server may count connections.
+                    self._refusals = self._refusals or (self._refusal(),)
+                    failure = self._refusals[0].at() if self._refusals[0] else failure
             if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
                 failure = InferenceError(f"{method} failed: {call.details()}", **context)
             raise failure
         response = call.result()
         if response is None:
             raise ServerLostError(NO_MESSAGE, **context)
+        self._refusals = ()
         self._shortest_s = min(self._shortest_s, channel.heard_at - begun_at)
         return response
 
@@ -300,8 +308,6 @@ class Link:
         import ssl
 
         address, server = self.address, str(self.address)
-        if address.path is not None and not Path(address.path).parent.exists():
-            return ConfigError(f"the server was stopped, or never ran: {NO_SOCKET}", server=server)
         if address.path is not None or self._options.proxy is not None:
             return None
         context = self._options.tls.context() if address.tls else ssl.create_default_context()
