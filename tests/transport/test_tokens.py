@@ -148,7 +148,9 @@ def guarded(token: str) -> Iterator[FakeServer]:
 
 
 @pytest.mark.parametrize(
-    ("token", "once"), [("opaque", True), (jwt(1000.0), True), (jwt(-1.0), False)]
+    ("token", "once"),
+    [("opaque", True), (jwt(1000.0), True), (jwt(-1.0), False)],
+    ids=["opaque", "new", "old"],
 )
 def test_a_function_is_called_once_until_its_token_is_near_its_end(token: str, once: bool) -> None:
     called = []

@@ -244,8 +244,8 @@ class Link:
         def begin() -> Any:
             if len(begun) == len(_REPEAT_AFTER_S) and begun[-1][0].heard_at < begun_at:
                 self._replace(begun[-1][0])
-            call, *way = self._begin(method, request, until - time.monotonic())
-            begun.append(tuple(way))
+            call, channel, token = self._begin(method, request, until - time.monotonic())
+            begun.append((channel, token))
             return call
 
         call = _first(begin, _REPEAT_AFTER_S if method in _READS else ())
