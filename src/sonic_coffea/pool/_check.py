@@ -214,7 +214,7 @@ class _Steps:
 
         try:
             self.connection.info()
-        except (errors.ServerLostError, errors.DeadlineError):
+        except (errors.ServerLostError, errors.DeadlineError, errors.ConfigError):
             if self._unix:
                 raise
             with contextlib.suppress(OSError):
