@@ -40,7 +40,7 @@ def connect(
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
         ``token``, ``token_file``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``,
-        ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
+        ``proxy``, ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
         ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
         ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``,
         ``fallback``, ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,

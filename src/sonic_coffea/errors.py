@@ -159,9 +159,15 @@ class ServerLostError(ServerError):
     ----------
     undelivered : bool
         Whether no server can have got the request.
+    unreached : bool
+        Whether nothing is at the address: nothing listens, or no such host or socket is known.
+    gone : bool
+        Whether it cannot come back at this address, as a local server that was stopped.
     """
 
     undelivered: bool = False
+    unreached: bool = False
+    gone: bool = False
 
 
 class OverloadError(ServerError):

@@ -80,6 +80,37 @@ def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
     assert "sonic-coffea check" in str(second.outcome)
 
 
+UNREACHED = errors.ServerLostError("nothing listens at this port of the host")
+UNREACHED.unreached = True
+
+
+def test_a_server_that_was_never_reached_is_not_waited_for() -> None:
+    """Its URL is wrong, or it does not run; the default is to wait for a minute."""
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = UNREACHED
+    waiter = scenario.ask()
+    scenario.wait(10)
+    assert isinstance(waiter.outcome, errors.ServerLostError)
+    assert "nothing was ever reached" in str(waiter.outcome)
+
+
+@pytest.mark.parametrize("known_by", ["this process", "the cluster"])
+def test_a_server_that_restarts_is_waited_for(known_by: str) -> None:
+    scenario = Scenario(ONE)
+    if known_by == "this process":
+        scenario.served[ONE] = contract()
+        assert scenario.ask().outcome == contract()
+    else:
+        scenario.tell(e.SchedulerJoined(scenario.now, 8, 0.0))
+    scenario.served[ONE] = UNREACHED
+    waiter = scenario.ask(anew=True)
+    scenario.wait(20)
+    assert waiter.outcome is None
+    scenario.served[ONE] = contract()
+    scenario.wait(5)
+    assert waiter.outcome == contract()
+
+
 def test_a_deadline_says_why_the_servers_did_not() -> None:
     scenario = Scenario(ONE, retry_timeout_s=600)
     scenario.served[ONE] = LOST

@@ -349,3 +349,42 @@ def test_a_forked_child_cannot_wait_for_its_parent_s_call() -> None:
         assert receiver.recv() == 2
         child.join(60)
         assert child.exitcode == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_while_requests_are_in_flight_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with server(2) as one, sonic.connect(one.url) as pool:
+        MODEL(JETS, pool=pool)
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=int)
+        child.start()
+        child.join(60)
+        assert "forks" not in caplog.text
+        one.hold()
+        pending = MODEL.submit(JETS, pool=pool)
+        until(lambda: len(one.requests) == 2)
+        child = context.Process(target=int)
+        child.start()
+        child.join(60)
+        assert "this process forks while requests are in flight" in caplog.text
+        one.release()
+        pending.result(timeout_s=60)
+
+
+def test_ctrl_c_while_a_thread_starts_leaves_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "sonic-pool":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with server(2) as one, sonic.connect(one.url) as pool:
+        before = [t for t in threading.enumerate() if t.name == "sonic-pool"]
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            MODEL(JETS, pool=pool)
+        MODEL(JETS, pool=pool)
+        engines = [t for t in threading.enumerate() if t.name == "sonic-pool"]
+        assert len(engines) == len(before) + 1

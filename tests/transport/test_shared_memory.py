@@ -112,26 +112,6 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
         assert total.retries >= 1
 
 
-def test_a_request_that_cannot_be_sent_leaves_its_region(wide_server: sonic.LocalServer) -> None:
-    fails = threading.Event()
-
-    def token() -> str:
-        if fails.is_set():
-            raise RuntimeError("no token")
-        return "any"
-
-    with pool_of(wide_server, token=token) as pool:
-        check(model()(objects(2000), pool=pool), objects(2000))
-        regions = files()
-        fails.set()
-        for _ in range(3):
-            with pytest.raises(errors.ConfigError, match="token= names failed"):
-                model()(objects(2000), pool=pool)
-        fails.clear()
-        check(model()(objects(2000), pool=pool), objects(2000))
-        assert files() == regions
-
-
 def served(inputs: Any) -> dict[str, Any]:
     x, n = inputs["x"], inputs["n"]
     y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import pytest
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
-from sonic_coffea.transport import ConnectionOptions, TokenFile, connect_transport
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import ConnectionOptions, Token, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def emptied(path: Path) -> None:
@@ -36,7 +43,7 @@ def test_a_file_that_is_being_renewed_leaves_the_last_token(
 ) -> None:
     path = tmp_path / "token"
     path.write_text("first\n")
-    token = TokenFile(path)
+    token = Token(path)
     assert token() == "first"
     happens(path)
     assert [token(), token()] == ["first", "first"]
@@ -56,7 +63,7 @@ def test_a_file_without_a_token_yet_is_waited_for(
     path.write_text("")
     happens(path)
     tokens: list[str] = []
-    token = TokenFile(path, renewed_within_s=60.0)
+    token = Token(path, renewed_within_s=60.0)
     reading = threading.Thread(target=lambda: tokens.append(token()))
     reading.start()
     path.write_text("late")
@@ -69,11 +76,11 @@ def test_a_file_that_never_has_a_token_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         errors.ConfigError, match="token file '.*token' on .*: No such file"
     ) as caught:
-        TokenFile(path, renewed_within_s=0.0)()
+        Token(path, renewed_within_s=0.0)()
     assert caught.value.__cause__ is None
     path.write_text(" \n")
     with pytest.raises(errors.ConfigError, match="token file '.*token' on .*: it is empty"):
-        TokenFile(path, renewed_within_s=0.0)()
+        Token(path, renewed_within_s=0.0)()
 
 
 @pytest.mark.parametrize(
@@ -121,3 +128,85 @@ def test_a_function_whose_token_grpc_does_not_take(
 
 def test_binary_headers_are_taken() -> None:
     assert Settings.make("grpc://s:1", headers={"a-bin": b"\xff", "B": "x"}).headers["B"] == "x"
+
+
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+EVENTS = ak.Array([[{"pt": 0.0}], []])
+
+
+def jwt(valid_s: float) -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + valid_s}).encode())
+    return f"e30.{claims.decode().rstrip('=')}.x"
+
+
+@contextlib.contextmanager
+def guarded(token: str) -> Iterator[FakeServer]:
+    """Serve a model to whoever has the token."""
+    model = FakeModel.of(MODEL)
+    with FakeServer({"m": model}, headers={"authorization": f"Bearer {token}"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("token", "once"),
+    [("opaque", True), (jwt(1000.0), True), (jwt(-1.0), False)],
+    ids=["opaque", "new", "old"],
+)
+def test_a_function_is_called_once_until_its_token_is_near_its_end(token: str, once: bool) -> None:
+    called = []
+
+    def fetch() -> str:
+        called.append(token)
+        return token
+
+    with guarded(token) as server, sonic.connect([server.url], token=fetch) as pool:
+        for _ in range(2):
+            assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+        assert (len(called) == 1) is once
+
+
+def test_a_function_is_called_again_when_its_token_is_refused() -> None:
+    tokens = iter(["first", "second"])
+    with guarded("first") as server, sonic.connect(server.url, token=lambda: next(tokens)) as pool:
+        MODEL(EVENTS, pool=pool)
+        server.headers = {"authorization": "Bearer second"}
+        assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+
+
+def test_a_token_that_no_server_ever_took_is_an_error_at_once() -> None:
+    with (
+        guarded("right") as server,
+        sonic.connect(server.url, token=lambda: "wrong", retry_timeout_s=1000.0) as pool,
+        pytest.raises(errors.AccessError) as caught,
+    ):
+        MODEL(EVENTS, pool=pool)
+    assert not isinstance(caught.value, errors.TokenExpiredError)
+
+
+def test_a_function_that_exits_ends_its_call_only() -> None:
+    """Not the thread that sends: the next call has a token."""
+    exits = [False]
+
+    def fetch() -> str:
+        if exits[0]:
+            raise SystemExit
+        return jwt(-1.0)  # so that it is asked each time
+
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server:
+        with sonic.connect(server.url, token=fetch) as pool:
+            MODEL(EVENTS, pool=pool)
+            exits[0] = True
+            assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+        with (
+            sonic.connect(server.url, token=fetch) as pool,
+            pytest.raises(errors.ConfigError, match="token= names failed: SystemExit"),
+        ):
+            MODEL(EVENTS, pool=pool)
+
+
+def test_a_slow_function_is_logged_while_it_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    def fetch() -> str:
+        until(lambda: "takes more than 1 s" in caplog.text)
+        return "slow"
+
+    assert Token(fetch)() == "slow"

@@ -382,6 +382,7 @@ def dtype_name(dtype: DType) -> str:
 def target_of(dtype: DTypeLike, layout: Any) -> DType:
     """Return the type of a tensor, refusing one that is not supported."""
     name = type(layout).__name__
+    target: np.dtype[Any] | None
     try:
         target = dtype_of(dtype).newbyteorder("=")
     except (TypeError, ValueError, SyntaxError):

@@ -143,10 +143,11 @@ class _Steps:
         """Yield each step and its name."""
         if self._unix:
             yield "socket", self._connect_socket
-        else:
+        elif self._settings.proxy is None:  # else only the proxy can tell
             yield "name", self._resolve
             yield "connection", self._connect
-        yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
+        if self._settings.proxy is None:
+            yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
         yield "access", self._enter
         yield "readiness", self._ready
         if not self._model and not declared:
@@ -213,7 +214,7 @@ class _Steps:
 
         try:
             self.connection.info()
-        except (errors.ServerLostError, errors.DeadlineError):
+        except (errors.ServerLostError, errors.DeadlineError, errors.ConfigError):
             if self._unix:
                 raise
             with contextlib.suppress(OSError):

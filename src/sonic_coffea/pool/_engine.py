@@ -95,6 +95,11 @@ class Engine:
     def started(self) -> bool:
         return self._thread is not None
 
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return any(not call.over for call in tuple(self._calls))
+
     def start(self) -> bool:
         """Connect to the servers and start the thread; False if it was started before."""
         with self._life:
@@ -128,8 +133,7 @@ class Engine:
         """Return a model's contract, if servers gave it recently."""
         contract, received_at = self.contracts.get(key, (None, -math.inf))
         now = time.monotonic()
-        in_use = any(not call.over for call in tuple(self._calls))
-        in_use = in_use or now - self._delivered_at.get(key, -math.inf) < QUIET_S
+        in_use = self.busy or now - self._delivered_at.get(key, -math.inf) < QUIET_S
         return contract if now - received_at < (FRESH_S if in_use else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
@@ -226,6 +230,9 @@ class Engine:
             self._inbox.put(task)
 
     def _run(self) -> None:
+        with self._life:
+            if self._thread is not threading.current_thread():  # Ctrl-C came while it started
+                return
         ends = False
         while not ends:
             try:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # After the first answer, the other servers have this time: one that hangs must not delay a call.
 OTHERS_S = 1.0
+# If no server was ever reached, its URL is wrong or it does not run: it is not one that restarts.
+FIRST_CONTACT_S = 3.0
 TRANSIENT = (
     CancelledError,
     DeadlineError,
@@ -46,6 +48,11 @@ TRANSIENT = (
     TokenExpiredError,
 )
 """Failures after which another try may succeed."""
+
+
+def passes(error: SonicError) -> bool:
+    """Whether another try may succeed."""
+    return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
 
 
 @dataclass(slots=True)
@@ -98,7 +105,7 @@ class Discovery:
         self.awaited.discard(url)
         if isinstance(outcome, SonicError):
             self.failures[url] = outcome
-            self.transient |= isinstance(outcome, TRANSIENT)
+            self.transient |= passes(outcome)
         else:
             self.contracts[url] = outcome
             self.wakes_at = min(self.wakes_at, now + OTHERS_S)
@@ -359,11 +366,17 @@ class ServedModels:
         transient = discovery.transient or key in self._seen
         self._dispatcher.start_fallback(key, now, at_once=not transient)
         due_at = self._fallback.due_at(key, now)
-        expired = now - since >= self._timeout_s
+        # A worker that joins a cluster may come while the servers of the others are restarted.
+        never = lost and not self._seen and self.starts_at == -math.inf
+        never = never and all(getattr(error, "unreached", False) for error in failures)
+        expired = now - since >= (
+            min(FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
+        )
         if self._fallback.starting:
             discovery.wakes_at = math.inf
         elif due_at == math.inf and (expired or not transient):
-            self._resolve(discovery, discovery.unavailable(self._endpoints.servers))
+            error = discovery.unavailable(self._endpoints.servers)
+            self._resolve(discovery, error.because("nothing was ever reached") if never else error)
         else:
             discovery.wakes_at = min([*retries, due_at], default=now)
 
@@ -390,7 +403,7 @@ class ServedModels:
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._dispatcher.lost_since(key, now)
-        passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
+        passing = passes(error) or isinstance(error, ModelNotFoundError)
         patience_s = self._timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             if isinstance(error, ModelNotFoundError):

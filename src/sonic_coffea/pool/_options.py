@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from numbers import Integral, Real
@@ -12,6 +13,7 @@ from typing import Any
 _MAX_REQUEST_BYTES = 2_000_000_000
 # Longer times, and infinite ones, overflow in gRPC or in the system's clock.
 MAX_TIME_S = 604_800
+_PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
 
 
 Check = Callable[[Any], str | None]
@@ -52,6 +54,11 @@ def request_bytes(value: Any) -> str | None:
     if (expected := positive(value)) or value <= _MAX_REQUEST_BYTES:
         return expected
     return f"at most {_MAX_REQUEST_BYTES}, as a message of gRPC holds less than 2 GiB"
+
+
+def a_proxy(value: Any) -> str | None:
+    expected = "a URL such as http://proxy.example:3128, without a user or a password"
+    return None if isinstance(value, str) and _PROXY.fullmatch(value) else expected
 
 
 def auto_or(expects: Check) -> Check:

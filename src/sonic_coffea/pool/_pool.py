@@ -186,6 +186,11 @@ class Pool:
         return self._ending or self._engine.closing.is_set()
 
     @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return self._engine.busy
+
+    @property
     def threads(self) -> frozenset[int]:
         """The threads that are in a ``with`` block of the pool."""
         return frozenset(block.thread for block in tuple(self._entered))

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import copy
 import copyreg
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Block, Pool, blocks_around, enter, leave
 from sonic_coffea.pool._process import pool_of_task
 from sonic_coffea.pool._settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # Pools that stay open without a user: of pickles whose next one may come, and of `connect`. Chunks
 # of more settings at a time would open some of them anew.
@@ -217,6 +220,14 @@ def _with_secrets(settings: Settings) -> Settings:
     return settings
 
 
+def _before_fork() -> None:
+    if any(pool.busy for pool in list(_pools)):
+        logger.warning(
+            "this process forks while requests are in flight, and the child may crash in gRPC's "
+            "threads; fork before the first call, or start processes by spawn or forkserver"
+        )
+
+
 def _after_fork() -> None:
     """Neither close nor free engines whose threads and sockets are the parent's."""
     global _lock  # noqa: PLW0603
@@ -226,5 +237,5 @@ def _after_fork() -> None:
 
 copyreg.pickle(Pool, lambda pool: (opened, (pool.settings.without_secrets(),)))
 if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 atexit.register(forget)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Connection, Lend, Response, RpcHandle
+    from sonic_coffea.transport import Connection, ConnectionOptions, Lend, Response, RpcHandle
 
     Connect = Callable[..., Connection]
     Task = Callable[[], e.Event | None]
@@ -98,7 +98,7 @@ class Sender:
             attempt.sent(self._send(call, attempt, request_id))
         except ServerLostError as error:
             self._post(e.Failed(attempt, error))
-        except Exception as error:
+        except BaseException as error:
             logger.debug("a request could not be made", exc_info=True)
             if not isinstance(error, SonicError):
                 error = RequestError(f"the request could not be made: {error!r}")
@@ -162,27 +162,28 @@ class Servers:
         connected: Mapping[str, Sender] = MappingProxyType({}),
     ) -> None:
         """Keep each server's sender, or take one from `connected`, or make one."""
+        options = settings.connection_options()
         for url in urls:
             if url not in self.senders:
-                self.senders[url] = connected.get(url) or self._new(url, settings)
+                self.senders[url] = connected.get(url) or self._new(url, options)
 
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
         """Return senders for new servers: for all, or for none."""
         urls, senders = list(urls), {}
+        options = settings.connection_options()
         if any(url.startswith("grpcs://") for url in urls):
             # The connections read the certificates on first use; errors are raised now.
-            settings.connection_options().tls.read()
+            options.tls.read()
         try:
             for url in urls:
-                senders[url] = self._new(url, settings)
+                senders[url] = self._new(url, options)
         except BaseException:
             close_all(senders.values())
             raise
         return senders
 
-    def _new(self, url: str, settings: Settings) -> Sender:
-        connection = self._connect(url, options=settings.connection_options())
-        return Sender(connection, self._post)
+    def _new(self, url: str, options: ConnectionOptions) -> Sender:
+        return Sender(self._connect(url, options=options), self._post)
 
     def remove(self, url: str) -> None:
         """Close the sender of a server; before the pool is used, there is none."""

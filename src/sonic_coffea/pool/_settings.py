@@ -16,6 +16,7 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool._options import (
     a_bool,
     a_file,
+    a_proxy,
     a_source,
     auto_or,
     headers,
@@ -27,7 +28,7 @@ from sonic_coffea.pool._options import (
     seconds,
     whole,
 )
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
@@ -62,6 +63,9 @@ class Settings:
         PEM file with the certificate authority to trust; by default those of gRPC.
     tls_cert, tls_key : str or None
         PEM files of the certificate, and its key, that this client shows (mutual TLS).
+    proxy : str or None
+        URL of an HTTP proxy that leads to the servers, ``http://host:port``. The proxies that the
+        environment names (``http_proxy``) are for web pages, and not used.
     compression : {"gzip", "deflate"} or None
         Compression of requests; it helps if the network is slower than the compression.
     shared_memory : bool
@@ -117,6 +121,7 @@ class Settings:
     tls_root: str | None = option(None, a_file)
     tls_cert: str | None = option(None, a_file)
     tls_key: str | None = option(None, a_file)
+    proxy: str | None = option(None, or_none(a_proxy), secret=True)
     compression: str | None = option(None, one_of("gzip", "deflate", None))
     shared_memory: bool = option(False, a_bool)
     channels: int | str = option("auto", auto_or(whole(1)))
@@ -290,13 +295,13 @@ class Settings:
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
-        token = TokenFile(self.token) if isinstance(self.token, Path) else self.token
         return ConnectionOptions(
-            token=token,
+            token=self.token,
             headers=self.headers,
             tls=Tls(root=self.tls_root, cert=self.tls_cert, key=self.tls_key),
             compression=self.compression,
             shared_memory=self.shared_memory,
+            proxy=self.proxy,
             timeouts=Timeouts(request_s=self.request_timeout_s, metadata_s=self.metadata_timeout_s),
         )
 

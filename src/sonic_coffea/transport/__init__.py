@@ -13,7 +13,7 @@ from sonic_coffea.transport._metadata import (
     ServerMetadata,
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
-from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, Token, read_text
 from sonic_coffea.transport._protobuf import check_protobuf
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
@@ -36,7 +36,7 @@ __all__ = [
     "TensorSpec",
     "Timeouts",
     "Tls",
-    "TokenFile",
+    "Token",
     "check_protobuf",
     "connect_transport",
     "from_wire",

@@ -81,6 +81,7 @@ STUB_UNHEALTHY = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
     "server; local servers and models of build_repository end themselves then"
 )
+NO_CERT = "the server refuses the client's certificate, or wants one: check tls_cert= and tls_key="
 UNKNOWN_REGION = "unable to find shared memory region"
 _HTTP = "received http2 header with status: "
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
@@ -91,6 +92,10 @@ _PUSHBACK = "grpc-retry-pushback-ms"
 def _unreached(phase: str, words: str, hint: str = "") -> Failure:
     codes = (Code.UNAVAILABLE,)
     return Failure(phase, ServerLostError, codes, words, hint=hint, undelivered=True)
+
+
+def _untrusted(words: str, hint: str) -> Failure:
+    return Failure("connection", AccessError, (Code.UNAVAILABLE,), words, hint=hint)
 
 
 # The first row that fits counts. Where a status has several meanings, only the words tell.
@@ -106,11 +111,11 @@ FAILURES: tuple[Failure, ...] = (
     Failure("stream", ServerLostError, (), "stream removed (goaway", undelivered=True),
     Failure("stream", ServerLostError, (), "stream removed"),
     Failure("stream", ServerLostError, (Code.UNKNOWN,), "no status received"),
-    Failure("connection", AccessError, (Code.UNAVAILABLE,), "certificate_verify_failed"),
-    Failure("connection", AccessError, (Code.UNAVAILABLE,), "hostname verification check failed"),
+    _untrusted("certificate_verify_failed", "tls_root= names the certificate authority to trust"),
+    _untrusted("hostname verification check failed", "the URL's host is not in its certificate"),
     # The server refuses the client's certificate: in TLS 1.2, and in TLS 1.3.
-    Failure("connection", AccessError, (Code.UNAVAILABLE,), "_alert_"),
-    Failure("connection", AccessError, (Code.UNAVAILABLE,), "unwrap failed"),
+    _untrusted("_alert_", NO_CERT),
+    _untrusted("unwrap failed", NO_CERT),
     _unreached(
         "connection",
         "trying to connect an http1.x server",
@@ -122,6 +127,7 @@ FAILURES: tuple[Failure, ...] = (
         "what listens there speaks no gRPC, such as a dask nanny that was given the port "
         "before the server; or it wants TLS, as grpcs:// has it",
     ),
+    _unreached("connection", "wrong_version_number", "the port has no TLS; did you mean grpc://?"),
     _unreached("connection", "connections to all backends failing"),
     _unreached("connection", "errors resolving"),
     _unreached("proxy", "remote connection failure"),
@@ -222,7 +228,7 @@ def translate(
         server, model, version, request.
     """
     row = failure_of(code, details, trailers)
-    kind, hint = row.error, row.hint
+    kind, hint, why = row.error, row.hint, None
     if code == Code.CANCELLED and closing:
         kind = CancelledError
     elif kind is DeadlineError and early:
@@ -234,12 +240,13 @@ def translate(
         url = context.get("server") or "URL"
         hint = hint or f"{_IS_IT_RUNNING} `sonic-coffea check {url}` tries it"
         known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
-        reason = next(known, reason)
+        why = next(known, None)
+        reason = why or reason
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
         error.retry_after_s = _pushback_s(trailers)
     elif isinstance(error, ServerLostError):
-        error.undelivered = row.undelivered
+        error.undelivered, error.unreached = row.undelivered, why is not None
     return error
 
 

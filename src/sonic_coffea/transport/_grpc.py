@@ -76,7 +76,7 @@ class Connection(ModelQueries):
         where = str(self.address)
         request = service_pb2.ServerLiveRequest()
         try:
-            future, channel = self._begin("ServerLive", request, _LIVE_TIMEOUT_S)
+            future, channel, token = self._begin("ServerLive", request, _LIVE_TIMEOUT_S)
         except SonicError as error:
             done(error)
             return
@@ -92,7 +92,7 @@ class Connection(ModelQueries):
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._failure(call, server=where)
+                error = self._failure(call, token, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
@@ -135,7 +135,7 @@ class Connection(ModelQueries):
         message, region, sent_bytes = self._packed(request, contract, pack, outputs, nbytes)
         sent_at = time.monotonic()
         try:
-            future, channel = self._begin(
+            future, channel, token = self._begin(
                 "ModelInfer",
                 message,
                 self._options.timeouts.request_s,
@@ -158,7 +158,7 @@ class Connection(ModelQueries):
                 else:
                     early_s = _EARLY * self._options.timeouts.request_s
                     early = time.monotonic() - sent_at < early_s
-                    outcome = self._failure(call, early=early, **context)
+                    outcome = self._failure(call, token, early=early, **context)
             except SonicError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001

@@ -168,8 +168,9 @@ class SharedMemory:
                 self._free.remove(region)
         try:
             region = region or self._new(nbytes)
-        except (ServerLostError, DeadlineError):
-            return None  # the request itself fails with the cause
+        except (ServerLostError, DeadlineError, FileNotFoundError):
+            # The request itself fails with the cause: a server that ends takes its folder along.
+            return None
         except (SonicError, OSError) as error:
             raise self._unusable(str(error)) from None
         region.lent = 0
