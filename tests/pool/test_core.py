@@ -249,7 +249,7 @@ def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     scenario.wait(0.1)
     first, second, *_ = scenario.in_flight
     scenario.answer(second)
-    while not first.overdue:
+    while not first.late:
         scenario.wait(0.1)
     return first
 
@@ -340,8 +340,8 @@ def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None
     (first,) = scenario.in_flight
     scenario.wait(0.05)
     scenario.fail(scenario.at(TWO)[0])
-    assert scenario.in_flight == [first]
-    assert scenario.retries == 1
+    assert first in scenario.in_flight
+    assert not scenario.cancelled
     scenario.answer(first)
     assert scenario.delivered == {late: ONE}
     assert not scenario.failed

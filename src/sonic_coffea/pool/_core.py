@@ -84,8 +84,6 @@ class PoolCore:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
-        if dispatcher.settings.hedge_after_s is not None:
-            due += [dispatcher.hedged_at(attempt, now) for attempt in dispatcher.attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
 
@@ -139,6 +137,9 @@ class PoolCore:
         if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
+        for other in attempt.slice.attempts:
+            if other.late:
+                self.endpoints.by_url[other.url].in_flight.hedge_won(now)
         self.models.answered(attempt.key, event.response.version, now)
         self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
@@ -149,8 +150,11 @@ class PoolCore:
         if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         again = sent and self._retries(attempt, error, now)
-        # An overdue attempt is not waited for, as its server seems to hang.
-        awaited = any(not other.overdue for other in request.attempts)
+        # A late attempt is not waited for, as its server seems to hang.
+        awaited = any(not other.late for other in request.attempts)
+        if not sent and request.attempts and not request.queued:
+            request.retry_at = now + back_off_s(1, self._dispatcher.rng)
+            self._waiting.put_back(request, now)
         if again and not awaited:
             self._send_again(attempt, error, now)
         elif again or awaited or request.queued:
@@ -248,7 +252,7 @@ class PoolCore:
                 endpoint.liveness.start_probe(now)
                 self._instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
-                self._send_late_again(endpoint, now)
+                self._hedge_late(endpoint, now)
             endpoint.losses.flush(now)
             for channel in endpoint.in_flight.channels.take_renewals(now):
                 self._instructions.append(e.Reconnect(endpoint.url, channel))
@@ -259,12 +263,12 @@ class PoolCore:
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
-    def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
-        """Send overdue requests again, over another connection, as their server seems to hang."""
-        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.active_at, now):
+    def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
+        """Send late requests again, elsewhere or over another connection."""
+        for attempt in endpoint.in_flight.take_late(endpoint.liveness.lives_at, now):
             endpoint.breaker.spend()
             seconds = now - attempt.sent_at
-            what = f"no response in {seconds:.3g} s, while the server answers others"
+            what = f"no response in {seconds:.3g} s, while others are answered"
             self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
 
 

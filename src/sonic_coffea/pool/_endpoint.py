@@ -109,10 +109,10 @@ class Endpoint:
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else room
 
-    def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
-        """Begin an attempt to send a slice; `channel` is the connection, if that matters."""
+    def begin(self, request: RequestSlice, now: float) -> Attempt:
+        """Begin an attempt to send a slice."""
         self.liveness.request_sent(len(self.in_flight), now)
-        return self.in_flight.begin(request, now, channel)
+        return self.in_flight.begin(request, now)
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         self.liveness.answered(now)
@@ -200,12 +200,14 @@ class Liveness:
     ----------
     active_at : float
         When it last answered anything, or was sent a request while it owed no response.
+    lives_at : float
+        When it last answered a probe.
     owes : bool
         Whether it was sent a request since, with no known outcome; also if that was given up.
     """
 
     def __init__(self) -> None:
-        self.active_at = 0.0
+        self.active_at = self.lives_at = 0.0
         self.owes = False
         self._probed_at: float | None = None
 
@@ -233,7 +235,7 @@ class Liveness:
         probed_at, self._probed_at = self._probed_at, None
         self.owes = False
         if live:
-            self.active_at = now
+            self.active_at = self.lives_at = now
             return False
         return probed_at is None or self.active_at <= probed_at
 
@@ -332,16 +334,21 @@ class EndpointRegistry:
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
-    def choose(
-        self, request: RequestSlice, now: float, *, but: str | None = None
-    ) -> Endpoint | None:
+    def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
         """Return the endpoint that is to get a slice, if one has room for it."""
-        key = request.key
-        usable = [e for e in self if e.usable(key, now) and e.url != but]
+        usable = [e for e in self if e.usable(request.key, now)]
         if request.inference_failures:  # the endpoint that failed on these rows comes last
             usable = [e for e in usable if e.url != request.last_url] or usable
+        late = {attempt.url for attempt in request.attempts}
+        elsewhere = [e for e in usable if e.url not in late] if late else []
+        return self._least_used(elsewhere, request, now) or self._least_used(usable, request, now)
+
+    def _least_used(
+        self, usable: list[Endpoint], request: RequestSlice, now: float
+    ) -> Endpoint | None:
         if not usable:
             return None
+        key = request.key
         highest = min([e.priority for e in usable])
         usable = [e for e in usable if e.priority == highest]
         # An endpoint without a quota, beside others that have one, will soon have one, too.
