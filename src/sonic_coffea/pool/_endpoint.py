@@ -7,7 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import RouteTimeoutError
+from sonic_coffea.errors import (
+    CancelledError,
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    RouteTimeoutError,
+    TokenExpiredError,
+)
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._signature import VALID_S, Signatures
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from random import Random
 
-    from sonic_coffea.errors import OverloadError, SonicError
+    from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._in_flight import RttStatistics
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
@@ -149,17 +156,28 @@ class Endpoint:
         self.in_flight.limits.clear()
         self.signatures.revalidate()
 
-    def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
-        """Send fewer requests, perhaps after a back-off, as it lacks capacity."""
-        self.breaker.last_error = error
-        if isinstance(error, RouteTimeoutError):
-            self.in_flight.limits[key].halve(now)
-            if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
-                self.in_flight.limits[key].pause(now, self._rng)
-        else:
-            self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+    def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
+        """Take an error that it gave, other than a loss: perhaps because of the request's size."""
+        key, limit = attempt.key, self.in_flight.limits[attempt.key]
+        if not isinstance(error, (DeadlineError, CancelledError)):
+            self.liveness.answered(now)
+        if too_large:
+            self._refuse_size(error, attempt.slice, now)
+        match error:
+            case RouteTimeoutError():
+                self.breaker.last_error = error
+                limit.halve(now)
+                if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
+                    limit.pause(now, self._rng)
+            case OverloadError():
+                self.breaker.last_error = error
+                self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+            case TokenExpiredError():
+                limit.pause(now, self._rng)
+            case ModelNotFoundError():
+                self.signatures.miss(key, now)
 
-    def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
+    def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Send smaller requests for some time, as it refused this one for its size."""
         if not self.takes(request, now):
             return

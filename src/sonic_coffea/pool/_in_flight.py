@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.pool._settings import Settings
 
-# A request without a response is not late before this time. Each hedge that is answered first halves
-# it, down to the time for which a thread may wait for a core; each late response doubles it again.
+# A request without a response is not late before this time. Each hedge that is answered first
+# halves it, down to the time for which a thread may wait for a core; each late response doubles it.
 LATE_S, MIN_LATE_S = 1.0, 0.05
 # From this attempt on, rows are sent again more and more slowly. If each second server hangs, one
 # request of 16 hangs four times by chance.
