@@ -66,7 +66,7 @@ class PoolCore:
         times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
         times.append(self._waiting.wakes_at)
         for x in self.endpoints:
-            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
+            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at
         if dispatcher.to_cancel:
             times.append(dispatcher.to_cancel[0][0])
         waiting = self._waiting.models()
@@ -168,7 +168,7 @@ class PoolCore:
                 self._dispatcher.split(request, now)
             else:
                 self._waiting.put_back(request, now)
-        self.endpoints.by_url[attempt.url].losses.count(error, now)
+        self.endpoints.by_url[attempt.url].retried(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
 
     def _probed(self, url: str, error: SonicError | None, now: float) -> None:
@@ -234,12 +234,11 @@ class PoolCore:
                 self._instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
                 self._hedge_late(endpoint, now)
-            endpoint.losses.flush(now)
             for channel in endpoint.in_flight.channels.take_renewals(now):
                 self._instructions.append(e.Reconnect(endpoint.url, channel))
         self.models.validate_waiting(now)
         self._waiting.put_back_due(now)
-        self._dispatcher.send_all(now)
+        self._dispatcher.assign(now)
         self._dispatcher.cancel_due(now)
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]

@@ -35,8 +35,6 @@ SILENCE_S = 2.0
 LOG_INTERVAL_S = 10.0
 # After this time, larger requests are tried again: the server may have more memory by then.
 REFUSED_S = 60.0
-# After all servers that are named.
-FALLBACK_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +81,13 @@ class Endpoint:
         self.url = url
         self._rng = rng
         self._revalidates_at = 0.0
-        self.priority = 0
+        self.priority: float = 0  # the fallback comes after all servers that are named
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
-        self.losses = LossLog(settings.retry_timeout_s)
+        self._retry_timeout_s = settings.retry_timeout_s
+        self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(url, settings)
 
@@ -123,8 +122,9 @@ class Endpoint:
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         self.liveness.answered(now)
-        if self.breaker.succeed():
-            self.losses.recovered(self.url)
+        if self.breaker.succeed() and self._loss_is_logged:
+            self._loss_is_logged = False
+            logger.warning("%s answers again", self.url)
         self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
 
@@ -148,13 +148,21 @@ class Endpoint:
         return silent
 
     def _lost(self, error: SonicError, now: float) -> None:
-        self.losses.endpoint_lost(error, now)
-        self._expect_another()
-
-    def _expect_another(self) -> None:
         """Start slowly and validate again, as another server may come back at this URL."""
+        if now >= self._logs_at:
+            what = "%s; nothing gets through, and requests are sent again for up to %g s"
+            logger.warning(what, error, self._retry_timeout_s)
+            self._loss_is_logged, self._logs_at = True, now + LOG_INTERVAL_S
         self.in_flight.limits.clear()
         self.signatures.revalidate()
+
+    def retried(self, error: SonicError, now: float) -> None:
+        """Log how many requests are sent again, at most once in `LOG_INTERVAL_S`."""
+        self._retries += 1
+        if now >= self._logs_at:
+            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
+            logger.warning("%s; %s sent again", error, requests)
+            self._retries, self._logs_at = 0, now + LOG_INTERVAL_S
 
     def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
         """Take an error that it gave, other than a loss: perhaps because of the request's size."""
@@ -258,42 +266,6 @@ class Liveness:
         return probed_at is None or self.active_at <= probed_at
 
 
-class LossLog:
-    """Logs how many of an endpoint's requests are sent again, at most once in `LOG_INTERVAL_S`."""
-
-    def __init__(self, retry_timeout_s: float) -> None:
-        self._retry_timeout_s = retry_timeout_s
-        self._retries = 0
-        self._last_error: SonicError | None = None
-        self._due_at = -math.inf
-        self._loss_is_logged = False
-
-    def count(self, error: SonicError, now: float) -> None:
-        self._retries += 1
-        self._last_error = error
-        self.flush(now)
-
-    def flush(self, now: float) -> None:
-        if self._retries and now >= self._due_at:
-            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
-            logger.warning("%s; %s sent again", self._last_error, requests)
-            self._retries, self._due_at = 0, now + LOG_INTERVAL_S
-
-    def wakes_at(self) -> float:
-        return self._due_at if self._retries else math.inf
-
-    def endpoint_lost(self, error: SonicError, now: float) -> None:
-        if now >= self._due_at:
-            what = "%s; nothing gets through, and requests are sent again for up to %g s"
-            logger.warning(what, error, self._retry_timeout_s)
-            self._loss_is_logged, self._due_at = True, now + LOG_INTERVAL_S
-
-    def recovered(self, url: str) -> None:
-        if self._loss_is_logged:
-            self._loss_is_logged = False
-            logger.warning("%s answers again", url)
-
-
 class EndpointRegistry:
     """The endpoints of a pool, by URL.
 
@@ -333,7 +305,7 @@ class EndpointRegistry:
             endpoint.draining = url not in urls
             endpoint.priority = urls.index(url) if ordered and url in urls else 0
         if fallback is not None and fallback not in servers:
-            self.by_url[fallback].priority = FALLBACK_PRIORITY
+            self.by_url[fallback].priority = math.inf
 
     def remove_drained(self) -> list[str]:
         """Remove endpoints that are draining and have nothing in flight; return their URLs."""

@@ -39,9 +39,6 @@ _PROBE_RTTS = 100
 _MAX_GROWTH = 1.25
 _MAX_TOTAL_GROWTH = 4.0
 
-# A request that left a little late does not use the next turn as well.
-_HALF_A_TURN = 0.5
-
 
 def min_in_flight(full: float) -> float:
     """Return how many requests keep a server busy, of which ``full`` make a full batch."""
@@ -240,7 +237,8 @@ class Quota:
     def sent(self, now: float) -> None:
         """Have the next request wait for its turn, as one leaves now."""
         if self.interval_s:
-            turns = math.ceil((now - self.turn_at) / self.interval_s + _HALF_A_TURN)
+            # A request that left a little late does not use the next turn as well.
+            turns = math.ceil((now - self.turn_at) / self.interval_s + 0.5)
             self.next_turn_at = self.turn_at + turns * self.interval_s
 
     def wakes_at(self, now: float) -> float:
