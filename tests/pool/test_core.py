@@ -482,3 +482,18 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
     scenario.wait(40)
     scenario.answer_all()
     assert last in scenario.delivered or last in scenario.failed
+
+
+def test_what_usually_takes_longer_is_not_hedged() -> None:
+    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
+    scenario.lives = dict.fromkeys((ONE, TWO), True)
+    hedges = []
+    for _ in range(20):
+        scenario.submit(1)
+        scenario.wait(0.5)
+        scenario.answer(scenario.at(ONE)[0], 0.5)
+        hedges.append(scenario.retries)
+    assert hedges[10] == hedges[-1]
+    (slow,) = scenario.submit(1)
+    scenario.wait(1.5)
+    assert {attempt.url for attempt in scenario.in_flight if attempt.slice is slow} == {ONE, TWO}
