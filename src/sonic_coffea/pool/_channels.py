@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# A connection whose requests are all overdue may be led to a server that hangs.
+# A connection whose requests are all late may be led to a server that hangs.
 SILENT_S = 1.0
 # A pod restarts within ten seconds to some minutes.
 FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
@@ -28,7 +28,7 @@ class Channel:
     Attributes
     ----------
     silent_since : float or None
-        Since when requests on it are overdue, and none is answered.
+        Since when requests on it are late, and none is answered.
     renew_at, renew_after_s : float
         When it is to be renewed, and the time until the next renewal.
     resets : float
@@ -109,7 +109,7 @@ class Channels:
         channel.resets -= 1.0
         return True
 
-    def overdue(self, number: int, now: float) -> None:
+    def late(self, number: int, now: float) -> None:
         if self._all[number].silent_since is None:
             self._all[number].silent_since, self._to_renew = now, True
 

@@ -13,20 +13,16 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
-    CancelledError,
-    DeadlineError,
     InferenceError,
     ModelNotFoundError,
-    OverloadError,
     RequestTooLargeError,
-    RouteTimeoutError,
     ServerLostError,
     SonicError,
-    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import back_off_s
 from sonic_coffea.pool._dispatch import Dispatcher
+from sonic_coffea.pool._failures import MAX_SPLITS, Decision, classify
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
@@ -38,10 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Rows that are lost while others are answered may kill the servers. If each second server is dead,
 # one request of 16 is lost four times by chance.
-SUSPECT_LOSSES = MAX_RETRIES = 4
-# A request that a route cuts is split into eighths, while others are in flight beside it. Smaller
-# parts of a request that is too large back off.
-MAX_SPLITS = 3
+MAX_RETRIES = 4
 
 
 class PoolCore:
@@ -73,7 +66,7 @@ class PoolCore:
         times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
         times.append(self._waiting.wakes_at)
         for x in self.endpoints:
-            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
+            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at
         if dispatcher.to_cancel:
             times.append(dispatcher.to_cancel[0][0])
         waiting = self._waiting.models()
@@ -84,8 +77,6 @@ class PoolCore:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
-        if dispatcher.settings.hedge_after_s is not None:
-            due += [dispatcher.hedged_at(attempt, now) for attempt in dispatcher.attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
 
@@ -139,6 +130,9 @@ class PoolCore:
         if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
+        for other in attempt.slice.attempts:
+            if other.late:
+                self.endpoints.by_url[other.url].in_flight.hedge_won(now)
         self.models.answered(attempt.key, event.response.version, now)
         self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
@@ -148,27 +142,33 @@ class PoolCore:
         request = attempt.slice
         if not self._dispatcher.settle(attempt):  # its slice has ended
             return
-        again = sent and self._retries(attempt, error, now)
-        # An overdue attempt is not waited for, as its server seems to hang.
-        awaited = any(not other.overdue for other in request.attempts)
+        decision = self._decide(attempt, error, now) if sent else Decision.FAIL
+        again = decision is not Decision.FAIL
+        # A late attempt is not waited for, as its server seems to hang.
+        awaited = any(not other.late for other in request.attempts)
+        if not sent and request.attempts and not request.queued:
+            request.retry_at = now + back_off_s(1, self._dispatcher.rng)
+            self._waiting.put_back(request, now)
         if again and not awaited:
-            self._send_again(attempt, error, now)
+            self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
         elif again or awaited or request.queued:
             self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
             self._dispatcher.give_up(request, attempt.url if sent else None, error, now)
 
-    def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
+    def _send_again(
+        self, attempt: Attempt, error: SonicError, now: float, *, split: bool = False
+    ) -> None:
         """Queue rows once more, unless they wait already, and count the retry."""
         request = attempt.slice
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
-            if _splits(attempt, error):
+            if split:
                 self._dispatcher.split(request, now)
             else:
                 self._waiting.put_back(request, now)
-        self.endpoints.by_url[attempt.url].losses.count(error, now)
+        self.endpoints.by_url[attempt.url].retried(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
 
     def _probed(self, url: str, error: SonicError | None, now: float) -> None:
@@ -189,52 +189,37 @@ class PoolCore:
             if (target := self.endpoints.by_url.get(url)) is not None:
                 target.in_flight.set_quota(key, quota, now)
 
-    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: C901, PLR0911  a table
-        """Take the error of an attempt, and return whether its rows are sent again."""
+    def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
+        """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        if not isinstance(error, (ServerLostError, DeadlineError, CancelledError)):
-            endpoint.liveness.answered(now)
+        settings, overtaken = self._dispatcher.settings, endpoint.in_flight.overtaken(attempt)
+        decision, for_s = classify(error, attempt, settings, overtaken=overtaken)
+        if decision is Decision.LOST:
+            retried = self._lost(attempt, error, failing_s, now)
+            return Decision.RETRY if retried else Decision.FAIL
+        endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
         match error:
-            case ModelNotFoundError():
-                endpoint.signatures.miss(attempt.key, now)
-                if attempt.key not in endpoint.signatures.valid:
-                    self.models.forget(attempt.key)
-                return failing_s < self._timeout_s
-            case OverloadError():
-                if _splits(attempt, error):
-                    endpoint.too_large(error, request, now)
-                endpoint.overloaded(error, attempt.key, now)
-                return failing_s < self._dispatcher.settings.request_timeout_s
-            case ServerLostError():
-                return self._retries_lost(attempt, endpoint, error, failing_s, now)
-            case DeadlineError() if endpoint.in_flight.overtaken(attempt):
-                return self._retries_lost(attempt, endpoint, error, failing_s, now)
-            case RequestTooLargeError() if _splits(attempt, error):
-                endpoint.too_large(error, request, now)
-                if (back_offs := request.splits - MAX_SPLITS) > 0:  # it may not be the size
-                    request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
-                return True
-            case RequestTooLargeError() | InferenceError():
+            case ModelNotFoundError() if attempt.key not in endpoint.signatures.valid:
+                self.models.forget(attempt.key)
+            case RequestTooLargeError() | InferenceError() if decision is Decision.RETRY:
                 request.inference_failures += 1
-                return request.inference_failures == 1
-            case TokenExpiredError():
-                endpoint.in_flight.limits[attempt.key].pause(now, self._dispatcher.rng)
-                return failing_s < self._timeout_s
-        return False
+            case RequestTooLargeError() if (back_offs := request.splits - MAX_SPLITS) > 0:
+                # It may not be the size.
+                request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
+        return decision if failing_s < for_s else Decision.FAIL
 
-    def _retries_lost(
-        self, attempt: Attempt, endpoint: Endpoint, error: SonicError, failing_s: float, now: float
-    ) -> bool:
+    def _lost(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> bool:
+        """Take the loss of an attempt, and return whether its rows are sent again."""
         request = attempt.slice
-        endpoint.failed(error, now)
+        self.endpoints.by_url[attempt.url].failed(error, now)
         self.models.mark_stale()
         if not getattr(error, "undelivered", False):
             request.losses += 1
-            if request.losses >= SUSPECT_LOSSES:
-                back_offs = request.losses - SUSPECT_LOSSES + 1
+            if request.losses >= MAX_RETRIES:
+                back_offs = request.losses - MAX_RETRIES + 1
                 request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
         lost_since = self._dispatcher.lost_since(attempt.key, now)
         if lost_since is not None:
@@ -248,32 +233,20 @@ class PoolCore:
                 endpoint.liveness.start_probe(now)
                 self._instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
-                self._send_late_again(endpoint, now)
-            endpoint.losses.flush(now)
+                self._hedge_late(endpoint, now)
             for channel in endpoint.in_flight.channels.take_renewals(now):
                 self._instructions.append(e.Reconnect(endpoint.url, channel))
         self.models.validate_waiting(now)
         self._waiting.put_back_due(now)
-        self._dispatcher.send_all(now)
+        self._dispatcher.assign(now)
         self._dispatcher.cancel_due(now)
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
-    def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
-        """Send overdue requests again, over another connection, as their server seems to hang."""
-        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.active_at, now):
+    def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
+        """Send late requests again, elsewhere or over another connection."""
+        for attempt in endpoint.in_flight.take_late(endpoint.liveness.lives_at, now):
             endpoint.breaker.spend()
             seconds = now - attempt.sent_at
-            what = f"no response in {seconds:.3g} s, while the server answers others"
+            what = f"no response in {seconds:.3g} s, while others are answered"
             self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
-
-
-def _splits(attempt: Attempt, error: SonicError) -> bool:
-    """Return whether a request that failed may pass in parts."""
-    request = attempt.slice
-    if request.whole or request.rows == 1:
-        return False
-    if isinstance(error, RouteTimeoutError):
-        # Other requests may be the reason; then parts take as long.
-        return attempt.in_flight == 1 or request.splits < MAX_SPLITS
-    return isinstance(error, RequestTooLargeError)

@@ -1,4 +1,4 @@
-"""Dispatch: which slices leave now, for which endpoint, and whether twice."""
+"""Dispatch: which slices leave now, and for which endpoint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
     from sonic_coffea.pool._settings import Settings
-
-# Rows that hung this often may be sent twice at a time.
-TWIN_FROM = 2
 
 
 class Dispatcher:
@@ -51,89 +48,47 @@ class Dispatcher:
     def attempts(self) -> Iterator[Attempt]:
         return itertools.chain.from_iterable([x.in_flight.all() for x in self.endpoints])
 
-    def send_all(self, now: float) -> None:
-        """Send the slices that have room now."""
-        begun = []
-        while (attempt := self._next(now) or self._hedge(now)) is not None:
-            self._send(attempt)
-            begun.append(attempt)
-        for attempt in begun:
-            if (twin := self._twin(attempt, now)) is not None:
-                self._send(twin)
+    def assign(self, now: float) -> None:
+        """Send each slice that has room now, in the order in which they came.
 
-    def _next(self, now: float) -> Attempt | None:
-        """Begin an attempt for the next slice that an endpoint has room for."""
-        for head in self.waiting.heads():
-            request = head
+        The first waiting slice of each model is one of these cases:
+
+        1. It exceeds the bytes in flight: nothing leaves, lest smaller slices overtake it for ever.
+        2. Its model is held back until quotas come: the next model's turn.
+        3. No endpoint can take it: the next model's turn; the fallback starts if it is due.
+        4. The endpoint has refused requests of its size: its halves take its place.
+        5. It leaves, for the endpoint that is least used.
+        """
+        heads = self.waiting.heads()
+        while heads:
+            request = heads.pop(0)
             if not self._fits(request):
-                return None
+                return
             in_flight = sum(x.in_flight.by_model[request.key] for x in self.endpoints)
             if self.joining.holds_back(request.key, in_flight, now):
                 continue
             endpoint = self.endpoints.choose(request, now)
-            while endpoint is not None:
-                self.waiting.take(request)
-                if endpoint.takes(request, now) or request.rows == 1 or request.whole:
-                    return endpoint.begin(request, now)
-                request = self.split(request, now)
-            self.start_fallback(head.key, now)
-        return None
-
-    def _send(self, attempt: Attempt) -> None:
-        self._in_flight_bytes += attempt.slice.nbytes
-        self.instructions.append(e.Send(attempt))
-
-    def _twin(self, attempt: Attempt, now: float) -> Attempt | None:
-        """Begin a second attempt for rows that hung more than once, if no other rows wait.
-
-        A round-robin balancer leads one of the two attempts to another server.
-        """
-        request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
-        hung = sum(other.overdue for other in request.attempts) >= TWIN_FROM
-        if not hung or self.waiting.first(request.key) is not None or not self._fits(request):
-            return None
-        if endpoint.room(request.key, now) <= 0:
-            return None
-        endpoint.breaker.spend()
-        return endpoint.begin(request, now, attempt.channel)
-
-    def _hedge(self, now: float) -> Attempt | None:
-        """Begin a second attempt for a slow request, elsewhere or over another connection."""
-        if self.settings.hedge_after_s is None:
-            return None
-        for attempt in self.attempts():
-            request = attempt.slice
-            if self.hedged_at(attempt, now) <= now and self._fits(request):
-                other = self.endpoints.choose(request, now, but=attempt.url)
-                other = other or self.endpoints.choose(request, now)
-                if other is not None:
-                    return other.begin(request, now)
-        return None
-
-    def hedged_at(self, attempt: Attempt, now: float) -> float:
-        """Return when a request is hedged; infinity if it is not.
-
-        The time changes while the request is packed, as it has not left.
-        """
-        after_s = self.settings.hedge_after_s
-        request = attempt.slice
-        if after_s is None or len(request.attempts) > 1 or request.queued:
-            return math.inf
-        # A hedge that failed is not repeated at once.
-        return max(min(attempt.sent_at, now), request.begun_at, request.retry_at) + after_s
+            if endpoint is None:
+                self.start_fallback(request.key, now)
+                continue
+            self.waiting.take(request)
+            if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
+                self.split(request, now)
+            else:
+                self._in_flight_bytes += request.nbytes
+                self.instructions.append(e.Send(endpoint.begin(request, now)))
+            heads = self.waiting.heads()
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.
         total_bytes = self._in_flight_bytes + request.nbytes
         return self._in_flight_bytes == 0 or total_bytes <= self._max_in_flight_bytes
 
-    def split(self, request: RequestSlice, now: float) -> RequestSlice:
-        """Queue a slice as two, and return the first; answers to the whole come too late."""
-        parts = request.halves()
+    def split(self, request: RequestSlice, now: float) -> None:
+        """Queue a slice as two; answers to the whole come too late."""
         self.end(request, now)
-        for part in parts:
+        for part in request.halves():
             self.waiting.put_back(part, now)
-        return parts[0]
 
     def settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it had ended before."""

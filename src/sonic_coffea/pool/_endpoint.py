@@ -7,7 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import RouteTimeoutError
+from sonic_coffea.errors import (
+    CancelledError,
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    RouteTimeoutError,
+    TokenExpiredError,
+)
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._signature import VALID_S, Signatures
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from random import Random
 
-    from sonic_coffea.errors import OverloadError, SonicError
+    from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._in_flight import RttStatistics
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
@@ -28,8 +35,6 @@ SILENCE_S = 2.0
 LOG_INTERVAL_S = 10.0
 # After this time, larger requests are tried again: the server may have more memory by then.
 REFUSED_S = 60.0
-# After all servers that are named.
-FALLBACK_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +81,13 @@ class Endpoint:
         self.url = url
         self._rng = rng
         self._revalidates_at = 0.0
-        self.priority = 0
+        self.priority: float = 0  # the fallback comes after all servers that are named
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
-        self.losses = LossLog(settings.retry_timeout_s)
+        self._retry_timeout_s = settings.retry_timeout_s
+        self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(url, settings)
 
@@ -109,15 +115,16 @@ class Endpoint:
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else room
 
-    def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
-        """Begin an attempt to send a slice; `channel` is the connection, if that matters."""
+    def begin(self, request: RequestSlice, now: float) -> Attempt:
+        """Begin an attempt to send a slice."""
         self.liveness.request_sent(len(self.in_flight), now)
-        return self.in_flight.begin(request, now, channel)
+        return self.in_flight.begin(request, now)
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         self.liveness.answered(now)
-        if self.breaker.succeed():
-            self.losses.recovered(self.url)
+        if self.breaker.succeed() and self._loss_is_logged:
+            self._loss_is_logged = False
+            logger.warning("%s answers again", self.url)
         self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
 
@@ -141,25 +148,44 @@ class Endpoint:
         return silent
 
     def _lost(self, error: SonicError, now: float) -> None:
-        self.losses.endpoint_lost(error, now)
-        self._expect_another()
-
-    def _expect_another(self) -> None:
         """Start slowly and validate again, as another server may come back at this URL."""
+        if now >= self._logs_at:
+            what = "%s; nothing gets through, and requests are sent again for up to %g s"
+            logger.warning(what, error, self._retry_timeout_s)
+            self._loss_is_logged, self._logs_at = True, now + LOG_INTERVAL_S
         self.in_flight.limits.clear()
         self.signatures.revalidate()
 
-    def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
-        """Send fewer requests, perhaps after a back-off, as it lacks capacity."""
-        self.breaker.last_error = error
-        if isinstance(error, RouteTimeoutError):
-            self.in_flight.limits[key].halve(now)
-            if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
-                self.in_flight.limits[key].pause(now, self._rng)
-        else:
-            self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+    def retried(self, error: SonicError, now: float) -> None:
+        """Log how many requests are sent again, at most once in `LOG_INTERVAL_S`."""
+        self._retries += 1
+        if now >= self._logs_at:
+            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
+            logger.warning("%s; %s sent again", error, requests)
+            self._retries, self._logs_at = 0, now + LOG_INTERVAL_S
 
-    def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
+    def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
+        """Take an error that it gave, other than a loss: perhaps because of the request's size."""
+        key, limit = attempt.key, self.in_flight.limits[attempt.key]
+        if not isinstance(error, (DeadlineError, CancelledError)):
+            self.liveness.answered(now)
+        if too_large:
+            self._refuse_size(error, attempt.slice, now)
+        match error:
+            case RouteTimeoutError():
+                self.breaker.last_error = error
+                limit.halve(now)
+                if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
+                    limit.pause(now, self._rng)
+            case OverloadError():
+                self.breaker.last_error = error
+                self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+            case TokenExpiredError():
+                limit.pause(now, self._rng)
+            case ModelNotFoundError():
+                self.signatures.miss(key, now)
+
+    def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Send smaller requests for some time, as it refused this one for its size."""
         if not self.takes(request, now):
             return
@@ -200,12 +226,14 @@ class Liveness:
     ----------
     active_at : float
         When it last answered anything, or was sent a request while it owed no response.
+    lives_at : float
+        When it last answered a probe.
     owes : bool
         Whether it was sent a request since, with no known outcome; also if that was given up.
     """
 
     def __init__(self) -> None:
-        self.active_at = 0.0
+        self.active_at = self.lives_at = 0.0
         self.owes = False
         self._probed_at: float | None = None
 
@@ -233,45 +261,9 @@ class Liveness:
         probed_at, self._probed_at = self._probed_at, None
         self.owes = False
         if live:
-            self.active_at = now
+            self.active_at = self.lives_at = now
             return False
         return probed_at is None or self.active_at <= probed_at
-
-
-class LossLog:
-    """Logs how many of an endpoint's requests are sent again, at most once in `LOG_INTERVAL_S`."""
-
-    def __init__(self, retry_timeout_s: float) -> None:
-        self._retry_timeout_s = retry_timeout_s
-        self._retries = 0
-        self._last_error: SonicError | None = None
-        self._due_at = -math.inf
-        self._loss_is_logged = False
-
-    def count(self, error: SonicError, now: float) -> None:
-        self._retries += 1
-        self._last_error = error
-        self.flush(now)
-
-    def flush(self, now: float) -> None:
-        if self._retries and now >= self._due_at:
-            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
-            logger.warning("%s; %s sent again", self._last_error, requests)
-            self._retries, self._due_at = 0, now + LOG_INTERVAL_S
-
-    def wakes_at(self) -> float:
-        return self._due_at if self._retries else math.inf
-
-    def endpoint_lost(self, error: SonicError, now: float) -> None:
-        if now >= self._due_at:
-            what = "%s; nothing gets through, and requests are sent again for up to %g s"
-            logger.warning(what, error, self._retry_timeout_s)
-            self._loss_is_logged, self._due_at = True, now + LOG_INTERVAL_S
-
-    def recovered(self, url: str) -> None:
-        if self._loss_is_logged:
-            self._loss_is_logged = False
-            logger.warning("%s answers again", url)
 
 
 class EndpointRegistry:
@@ -313,7 +305,7 @@ class EndpointRegistry:
             endpoint.draining = url not in urls
             endpoint.priority = urls.index(url) if ordered and url in urls else 0
         if fallback is not None and fallback not in servers:
-            self.by_url[fallback].priority = FALLBACK_PRIORITY
+            self.by_url[fallback].priority = math.inf
 
     def remove_drained(self) -> list[str]:
         """Remove endpoints that are draining and have nothing in flight; return their URLs."""
@@ -332,16 +324,21 @@ class EndpointRegistry:
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
-    def choose(
-        self, request: RequestSlice, now: float, *, but: str | None = None
-    ) -> Endpoint | None:
+    def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
         """Return the endpoint that is to get a slice, if one has room for it."""
-        key = request.key
-        usable = [e for e in self if e.usable(key, now) and e.url != but]
+        usable = [e for e in self if e.usable(request.key, now)]
         if request.inference_failures:  # the endpoint that failed on these rows comes last
             usable = [e for e in usable if e.url != request.last_url] or usable
+        late = {attempt.url for attempt in request.attempts}
+        elsewhere = [e for e in usable if e.url not in late] if late else []
+        return self._least_used(elsewhere, request, now) or self._least_used(usable, request, now)
+
+    def _least_used(
+        self, usable: list[Endpoint], request: RequestSlice, now: float
+    ) -> Endpoint | None:
         if not usable:
             return None
+        key = request.key
         highest = min([e.priority for e in usable])
         usable = [e for e in usable if e.priority == highest]
         # An endpoint without a quota, beside others that have one, will soon have one, too.

@@ -1,4 +1,4 @@
-"""Requests in flight to an endpoint, by model; their limits, and overdue requests."""
+"""Requests in flight to an endpoint, by model; their limits, and late requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.pool._channels import Channels
-from sonic_coffea.pool._limits import MIN_LATE_S, AdaptiveLimit
+from sonic_coffea.pool._limits import AdaptiveLimit
 from sonic_coffea.pool._request import Attempt, ModelKey
 
 if TYPE_CHECKING:
@@ -19,21 +19,14 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.pool._settings import Settings
 
-# A request is overdue if its response is late and a request that was sent later has been answered,
-# as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server may be
-# slow for once.
-HANGS_S, HANGS_TIMES = 1.0, 4.0
-# For this time after an overdue request, each late request is overdue. If late requests are
-# answered all the same, the next must be later.
-HANGING_S = 10.0
-# Where no later request was answered, a response is overdue after twice the time.
-NOT_OVERTAKEN_TIMES = 2.0
-# After this number of attempts, rows are sent again later and later.
-MANY_SENT = 4
+# A request without a response is not late before this time. Each hedge that is answered first
+# halves it, down to the time for which a thread may wait for a core; each late response doubles it.
+LATE_S, MIN_LATE_S = 1.0, 0.05
+# From this attempt on, rows are sent again more and more slowly. If each second server hangs, one
+# request of 16 hangs four times by chance.
+FLAT_ATTEMPTS = 4
 # Where no request was ever answered: the server may load and warm up the model.
 UNKNOWN_S = 10.0
-# How often to look for overdue attempts.
-SCAN_S = 0.02
 
 
 @dataclass(slots=True)
@@ -69,16 +62,15 @@ class InFlight:
     Attributes
     ----------
     attempts : dict
-        The attempts in flight that are not overdue, in the order in which they began.
-    overdue : dict
-        Attempts that later attempts have overtaken long ago: a server that hangs may have them.
-        They do not count for limits.
+        The attempts in flight that are not late, in the order in which they began.
+    late : dict
+        Late attempts, which a server that hangs may have. They do not count for limits.
     late_at : float
-        When an attempt may be overdue.
+        When an attempt may be late.
     limits : dict
         The adaptive limit of each model.
     by_model : Counter
-        Attempts in flight that are not overdue.
+        Attempts in flight that are not late.
     taken : int
         Attempts since the start: endpoints with equal load take turns by it.
     """
@@ -92,20 +84,18 @@ class InFlight:
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
-        self._caution = 1.0
-        self._last_overdue_s = math.inf
-        self._hangs_until = 0.0
+        self._hedges_at_once = settings.hedge_after_s is not None
+        self._most_late_s = self._least_late_s = settings.hedge_after_s or LATE_S
         self.late_at = math.inf
-        self._scanned_at = 0.0
         self.attempts: dict[Attempt, None] = {}
-        self.overdue: dict[Attempt, None] = {}
+        self.late: dict[Attempt, None] = {}
         self.taken = 0
 
     def __len__(self) -> int:
-        return len(self.attempts) + len(self.overdue)
+        return len(self.attempts) + len(self.late)
 
     def all(self) -> list[Attempt]:
-        return [*self.overdue, *self.attempts]
+        return [*self.late, *self.attempts]
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
@@ -114,11 +104,10 @@ class InFlight:
             return limit.room(in_flight, now)
         return min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
 
-    def begin(self, request: RequestSlice, now: float, channel: int | None) -> Attempt:
+    def begin(self, request: RequestSlice, now: float) -> Attempt:
         key, url = request.key, self._url
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
-        if channel is None:
-            channel = self.channels.choose(used, now)
+        channel = self.channels.choose(used, now)
         self.channels.take(channel, request.nbytes)
         self.by_model[key] += 1
         self.taken += 1
@@ -126,29 +115,23 @@ class InFlight:
             quota.sent(now)
         attempt = Attempt(request, url, channel, now, self.by_model[key], sent_at=now)
         self.attempts[attempt] = None
-        self.late_at = min(self.late_at, now + self._min_late_s(now))
-        request.begun_at = now
+        self.late_at = min(self.late_at, now + self._least_late_s)
         request.attempts.append(attempt)
         return attempt
 
     def settle(self, attempt: Attempt) -> None:
         self.channels.leave(attempt.channel, attempt.slice.nbytes)
-        if attempt in self.overdue:
-            del self.overdue[attempt]
+        if attempt.late:
+            del self.late[attempt]
         else:
             del self.attempts[attempt]
             self.by_model[attempt.key] -= 1
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
-        if attempt.begun_at > self._answered_from:
-            self._answered_from = attempt.begun_at
-            # The attempts that it has overtaken may be overdue.
-            oldest_at = next(iter(self.attempts), attempt).begun_at
-            late_at = max(oldest_at + self._min_late_s(now), self._scanned_at + SCAN_S)
-            self.late_at = min(self.late_at, late_at)
+        self._answered_from = max(self._answered_from, attempt.begun_at)
         self.channels.answered(attempt.channel)
-        if attempt in self.overdue:  # it was slow, and did not hang
-            self._caution = min(self._caution * 1.5, HANGS_TIMES)
+        if attempt.late:  # it was slow, and did not hang
+            self._least_late_s = min(2 * self._least_late_s, self._most_late_s)
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
@@ -162,66 +145,46 @@ class InFlight:
         """Whether a request that was sent later, or at the same time, has been answered."""
         return attempt.begun_at <= self._answered_from
 
-    def _overdue_after_s(self, attempt: Attempt, now: float) -> float:
-        """Return after how long an attempt is overdue."""
-        late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
-        sent = len(attempt.slice.attempts)
-        back_off: float
-        if late_s is None:
-            return UNKNOWN_S * 2.0 ** (sent - 1)
-        if now < self._hangs_until:
-            late_s = min(late_s * self._caution, self._last_overdue_s)
-            back_off = 2.0 ** (max(0, sent - MANY_SENT) / 2)
-        else:
-            late_s = max(HANGS_S, HANGS_TIMES * late_s)
-            back_off = 2.0 ** (sent - 1)
-        if self.overtaken(attempt):
-            # Some rows hang again and again by chance; others make each server hang.
-            back_off = 2.0 ** max(0.0, sent / 2 - MANY_SENT)
-        else:
-            back_off *= NOT_OVERTAKEN_TIMES
-        return back_off * late_s
+    def hedge_won(self, now: float) -> None:
+        """Wait less for the next late response, as this one hung."""
+        self._least_late_s = max(self._least_late_s / 2, MIN_LATE_S)
+        self.late_at = min(self.late_at, now + self._least_late_s)
 
-    def _min_late_s(self, now: float) -> float:
-        return MIN_LATE_S if now < self._hangs_until else HANGS_S
+    def take_late(self, lives_at: float, now: float) -> list[Attempt]:
+        """Move attempts that are late out of the limits, and return them.
 
-    def take_overdue(self, active_at: float, now: float) -> list[Attempt]:
-        """Move attempts that have become overdue out of the limits, and return them.
-
-        The endpoint must have been active since, else all requests would be overdue.
+        `lives_at` is when a probe was answered last.
         """
-        overdue, self.late_at, self._scanned_at = [], math.inf, now
-        min_late_s = self._min_late_s(now)
-        if now < self._hangs_until:
-            active_at += HANGING_S  # recent activity is enough
-        for attempt in self.attempts:
-            if attempt.begun_at + min_late_s > now:  # the attempts after it began later
-                self.late_at = min(self.late_at, attempt.begun_at + min_late_s)
-                break
-            if attempt.sent_at > now:
-                self.late_at = min(self.late_at, now + min_late_s)
-                continue
-            at = attempt.sent_at + self._overdue_after_s(attempt, now)
-            active = active_at > attempt.sent_at
-            if at <= now and active:
-                overdue.append(attempt)
-            else:
-                wait_s = SCAN_S if active else HANGS_S
-                self.late_at = min(self.late_at, max(at, now + wait_s))
-        if overdue and now >= self._hangs_until:
-            # The limit has grown by the places that they held.
-            self._last_overdue_s = max(now - attempt.sent_at for attempt in overdue)
-            for key in {attempt.key for attempt in overdue}:
-                self.limits[key].restart()
-        for attempt in overdue:
-            attempt.overdue = True
+        late = [attempt for attempt in self.attempts if self._is_late(attempt, lives_at, now)]
+        if late and self._least_late_s == self._most_late_s:
+            # Until now, the limit has grown by the places that they held.
+            for key, places in Counter(attempt.key for attempt in late).items():
+                self.limits[key].release(places)
+        for attempt in late:
+            attempt.late = True
             del self.attempts[attempt]
-            self.overdue[attempt] = None
+            self.late[attempt] = None
             self.by_model[attempt.key] -= 1
-            self.channels.overdue(attempt.channel, now)
-            self._hangs_until = now + HANGING_S
-            self._caution = max(self._caution * 0.95, 1.0)
-        return overdue
+            self.channels.late(attempt.channel, now)
+        least_s, self.late_at = self._least_late_s, math.inf
+        for oldest in self.attempts:
+            self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
+            break
+        return late
+
+    def _is_late(self, attempt: Attempt, lives_at: float, now: float) -> bool:
+        """Whether an attempt has no response after the usual time, while others are answered."""
+        attempts = len(attempt.slice.attempts)
+        late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
+        if late_s is None:
+            late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts
+        # Rows may make each server hang.
+        back_off = max(1.0, attempts / FLAT_ATTEMPTS)
+        late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
+        if now < late_at:
+            return False
+        hangs = self._hedges_at_once or self._least_late_s < self._most_late_s
+        return hangs or self.overtaken(attempt) or lives_at > late_at
 
     def set_quota(self, key: ModelKey, quota: Quota, now: float) -> None:
         self._quotas[key] = quota.after(self.quota(key, now))

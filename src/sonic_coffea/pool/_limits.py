@@ -20,9 +20,8 @@ _MIN_IN_FLIGHT = 4.0
 _MIN_BATCHES, _MAX_FULL = 2, 64.0
 
 _SMOOTHING = 0.2
-# A response is late after the mean RTT and four mean deviations, as in TCP (RFC 6298), but not
-# before twice the mean, nor before 0.05 s, for which a thread may wait for a core.
-_DEVIATIONS, _MIN_LATE_RATIO, MIN_LATE_S = 4.0, 2.0, 0.05
+# A response is late after the mean RTT and four mean deviations, as in TCP (RFC 6298).
+_DEVIATIONS = 4.0
 # After a refusal, the limit stays at the number that was not refused for 16 round trips, then grows
 # again. After each further refusal it stays for twice as many, up to 512. With a limit of 4, one
 # request of 100 is refused at first, and one of 2,000 in the end.
@@ -39,9 +38,6 @@ _PROBE_RTTS = 100
 # outbid each other without end.
 _MAX_GROWTH = 1.25
 _MAX_TOTAL_GROWTH = 4.0
-
-# A request that left a little late does not use the next turn as well.
-_HALF_A_TURN = 0.5
 
 
 def min_in_flight(full: float) -> float:
@@ -76,7 +72,7 @@ class AdaptiveLimit:
         self._baseline_rtt_s: dict[int, float] = {}
         self._min_rtt_s: dict[int, float] = {}
         self._rtt_ratio = 1.0
-        self._deviation = 0.0
+        self._deviation = 0.5  # as in RFC 6298
         self._probe_at = math.inf
         self._ceiling = math.inf
         self._held_until = 0.0
@@ -113,8 +109,7 @@ class AdaptiveLimit:
         # Twice the rows take up to twice the time, and fewer rows up to the same time.
         known = min(self._baseline_rtt_s, key=lambda other: abs(other - size))
         baseline_s = self._baseline_rtt_s[known] * 2.0 ** max(size - known, 0)
-        ratio = self._rtt_ratio + _DEVIATIONS * self._deviation
-        return max(max(ratio, _MIN_LATE_RATIO * self._rtt_ratio) * baseline_s, MIN_LATE_S)
+        return (self._rtt_ratio + _DEVIATIONS * self._deviation) * baseline_s
 
     def answered(
         self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
@@ -177,10 +172,10 @@ class AdaptiveLimit:
             # No response will show that there is room again.
             self.pause(now, rng, retry_after_s)
 
-    def restart(self) -> None:
-        """Begin with few requests again, without slow start."""
+    def release(self, places: float) -> None:
+        """Shrink by the places of requests that hung, by which it had grown."""
         self._slow_start = False
-        self._set(min(self._value, _MIN_IN_FLIGHT))
+        self._set(min(self._value, max(self._value - places, _MIN_IN_FLIGHT)))
 
     def halve(self, now: float) -> None:
         """Record a request that took too long; several of one moment count as one."""
@@ -242,7 +237,8 @@ class Quota:
     def sent(self, now: float) -> None:
         """Have the next request wait for its turn, as one leaves now."""
         if self.interval_s:
-            turns = math.ceil((now - self.turn_at) / self.interval_s + _HALF_A_TURN)
+            # A request that left a little late does not use the next turn as well.
+            turns = math.ceil((now - self.turn_at) / self.interval_s + 0.5)
             self.next_turn_at = self.turn_at + turns * self.interval_s
 
     def wakes_at(self, now: float) -> float:

@@ -251,7 +251,7 @@ class ServedModels:
         if isinstance(error, CancelledError):  # its connection was renewed
             return
         if isinstance(error, DeadlineError):
-            endpoint.in_flight.channels.overdue(0, now - SILENT_S)
+            endpoint.in_flight.channels.late(0, now - SILENT_S)
         endpoint.failed(error, now)
         self.mark_stale()
         self._fail_if_lost(key, endpoint.url, error, now)

@@ -57,7 +57,6 @@ class RequestSlice:
     nbytes: int
     order: tuple[int, int] = (0, 0)
     queued_at: float = 0.0
-    begun_at: float = 0.0
     retries: int = 0
     losses: int = 0
     retry_at: float = 0.0
@@ -102,8 +101,8 @@ class Attempt:
         writes both. Packing takes seconds while its code is compiled.
     settled : bool
         Whether it has ended, in any way.
-    overdue : bool
-        Whether its server seems to hang.
+    late : bool
+        Whether its rows were sent again, as its server seems to hang.
     """
 
     slice: RequestSlice
@@ -114,7 +113,7 @@ class Attempt:
     packing_at: float = 0.0
     sent_at: float = 0.0
     settled: bool = False
-    overdue: bool = False
+    late: bool = False
     cancelled: bool = False
     _rpc: RpcHandle | None = None
 

@@ -91,8 +91,9 @@ class Settings:
         a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
         model, and after 24 to 35 s with ten models.
     hedge_after_s : float or None
-        Time after which a hedged request goes to another server with capacity; the first response
-        counts. None: only overdue requests are hedged.
+        Least time after which a request that takes longer than usual is sent a second time, to
+        another server with capacity or over another connection; the first response counts. None: 1
+        s, while the server answers others.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.

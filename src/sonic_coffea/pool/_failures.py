@@ -1,0 +1,68 @@
+"""What becomes of the rows of a request that failed: one rule for each kind of failure."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import (
+    DeadlineError,
+    InferenceError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestTooLargeError,
+    RouteTimeoutError,
+    ServerLostError,
+    TokenExpiredError,
+)
+
+if TYPE_CHECKING:
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._request import Attempt
+    from sonic_coffea.pool._settings import Settings
+
+# A request that a route cuts is split into eighths, while others are in flight beside it. Smaller
+# parts of a request that is too large back off.
+MAX_SPLITS = 3
+
+
+class Decision(Enum):
+    """Send rows again, send them again by halves, or give them up.
+
+    Rows that are lost are sent again while a server is left, or may come back.
+    """
+
+    RETRY = auto()
+    SPLIT = auto()
+    LOST = auto()
+    FAIL = auto()
+
+
+def classify(  # noqa: PLR0911  a table
+    error: SonicError, attempt: Attempt, settings: Settings, *, overtaken: bool
+) -> tuple[Decision, float]:
+    """Return what becomes of rows, and for how long after their first failure.
+
+    `overtaken`: a request that was sent no earlier has been answered.
+    """
+    request = attempt.slice
+    splits = request.rows > 1 and not request.whole
+    # Other requests in flight may be why a route is slow; then parts take as long.
+    cut = splits and (attempt.in_flight == 1 or request.splits < MAX_SPLITS)
+    match error:
+        case RouteTimeoutError() if cut:
+            return Decision.SPLIT, settings.request_timeout_s
+        case OverloadError():
+            return Decision.RETRY, settings.request_timeout_s
+        case ModelNotFoundError() | TokenExpiredError():
+            return Decision.RETRY, settings.retry_timeout_s
+        case ServerLostError():
+            return Decision.LOST, settings.retry_timeout_s
+        case DeadlineError() if overtaken:
+            return Decision.LOST, settings.retry_timeout_s
+        case RequestTooLargeError() if splits:
+            return Decision.SPLIT, math.inf
+        case RequestTooLargeError() | InferenceError() if not request.inference_failures:
+            return Decision.RETRY, math.inf
+    return Decision.FAIL, math.inf
