@@ -19,6 +19,7 @@ ROOT = Path(sonic_coffea.__file__).parent
 LAYERS = (
     "_version",
     "errors",
+    "_extras",
     "provenance",
     "layouts",
     "transport",
@@ -42,8 +43,8 @@ LAYERS = (
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
 HOMES = {
-    "tritonclient": {"transport", "server"},
-    "grpc": {"transport", "server"},
+    "tritonclient": {"transport", "testing"},
+    "grpc": {"transport", "testing"},
     "distributed": {"dask", "_connect", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},

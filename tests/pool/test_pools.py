@@ -209,7 +209,7 @@ def test_pickles_are_scored_by_the_servers_of_their_sender(
     two: tuple[FakeServer, FakeServer], elsewhere: str
 ) -> None:
     one, other = two
-    folds = sonic.Folds([MODEL, MODEL])
+    folds = sonic.Folds([MODEL, MODEL], fold=None)
     sent = pickled(one.url, MODEL, folds, Times())
     with ExitStack() as stack:
         if elsewhere == "plainly":

@@ -284,7 +284,7 @@ def test_a_server_that_joins_and_tells_no_digest_makes_it_unknown() -> None:
 
 def test_folds_name_the_digests_that_nobody_knows() -> None:
     models = {"tagger": fake("a", 0.25), "other": fake("", 0.75)}
-    folds = sonic.Folds([MODEL, sonic.Model("other", MODEL.inputs, MODEL.outputs)])
+    folds = sonic.Folds([MODEL, sonic.Model("other", MODEL.inputs, MODEL.outputs)], fold=None)
     with FakeServer(models) as server, sonic.connect(server.url) as pool:
         assert digest_of(folds(JETS, pool=pool)) == "a, unknown"
 

@@ -81,7 +81,7 @@ def leave(block: Block) -> None:
 def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
     """Return a way to a server, or to the models of a repository in this process."""
     if is_in_process(url):
-        from sonic_coffea.server._in_process import InProcessTransport
+        from sonic_coffea.server import InProcessTransport
 
         return cast("Connection", InProcessTransport(url))
     return connect_transport(url, options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.server._folders import ServerRecord, local_servers
+from sonic_coffea.server._in_process import InProcessTransport
 from sonic_coffea.server._install import ServerInstall, ensure
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
@@ -15,6 +16,7 @@ from sonic_coffea.server.repository import (
 
 __all__ = [
     "Ensemble",
+    "InProcessTransport",
     "LocalServer",
     "ModelVersion",
     "Served",

@@ -19,7 +19,6 @@ from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, t
 
 if TYPE_CHECKING:
     from sonic_coffea.testing._model import FakeModel
-    from sonic_coffea.testing._server import FakeServer
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
@@ -43,7 +42,7 @@ class Received:
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: Any) -> None:
         self._server = server
         self._counting = threading.Lock()
 
