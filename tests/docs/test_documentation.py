@@ -208,7 +208,7 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     options = Settings(servers=()).options().items()
     known = {name: value for name, value in options if isinstance(value, (int, float, str))}
-    assert len(known) >= 12
+    assert len(known) >= 11
     for name, value in known.items():
         words = f'"{value}"' if isinstance(value, str) else str(value)
         is_number = not isinstance(value, (bool, str))

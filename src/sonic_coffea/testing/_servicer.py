@@ -133,7 +133,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
 
     def _model(self, name: str, version: str, context: Any) -> FakeModel:
-        model = self._server.serving(name, version)
+        model: FakeModel | None = self._server.serving(name, version)
         if model is None:
             requested = f"'{name}' version {version}" if version else f"'{name}'"
             message = f"Request for unknown model: {requested} is not found"
