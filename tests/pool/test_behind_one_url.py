@@ -15,9 +15,8 @@ import pytest
 from tests.pool.scenario import KEY, ONE, Scenario
 
 from sonic_coffea import errors
-from sonic_coffea.pool._breaker import MAX_LOSSES
+from sonic_coffea.pool._breaker import MAX_LOSSES, MAX_RETRIES
 from sonic_coffea.pool._channels import FAR_S, FIRST_RENEWAL_S, FULL_BYTES, MAX_RESETS, OLD_S
-from sonic_coffea.pool._core import MAX_RETRIES
 from sonic_coffea.pool._endpoint import LOG_INTERVAL_S
 from sonic_coffea.pool._in_flight import LATE_S, UNKNOWN_S
 

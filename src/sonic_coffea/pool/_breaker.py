@@ -17,6 +17,10 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 0.1, 2.0
 # once while at least one of eleven is answered.
 MAX_LOSSES = 32.0
 LOSSES_PER_ANSWER = 10.0
+# Rows that are lost while others are answered may kill the servers, or make them hang; from then on
+# they are sent again more and more slowly. If each second server is dead, or hangs, one request of
+# 16 is lost four times by chance.
+MAX_RETRIES = 4
 # Losses that open a half-open circuit again.
 HALF_OPEN_LOSSES = 4.0
 # A run of losses that lasts this long opens the circuit, however few they are.

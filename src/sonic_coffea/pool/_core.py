@@ -20,7 +20,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import back_off_s
+from sonic_coffea.pool._breaker import MAX_RETRIES, back_off_s
 from sonic_coffea.pool._dispatch import Dispatcher
 from sonic_coffea.pool._failures import MAX_SPLITS, Decision, classify
 from sonic_coffea.pool._models import ServedModels
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
-
-# Rows that are lost while others are answered may kill the servers. If each second server is dead,
-# one request of 16 is lost four times by chance.
-MAX_RETRIES = 4
 
 
 class PoolCore:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sonic_coffea.pool._breaker import MAX_RETRIES
 from sonic_coffea.pool._channels import Channels
 from sonic_coffea.pool._limits import AdaptiveLimit
 from sonic_coffea.pool._request import Attempt, ModelKey
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 # A request without a response is not late before this time. Each hedge that is answered first
 # halves it, down to the time for which a thread may wait for a core; each late response doubles it.
 LATE_S, MIN_LATE_S = 1.0, 0.05
-# From this attempt on, rows are sent again more and more slowly. If each second server hangs, one
-# request of 16 hangs four times by chance.
-FLAT_ATTEMPTS = 4
 # Where no request was ever answered: the server may load and warm up the model.
 UNKNOWN_S = 10.0
 
@@ -178,8 +176,7 @@ class InFlight:
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
         if late_s is None:
             late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts
-        # Rows may make each server hang.
-        back_off = max(1.0, attempts / FLAT_ATTEMPTS)
+        back_off = max(1.0, attempts / MAX_RETRIES)
         late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
         if now < late_at:
             return False
