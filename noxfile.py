@@ -66,7 +66,8 @@ WHEELS = ["--only-binary", ":all:", "--no-binary", "sonic-coffea"]
 # With what its tests need.
 PACKAGE = ["--editable", ".", "--group", "test"]
 
-WITHOUT_SERVERS = ["-m", "not server and not benchmark"]
+# Slow tests run with all others.
+WITHOUT_SERVERS = ["-m", "not server and not slow and not benchmark"]
 # Old versions warn of each other.
 OLD = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
 

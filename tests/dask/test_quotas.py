@@ -194,11 +194,17 @@ def test_a_server_is_saturated_and_shared_evenly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "warm", "until"), [(1_000, 80, 260), (10_000, 300, 400)])
-def test_thousands_of_workers_saturate_a_server(workers: int, warm: float, until: float) -> None:
+@pytest.mark.parametrize(
+    ("workers", "warm", "until", "fair"),
+    # Of ten thousand, some have one request in that time, and others two.
+    [(1_000, 80, 260, 0.95), (10_000, 300, 400, 0.85)],
+)
+def test_thousands_of_workers_saturate_a_server(
+    workers: int, warm: float, until: float, fair: float
+) -> None:
     _, throughput, evenness = simulate(workers, Work(), until=until, warm=warm)
     assert throughput > 0.95
-    assert evenness > 0.95
+    assert evenness > fair
 
 
 @pytest.mark.slow

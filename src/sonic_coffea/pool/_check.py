@@ -214,7 +214,7 @@ class _Steps:
 
         try:
             self.connection.info()
-        except (errors.ServerLostError, errors.DeadlineError, errors.ConfigError):
+        except (errors.ServerLostError, errors.DeadlineError, errors.ConfigError) as error:
             if self._unix:
                 raise
             with contextlib.suppress(OSError):
@@ -227,7 +227,8 @@ class _Steps:
                 plain.getresponse()
                 remedy = "it may be Triton's HTTP port; its gRPC port is 8001 by default"
                 raise _Failed("the port speaks HTTP/1, not gRPC", remedy) from None
-            raise
+            if not isinstance(error, errors.ConfigError):  # else the next step says what it is
+                raise
         except errors.SonicError:  # refused, but by gRPC: the next step says why
             pass
         return "HTTP/2 without TLS"
