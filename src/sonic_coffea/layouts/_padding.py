@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,10 +49,21 @@ def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any)
 
 @cache
 def _compiled(*, cached: bool) -> Callable[..., Any]:
+    """Return the compiled loop; numba unpickles cached code, which no stranger may write."""
     import numba
 
+    cached = cached and not _others_write(numba.config.CACHE_DIR)
     compiled: Callable[..., Any] = numba.njit(cache=cached, nogil=True)(_pad)
     return compiled
+
+
+def _others_write(folder: str) -> bool:
+    """Whether NUMBA_CACHE_DIR is a folder that other users own or can write."""
+    path = Path(folder)
+    if not folder or not hasattr(os, "getuid") or not path.exists():
+        return False
+    found = path.stat()
+    return found.st_uid not in (os.getuid(), 0) or bool(found.st_mode & 0o022)
 
 
 def pad(

@@ -1,0 +1,37 @@
+"""Compiled code is kept by numba, where only its owner can write it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODE = """
+import awkward as ak
+import sonic_coffea as sonic
+print(sonic.Padded("pt", 2).pack(ak.Array([{"pt": [1.0]}])).tolist())
+"""
+
+
+@pytest.mark.parametrize(("mode", "keeps"), [(0o700, True), (0o777, False), (0o770, False)])
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, mode: int, keeps: bool) -> None:
+    folder = tmp_path / "numba"
+    folder.mkdir()
+    folder.chmod(mode)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "[[[1.0, 0.0]]]"
+    # numba itself, and coffea, have functions of their own there.
+    assert any("_pad" in path.name for path in folder.rglob("*.nb?")) is keeps
