@@ -143,7 +143,7 @@ def trips(network_s: float, until: float) -> tuple[Any, Any, Any, Any]:
     """Return a client's requests in flight over time, and their RTTs, as others come at 3 s."""
     server = Accelerator(launch_s=10e-3, row_s=5e-6)
     run = Simulation(
-        [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), weights=()
+        [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), schedulers=0
     )
     run.join(1)
     run.join(3, 3.0)

@@ -169,15 +169,25 @@ def unknown_host() -> Observed:
         return observe(channel, 20.0)
 
 
+@pytest.fixture(scope="module")
+def without_tls() -> Observed:
+    credentials = grpc.ssl_channel_credentials()
+    with FakeServer(MODELS) as server:
+        target = server.url.removeprefix("grpc://")
+        with grpc.secure_channel(target, credentials, options=_CHANNEL_OPTIONS) as channel:
+            return observe(channel, 20.0)
+
+
 @pytest.mark.parametrize("row", FAILURES, ids=lambda row: f"{row.phase} {row.words or row.codes}")
 def test_every_row_of_the_table_decides_a_fault(
     row: Any,
     observations: dict[str, Observed],
     untrusted: list[Observed],
     unknown_host: Observed,
+    without_tls: Observed,
 ) -> None:
     """Without it, a fault would be taken for something else."""
-    observed = (*observations.values(), *untrusted, unknown_host)
+    observed = (*observations.values(), *untrusted, unknown_host, without_tls)
     failed = [seen for seen in observed if seen.code != Code.OK]
 
     def decided(rows: Sequence[Any]) -> list[Any]:

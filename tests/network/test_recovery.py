@@ -105,7 +105,8 @@ def test_a_fault_of_the_first_question(case: Case, method: str, faulty: FaultSer
 def test_a_fault_that_is_the_requests_own(
     case: Case, faulty: FaultServer, healthy: FakeServer
 ) -> None:
-    with pool_of(faulty) as pool:
+    # A function would be asked for another token.
+    with pool_of(faulty, token="t") as pool:
         MODEL(JETS, pool=pool)
         case.happen(faulty, times=10**6)
         with pytest.raises(case.kind) as raised:
