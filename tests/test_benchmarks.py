@@ -62,24 +62,23 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 def test_layouts(tmp_path: Path) -> None:
     shown, saved = run("layouts", tmp_path)
     assert "Padded" in shown
-    aimed = [m["name"] for m in saved["measurements"] if m["target"]]
-    assert aimed == [
+    aimed = {m["name"].split(",")[0] for m in saved["measurements"] if m["target"]}
+    assert aimed == {
+        "plain",
+        "shift",
+        "log",
+        "tanh",
+        "weaver",
+        "sorted",
         "Padded",
-        "Padded, shift scale clip",
-        "Padded, over awkward by hand",
-        "Padded, 5 of 10 fields broadcast",
-        "Padded, 1 of 10 fields with None",
-        "Padded, one-hot of 10",
-        "Row, 8 leading objects, missing",
+        "Flat",
         "Pairwise",
-        "Pairwise, given",
-        "Tokens",
-        "Padded, 100 rows",
         "a call without rows",
         "scores to jets",
         "values to constituents",
-    ]
-    assert 1 <= saved["peak memory of Padded, over its result"] < 1.2
+    }
+    # 1,000 rows are one block, whose values are gathered beside the tensor.
+    assert 1 <= saved["peak memory of Padded, over its result"] < 2
     assert saved["packages"]["awkward"]
 
 
