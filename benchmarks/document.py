@@ -185,8 +185,10 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     yield (
         "How long does it take to make tensors from 20,000 jagged jets of a file, as weaver does?",
         f"{ratios[weaver]:.2g} times as long as numpy and one compiled loop",
-        f"without operations, {ratios['Padded, over a copy']:.2g} times as long as a copy; "
-        f"{1 / ratios[hand]:.0f} times faster than awkward by hand",
+        (
+            f"without operations, {ratios['Padded, over a copy']:.2g} times as long as a copy; "
+            f"{1 / ratios[hand]:.0f} times faster than awkward by hand"
+        ),
     )
     cluster = all_of["cluster"]
     clients = "clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)"
