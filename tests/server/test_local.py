@@ -169,6 +169,13 @@ def test_a_port_is_for_others_and_says_so(light, serve, caplog, host):
     assert ("by the network" in said) is (host == "0.0.0.0")  # noqa: S104
 
 
+@pytest.mark.parametrize("name", ["startup_timeout_s", "stop_timeout_s"])
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), 1e12, "10", None])
+def test_times_have_a_range(light, name, value):
+    with pytest.raises(ConfigError, match=f"{name}: expected a number of seconds"):
+        LocalServer(light, **{name: value})
+
+
 def test_a_host_needs_a_port(light):
     with pytest.raises(ConfigError, match=r"host='0.0.0.0' needs a port="):
         LocalServer(light, host="0.0.0.0")  # noqa: S104

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _RESTARTS = 5
+_MAX_TIME_S = 86_400
 # A server that has run for this time did not fail at its start.
 _LASTED_S = 60.0
 _LOOPBACK = "127.0.0.1"
@@ -129,6 +131,11 @@ class LocalServer:
         aborts now and then as it loads.
     progress : callable, optional
         Called with a short text at each stage of an installation.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If options contradict each other, or a time is no number of seconds up to a day.
     """
 
     _first_pause_s = 0.5
@@ -162,6 +169,8 @@ class LocalServer:
         for name in (argument.partition("=")[0] for argument in extra_args):
             if name in _OWN_ARGUMENTS:
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
+        _check_seconds("startup_timeout_s", startup_timeout_s)
+        _check_seconds("stop_timeout_s", stop_timeout_s)
         self.repository = Path(repository).absolute()
         self._models = tuple(models or ())
         self._control = "poll" if poll else "none" if models is None else "explicit"
@@ -464,6 +473,7 @@ class LocalServer:
         sonic_coffea.errors.ServerError
             If the server does not run.
         """
+        _check_seconds("timeout_s", timeout_s)
         until = time.monotonic() + timeout_s
         requested = None if version is None else str(version)
         while True:
@@ -566,3 +576,10 @@ def _free_port(host: str, port: int) -> int:
             f"port {port} of {host} cannot be had: {error.strerror}; port=0 takes a free one, and "
             "without port= the server needs none"
         ) from None
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or not 0 <= float(value) <= _MAX_TIME_S:
+        raise ConfigError(
+            f"{name}: expected a number of seconds up to {_MAX_TIME_S} (a day), got {value!r}"
+        )
