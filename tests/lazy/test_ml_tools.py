@@ -146,11 +146,15 @@ def test_on_worker_processes(
         computed = client.compute(wrapper(["scores"], lazy)["scores"]).result()
         expected = wrapper(["scores"], flat)["scores"]
         np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-6)
-        pools = client.run(pool_of, wrapper)
-    servers = {names for names, _ in pools.values()}
+        # As tasks, which are scored by the pool of the client that sends them.
+        pools = [
+            client.submit(pool_of, wrapper, workers=[worker], pure=False).result()
+            for worker in client.scheduler_info()["workers"]
+        ]
+    servers = {names for names, _ in pools}
     assert servers == {(server.url,)}
     # Each worker scored some rows, all by one pool, however often the wrapper was unpickled.
-    assert sum(rows for _, rows in pools.values()) == len(flat)
+    assert sum(rows for _, rows in pools) == len(flat)
 
 
 def pool_of(wrapper: triton_wrapper) -> tuple[Any, int]:
