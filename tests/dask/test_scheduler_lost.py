@@ -108,19 +108,19 @@ def test_a_client_whose_scheduler_stays_away_says_what_to_do(
 
 
 def test_a_client_that_lost_its_link_has_its_servers_again(
-    one_worker: Client, server: FakeServer, caplog: pytest.LogCaptureFixture
+    server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its scheduler has taken its servers away meanwhile."""
-
-    def cut(dask_scheduler: Any, client: str) -> None:
-        dask_scheduler.client_comms[client].abort()
-
-    assert one_worker.cluster is not None
-    with Client(one_worker.cluster) as client, sonic.connect(server.url, client=client):
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        sonic.connect(server.url, client=client),
+    ):
+        (worker,) = own.workers.values()
         assert client.submit(score, 1, pure=False).result(60) == 2
-        one_worker.run_on_scheduler(cut, client=client.id)
+        client.loop.add_callback(own.scheduler.client_comms[client.id].abort)
         until(lambda: "registering its servers again" in caplog.text)
-        until(lambda: list(one_worker.run(plugins_of_worker).values()) == [1])
+        until(lambda: plugins_of_worker(worker) == 1)
         assert client.submit(score, 2, pure=False).result(60) == 4
         assert caplog.text.count("registering its servers again") == 1
 
