@@ -208,6 +208,15 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     assert "stopped" in repr(server)
 
 
+def test_one_of_another_state_folder_lets_it_be(light, serve, monkeypatch):
+    with serve(light) as server:
+        monkeypatch.delenv("SONIC_COFFEA_STATE_DIR")
+        with serve(light) as other:
+            assert socket_folder(other.url).parent != socket_folder(server.url).parent
+            assert [model.name for model in other.metadata.models] == ["echo"]
+        assert [model.name for model in server.metadata.models] == ["echo"]
+
+
 def test_an_exception_ends_it(light, serve):
     pids = []
 

@@ -128,13 +128,12 @@ def socket_folder() -> Path:
     if not hasattr(os, "getuid"):
         raise ServerStartError("local servers need a system with Unix sockets")
     name = f"sonic-coffea-{os.getuid()}"
-    places = ["/tmp", tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")]  # noqa: S108
-    folder = _first_private([Path(place, name) for place in places if place])
     override = os.environ.get(STATE_VARIABLE)
     if override:
-        folder /= hashlib.sha256(override.encode()).hexdigest()[:8]
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+        # Not inside the other folder, whose servers would take it for one that a server left.
+        name += f"-{hashlib.sha256(override.encode()).hexdigest()[:8]}"
+    places = ["/tmp", tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")]  # noqa: S108
+    return _first_private([Path(place, name) for place in places if place])
 
 
 def log_folder() -> Path:
@@ -171,7 +170,7 @@ def _first_private(folders: Iterable[Path]) -> Path:
 def _is_locked(folder: Path) -> bool:
     try:
         fd = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except FileNotFoundError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
