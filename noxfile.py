@@ -142,6 +142,15 @@ def frameworks(session: nox.Session) -> None:
     _test(session, *WITHOUT_SERVERS, *OLD, tests=["tests/processor/test_older_coffea.py"])
 
 
+@nox.session(python="3.11")
+def exports(session: nox.Session) -> None:
+    """Run the page that writes files with other packages, which take some gigabytes."""
+    exporters = ["torch", "onnxscript", "keras", "skl2onnx", "scikit-learn", "xgboost-cpu"]
+    session.install(*WHEELS, *exporters, "--editable", ".[demo]", "--group", "test")
+    page = "docs/how-to/export-a-network.md"
+    _test(session, tests=[f"tests/docs/test_documentation.py::test_page_runs[{page}]"])
+
+
 def _installed(session: nox.Session) -> set[str]:
     python = f"{session.virtualenv.bin}/python"
     listed = session.run_install("uv", "pip", "freeze", "--python", python, silent=True)
