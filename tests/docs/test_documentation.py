@@ -51,8 +51,15 @@ ELSEWHERE = [ROOT / "docs/facilities" / f"{name}.md" for name in ("slurm", "purd
 ELSEWHERE.append(ROOT / "docs/how-to/use-coffea-0.7.md")  # in an environment of coffea 0.7
 if find_spec("dask_awkward") is None:  # it runs in an environment of its own, with `make test-lazy`
     ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
-if not all(map(find_spec, ("torch", "keras", "skl2onnx"))):  # the same, with `nox -s exports`
-    ELSEWHERE.append(ROOT / "docs/how-to/export-a-network.md")
+# The same, with `nox -s pages`.
+NEEDED = {
+    "export-a-network": ("torch", "keras", "skl2onnx"),
+    "use-columnflow": ("columnflow",),
+    "use-graphed": ("graphed",),
+}
+for name, packages in NEEDED.items():
+    if not all(map(find_spec, packages)):
+        ELSEWHERE.append(ROOT / "docs/how-to" / f"{name}.md")
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid", "output"}
 # What the tests run by themselves, and `.ci/run` need not run again: target and its command.
