@@ -112,8 +112,8 @@ def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
     if numbers.ndim > here.ndim:
         raise misfit
     try:
-        # Lists of fixed length 1 would be broadcast.
-        each = ak.broadcast_arrays(here, ak.from_regular(numbers, axis=None))
+        # Lists of fixed length are broadcast as numpy does, from the right, and of length 1 at all.
+        each = ak.broadcast_arrays(*(ak.from_regular(a, axis=None) for a in (here, numbers)))
     except ValueError:
         raise misfit from None
     of_rows: Int64 = np.full(len(rows), -1)
