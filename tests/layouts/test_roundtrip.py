@@ -242,12 +242,6 @@ def test_large_integers_are_exact() -> None:
     array = ak.unflatten(np.full(6, number, np.uint64), [1, 1, 4])
     tensor = sonic.Padded("x", 2, dtype="int64").pack({"x": array})
     assert tensor.tolist() == [[[number, 0]], [[number, 0]], [[number, number]]]
-    union = ak.contents.UnionArray(
-        ak.index.Index8(np.asarray([0, 1], np.int8)),
-        ak.index.Index64(np.asarray([0, 0])),
-        [ak.contents.NumpyArray(np.asarray([n], t)) for n, t in ((number, "u8"), (-1, "i8"))],
-    )
-    assert sonic.Row("x", dtype="int64").pack({"x": ak.Array(union)}).tolist() == [[number], [-1]]
 
 
 @pytest.mark.parametrize(("length", "lengths"), [(4, ()), (2, ()), (4, (2, 4)), (8, (2, 4))])

@@ -26,7 +26,7 @@ Inner = int | tuple[Any, ...] | None
 NamedAxis = tuple[str | None, int, int]
 """The input whose elements have places along an axis, and how many places are before and after.
 
-Without a name, the places are fixed; -1 of them are the elements that the output belongs to.
+Without a name, the places are fixed; an empty one is the input that the output belongs to.
 """
 
 
@@ -205,7 +205,7 @@ class Output:
     def named_axes(self) -> tuple[NamedAxis, ...]:
         """The axes between the rows and the values."""
         if isinstance(self.axes, int):
-            return ((None, -1, 0),) * self.axes
+            return (("", 0, 0),) * self.axes
         return tuple(_axis(entry) for entry in self.axes if entry != "labels")
 
     @property
