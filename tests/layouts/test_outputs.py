@@ -198,7 +198,10 @@ def test_what_is_chosen_picks_from_the_collection() -> None:
         (lambda: sonic.Output(shape=(0,)), "Output: expected a length of at least 1, got 0"),
         (lambda: sonic.Output(axes=2), "and per='constituent', got axes=2"),
         (lambda: sonic.Output(axes=0, per="constituent"), "one axis .* or more"),
-        (lambda: sonic.Output(per="constituent", choose="argmin"), "did you mean 'argmax'"),
+        (
+            lambda: sonic.Output(per="constituent", choose="argmin"),
+            "expected choose to be 'argmax' or 'slot'",
+        ),
         (lambda: sonic.Output(choose="argmax"), "has per='constituent'"),
         (
             lambda: sonic.Output(per="constituent", choose="argmax", shape=(2,)),

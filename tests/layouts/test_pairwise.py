@@ -285,7 +285,7 @@ def test_nonsense_is_refused_by_name() -> None:
             sonic.Pairwise(["x"], 3, formula)
     with pytest.raises(ConfigError, match="not int32"):
         sonic.Pairwise(CARTESIAN, 3, dtype="int32")
-    with pytest.raises(ConfigError, match="axis_order 'CLL' or 'LLC'"):
+    with pytest.raises(ConfigError, match="axis_order to be 'CLL' or 'LLC'"):
         sonic.Pairwise(CARTESIAN, 3, axis_order="FL")
     with pytest.raises(ConfigError, match="one for each of 4 channels"):
         sonic.Pairwise(CARTESIAN, 3, fill=[1.0, 2.0])

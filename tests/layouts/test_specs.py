@@ -259,7 +259,10 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Row([3]), "Row needs a field beside constants"),
         (lambda: sonic.Row([None]), "expected field names, numbers or sonic.Feature, got None"),  # type: ignore[list-item]
         (lambda: sonic.Row("pt", dtype="float31"), "did you mean 'float32'"),
-        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL', 'LF' or 'L'"),
+        (
+            lambda: sonic.Padded("pt", 2, axis_order="NF"),
+            "expected axis_order to be 'FL', 'LF' or 'L'",
+        ),
         (lambda: sonic.Padded(["a", "b"], 2, fill=[1.0]), "one for each of 2 fields, got 1"),
         (lambda: sonic.Bucketed("a", lengths=(8, 4)), "expected ascending lengths"),
         (lambda: sonic.Feature("pt", lower=1.0, upper=0.0), "lower .* is above upper"),
@@ -273,7 +276,7 @@ def test_declared_tensors() -> None:
             lambda: sonic.Mask(2, of="a", beside="b"),
             "Mask: expected of='a' or beside='b', got both",
         ),
-        (lambda: sonic.Output(per="jet"), "per row or per constituent"),
+        (lambda: sonic.Output(per="jet"), "expected per to be 'row' or 'constituent'"),
         (lambda: sonic.Padded("x", 2, fill=300, dtype="uint8"), "uint8 cannot hold the fill 300"),
         (lambda: sonic.Padded("x", 2, fill=0.5, dtype="int32"), "int32 cannot hold the fill 0.5"),
         (lambda: sonic.Bucketed("x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
@@ -442,7 +445,9 @@ def test_rows_as_sequences_of_one() -> None:
         sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS), rows[:, np.newaxis]
     )
     assert sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS[:0]).shape == (0, 1, 2)
-    with pytest.raises(ConfigError, match="expected axis_order 'F', 'FL', 'LF' or '', got 'L'"):
+    with pytest.raises(
+        ConfigError, match="expected axis_order to be 'F', 'FL', 'LF' or '', got 'L'"
+    ):
         sonic.Row("pt", axis_order="L")
 
 

@@ -298,7 +298,7 @@ def test_nonsense_is_refused_by_name() -> None:
         sonic.Tokens(PARTS, flags="one")
     with pytest.raises(ConfigError, match="expected flags of Jet, Lepton, MET, got Jet"):
         sonic.Tokens(PARTS, flags={"Jet": 1})
-    with pytest.raises(ConfigError, match="axis_order 'LF' or 'FL'"):
+    with pytest.raises(ConfigError, match="axis_order to be 'LF' or 'FL'"):
         sonic.Tokens(PARTS, axis_order="F")
     with pytest.raises(ConfigError, match="int32 cannot hold"):
         sonic.Tokens({"MET": sonic.Row("pt", dtype="int32")}, fill=0.5)

@@ -11,7 +11,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import Columns, Elements, bind_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
-from sonic_coffea.layouts._features import declare, own_types
+from sonic_coffea.layouts._features import declare, one_of, own_types, refuse
 from sonic_coffea.layouts._layout import (
     Batch,
     Bound,
@@ -23,7 +23,6 @@ from sonic_coffea.layouts._layout import (
     constants_of,
     length_of,
     lengths_of,
-    name_of,
     order_of,
     ordered,
     target_of,
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
     from sonic_coffea.layouts._source import Source
-
-PAD_MODES = ("constant", "wrap")
-PADS = ("after", "before")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,21 +101,12 @@ class Padded(FieldsLayout):
         self._declare()
         count = len(self.features)
         order_of(self.axis_order, self, count)
-        mode: Any = self.pad_mode
-        if not isinstance(mode, str) or mode not in PAD_MODES:
-            raise ConfigError(
-                f"{name}: no pad_mode {self.pad_mode!r}; {nearest(str(self.pad_mode), PAD_MODES)}"
-            )
-        if self.pad not in PADS:
-            raise ConfigError(f"{name}: expected pad 'after' or 'before', got {self.pad!r}")
+        one_of(("constant", "wrap"), self.pad_mode, f"{name}: expected pad_mode")
+        one_of(("after", "before"), self.pad, f"{name}: expected pad")
         fill = self.fill
         if fill is None:
             fill = "" if self.dtype == STRING else 0.0
-        declare(
-            self,
-            fill=constants_of("fill", fill, self, count),
-            sort_ascending=bool(self.sort_ascending),
-        )
+        declare(self, fill=constants_of("fill", fill, self, count))
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -247,12 +234,11 @@ class Flat(FieldsLayout):
 
     def __post_init__(self) -> None:
         self._declare()
+        order_of(self.axis_order, self, len(self.features))
         if self.splits is not None and self.splits == self.batch:
             raise ConfigError(
                 f"Flat: splits and batch are two inputs, got {self.splits!r} for both"
             )
-        order_of(self.axis_order, self, len(self.features))
-        declare(self, merge_rows=bool(self.merge_rows), sort_ascending=bool(self.sort_ascending))
         if self.refers_to is not None and self.dtype.name not in ("int32", "int64"):
             raise ConfigError(
                 f"Flat: numbers that refer to the elements of {self.refers_to!r} are int32 or "
@@ -400,11 +386,13 @@ class Mask(Layout):
 
     def __post_init__(self) -> None:
         own_types(self)
-        name_of(self.beside, self, "beside")
-        if not isinstance(self.of, tuple):
-            name_of(self.of, self, "of")
-        if self.of is not None and self.beside is not None:
-            raise ConfigError(f"Mask: expected of={self.of!r} or beside={self.beside!r}, got both")
+        is_path = self.of is None or isinstance(self.of, (str, tuple))
+        both = f"expected of={self.of!r} or beside={self.beside!r}, got both"
+        refuse(
+            "Mask",
+            (not is_path, f"expected of to be a string, got {self.of!r}"),
+            (self.of is not None and self.beside is not None, both),
+        )
         if self.length is not None:
             several = isinstance(self.length, tuple)
             checked = lengths_of if several else length_of

@@ -289,6 +289,12 @@ def read(buffer: Any) -> Tensor:
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return numbers in a type that awkward has, and can reduce: of 16 bits, in float32."""
+    half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
+    return tensor.astype(np.float32) if half else tensor
+
+
 def whole(node: Content) -> Structure:
     """Return all elements of an array, taken apart."""
     return down(node.length, (), node, slice(0, node.length))
