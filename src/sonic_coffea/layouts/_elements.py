@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -93,19 +94,19 @@ class Columns:
         elements = Elements(self, rows, gathers=False)
         return elements.sorted_by(self.key)
 
-    def blocks(self, rows: RowSelection, bytes_each: int) -> Iterator[tuple[slice, RowSelection]]:
-        """Yield ranges of some rows, and the rows, whose elements fit into the cache."""
+    def blocks(
+        self, rows: RowSelection, bytes_each: int, longest: int | None = None
+    ) -> Iterator[tuple[slice, Elements]]:
+        """Yield ranges of some rows, and the rows' elements, which fit into the cache."""
         counts = self.counts(rows)
         size = math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES)
         step = max(1, math.ceil(len(counts) / max(size, 1)))
-        chosen = rows if isinstance(rows, slice) else None
+        first = rows.indices(len(self.rows))[0] if isinstance(rows, slice) else 0
         for start in range(0, len(counts), step):
-            here = slice(start, min(start + step, len(counts)))
-            if chosen is not None:
-                first = chosen.start or 0
-                yield here, slice(first + here.start, first + here.stop)
-            else:
-                yield here, rows[here]  # type: ignore[index]
+            stop = min(start + step, len(counts))
+            here = slice(start, stop)
+            some = slice(first + start, first + stop) if isinstance(rows, slice) else rows[here]
+            yield here, Elements(self, some, longest)
 
 
 class Elements:
@@ -202,24 +203,29 @@ class Elements:
             )
         return np.broadcast_to(result, self.size), gaps
 
-    def values(
-        self, dtype: np.dtype[Any], out: Tensor | None = None, channels: Sequence[int] | None = None
-    ) -> Tensor:
+    def values(self, dtype: np.dtype[Any]) -> Tensor:
         """Return ``[F, n]``, as it is sent: transformed, checked, and in the type of the tensor.
-
-        With `channels`, these rows of `out` have them.
 
         Raises
         ------
         InputError
             Naming field and event of a number that cannot be sent.
         """
-        features = self.columns.features
-        if out is None:
-            out = np.empty((len(features), self.size), dtype)
+        columns = self.columns
+        out = np.empty((len(columns.features), self.size), dtype)
         with np.errstate(all="ignore"):
-            for number, slot in enumerate(range(len(features)) if channels is None else channels):
-                self._fill(number, out[slot])
+            for feature, sent, stands in zip(
+                columns.features, out, columns.missing or repeat(None), strict=False
+            ):
+                raw, absent = self.raw(feature)
+                if absent is not None:  # until they are replaced, by others that are there
+                    raw = np.where(absent, raw[np.argmin(absent)], raw)
+                if dtype == STRING:
+                    sent[:] = raw
+                else:
+                    self._convert(feature, raw, sent, absent)
+                if absent is not None:
+                    sent[absent] = stands
         return out
 
     def fills(self, fills: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
@@ -235,19 +241,6 @@ class Elements:
                     raw = raw.astype(self.columns.terms[_term_of(feature)][0].dtype)
                 padded[place] = feature.transformed(raw)[0]
         return padded
-
-    def _fill(self, number: int, out: Tensor) -> None:
-        """Write the numbers of one channel: transformed, and checked."""
-        feature = self.columns.features[number]
-        raw, absent = self.raw(feature)
-        if absent is not None:  # until they are replaced, by others that are there
-            raw = np.where(absent, raw[np.argmin(absent)], raw)
-        if out.dtype == STRING:
-            out[:] = raw
-        else:
-            self._convert(feature, raw, out, absent)
-        if absent is not None:
-            out[absent] = (self.columns.missing or ())[number]
 
     def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
         values = raw

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._elements import Columns, Elements, bind_lists
+from sonic_coffea.layouts._elements import Elements, bind_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import declare, one_of, own_types, refuse
 from sonic_coffea.layouts._layout import (
@@ -115,20 +115,14 @@ class Padded(FieldsLayout):
     def row_shape(self, bucket: int) -> tuple[int, ...]:
         return ordered(self.axis_order, len(self.features), self.padded_length(bucket))
 
-    def fills(self, columns: Columns) -> Any:
-        """Return what pads each channel."""
-        if self.dtype == STRING:
-            return [text.encode() for text in self.fill]
-        if self.pad == "before":
-            return Elements(columns, slice(0, 0)).fills(self.fill, self.dtype)
-        return self.fill
-
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        by_field = with_axes(out, self.axis_order)
-        columns, fills = bound.columns, self.fills(bound.columns)
-        for here, rows in columns.blocks(batch.rows, len(self.features) * out.itemsize):
-            elements = Elements(columns, rows, by_field.shape[2])
-            values, wrap = elements.values(out.dtype), self.pad_mode == "wrap"
+        by_field, wrap = with_axes(out, self.axis_order), self.pad_mode == "wrap"
+        fills: Any = self.fill
+        if self.pad == "before":
+            fills = Elements(bound.columns, slice(0, 0)).fills(fills, self.dtype)
+        longest = by_field.shape[2]
+        for here, elements in bound.columns.blocks(batch.rows, self.row_width, longest):
+            values = elements.values(out.dtype)
             pad(by_field[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
@@ -297,14 +291,9 @@ class Flat(FieldsLayout):
         return bound.columns.counts(batch.rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        columns, by_element, start = bound.columns, self._by_element(out), 0
-        for _, rows in columns.blocks(batch.rows, len(self.features) * out.itemsize):
-            elements = Elements(columns, rows)
-            here = by_element[start : start + elements.size]
-            if self.axis_order == "LF":
-                here[:] = elements.values(out.dtype).T
-            else:
-                elements.values(out.dtype, out=here.T)
+        by_element, start = self._by_element(out), 0
+        for _, elements in bound.columns.blocks(batch.rows, self.row_width):
+            by_element[start : start + elements.size] = elements.values(out.dtype).T
             start += elements.size
 
     def make(
@@ -460,6 +449,6 @@ class Mask(Layout):
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         present = with_axes(out, self.axis_order)[:, 0]
-        for _, columns, places in bound.axis(present.shape[1]):
-            counts, here = columns.counts(batch.rows)[:, np.newaxis], present[:, places]
+        for _, part, places in bound.axis(present.shape[1]):
+            counts, here = part.columns.counts(batch.rows)[:, np.newaxis], present[:, places]
             here[:] = np.arange(here.shape[1]) < counts

@@ -60,8 +60,8 @@ class Batch(NamedTuple):
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-Part = tuple[str, Columns, slice]
-"""Elements with places along an axis: the collection's name, its columns, and the places."""
+Part = tuple[str, "Bound", slice]
+"""Elements with places along an axis: their collection's name, they themselves, and the places."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,12 +107,12 @@ class Bound:
         """Return how many elements each of some rows has, in all collections."""
         if not self.parts:
             return self.columns.counts(rows)
-        counts: Int64 = np.sum([columns.counts(rows) for _, columns, _ in self.parts], axis=0)
+        counts: Int64 = np.sum([part.counts(rows) for _, part, _ in self.parts], axis=0)
         return counts
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""
-        return self.parts or (("", self.columns, slice(0, length)),)
+        return self.parts or (("", self, slice(0, length)),)
 
     def pack(self, name: str, batch: Batch, out: Tensor | None = None) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
@@ -241,6 +241,9 @@ class Layout(ABC):
         """Return how many elements each row has, and places for them, of each jagged collection."""
         if not self.jagged:
             return []
+        if bound.parts:
+            each = [part for _, part, _ in bound.parts]
+            return [axis for p in each for axis in p.layout.jagged_axes(p, rows, buckets)]
         counts = bound.columns.counts(rows)
         if not self.lengths:
             return [(counts, counts)]
@@ -299,6 +302,11 @@ class FieldsLayout(Layout):
         """The channels of the tensor."""
         features: tuple[Feature, ...] = getattr(self, self.named)
         return features
+
+    @property
+    def row_width(self) -> int:
+        """The bytes of all channels of an element."""
+        return len(self.features) * int(self.dtype.itemsize)
 
     @property
     def columns(self) -> tuple[str, ...]:

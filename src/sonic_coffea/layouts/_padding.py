@@ -77,7 +77,7 @@ def pad(
 ) -> None:
     """Fill ``out[N, F, L]`` with the elements of rows, and `fills` or the same elements behind."""
     if out.dtype == STRING:
-        _pad(out, values, starts, counts, fills, wrap)
+        _pad(out, values, starts, counts, [text.encode() for text in fills], wrap)
         return
     # Bytes are moved, so that one loop serves all types of a size.
     bits = np.dtype(f"u{out.itemsize}")

@@ -83,14 +83,8 @@ class Row(FieldsLayout):
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_row = out.reshape(len(out), len(self.features))
-        is_plain = all(feature.plain for feature in self.features)
-        width = len(self.features) * out.itemsize
-        for here, rows in bound.columns.blocks(batch.rows, width):
-            elements = Elements(bound.columns, rows)
-            if is_plain:
-                elements.values(out.dtype, out=by_row[here].T)
-            else:
-                by_row[here] = elements.values(out.dtype).T
+        for here, elements in bound.columns.blocks(batch.rows, self.row_width):
+            by_row[here] = elements.values(out.dtype).T
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound
@@ -163,7 +157,8 @@ class Dense(FieldsLayout):
         return Bound(replace(self, shape=shape), columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        Elements(bound.columns, batch.rows).values(out.dtype, out=out.reshape(1, out.size))
+        (values,) = Elements(bound.columns, batch.rows).values(out.dtype)
+        out[:] = values.reshape(out.shape)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound

@@ -201,7 +201,7 @@ class ByRow:
         if not parts:
             return contents[0]
         each = zip(parts, contents, strict=True)
-        lists = [x.content if part.offsets is None else x for (_, part, _), x in each]
+        lists = [x.content if part.columns.offsets is None else x for (_, part, _), x in each]
         return RecordArray(lists, [name for name, _, _ in parts])
 
 
@@ -270,7 +270,7 @@ class Constituents:
     def collections(self) -> list[list[Axis]]:
         """The axes of the values of each collection."""
         if self.parts:
-            return [[(columns, 0, 0)] for _, columns, _ in self.parts]
+            return [[(part.columns, 0, 0)] for _, part, _ in self.parts]
         return [[(each.columns if each else None, b, a) for each, b, a in self.axes]]
 
     def shape(self, selection: RowSelection, rows: int) -> tuple[int, ...]:
@@ -398,7 +398,7 @@ def _chosen(
             slots = _by_row(slots, bound.columns.counts(selection))
             length = slots.shape[1]
     axes = bound.axis(length)
-    each = [places_of((c, 0, 0), selection, rows, p.stop - p.start) for _, c, p in axes]
+    each = [places_of((c.columns, 0, 0), selection, rows, p.stop - p.start) for _, c, p in axes]
     places = np.concatenate(each, axis=1)
     if output.choose != "slot":
         slots = _greatest(slots, places >= 0)
