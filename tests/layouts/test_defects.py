@@ -139,7 +139,7 @@ def test_images_some_of_which_are_missing() -> None:
     assert sonic.Dense("x").pack(pairs).shape == (2, 2, 2)
     assert sonic.Dense("x").pack(pair).shape == (1, 2, 2)
     assert sonic.Dense("x", (2, 2, 2)).pack(pairs).shape == (1, 2, 2, 2)
-    with pytest.raises(InputError, match="is not of fixed shape"):
+    with pytest.raises(InputError, match="field 'x' has None"):
         sonic.Dense("x", (2, 2, 2)).pack(pair)
 
 

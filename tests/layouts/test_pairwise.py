@@ -215,11 +215,9 @@ def test_pairs_of_two_collections(fields: Any) -> None:
     np.testing.assert_allclose(layout.pack(events), wanted, rtol=1e-4, atol=1e-4)
     bound = bind_inputs({"v": layout}, events)
     np.testing.assert_array_equal(bound.pack(1, 4)["v"], layout.pack(events)[1:4])
-    assert bound.count_elements() == (
-        3 * 1 + 4 * 3 + 1 * 3,
-        5 * 4 - 4 * 3,
-        5 * 4 * 3 - (3 + 12 + 3),
-    )
+    counts = ak.to_numpy(ak.num(events.Jet))
+    sent = int(np.minimum(counts, 4).sum())
+    assert bound.count_elements() == (sent, int(counts.sum()) - sent, 5 * 4 - sent)
     assert layout.columns == (*named[0], *named[1])
     with pytest.raises(InputError, match=r"'Jet.px?t?' and field 'Muon.pt'.*(same objects)"):
         layout.pack({"Jet": events.Jet, "Muon": events.Muon[:4]})
@@ -323,7 +321,7 @@ def test_buckets_counts_and_a_mask_beside() -> None:
     }
     np.testing.assert_array_equal(tensors["m"], np.ones((2, 1, 4)))
     only = bind_inputs({"v": inputs["v"]}, jets)
-    assert only.count_elements() == (1 + 16 + 4 + 16, 81 - 16, 3)
+    assert only.count_elements() == (1 + 4 + 2 + 4, 9 - 4, 1)
 
 
 def test_a_declaration_can_be_pickled_compared_and_traced() -> None:

@@ -20,7 +20,7 @@ from sonic_coffea.layouts._expressions import (
     text_of,
 )
 from sonic_coffea.layouts._features import Feature, all_finite
-from sonic_coffea.layouts._source import Source, numbers
+from sonic_coffea.layouts._source import Source, innermost, numbers, of_field
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
@@ -418,12 +418,9 @@ def bind_columns(
     places = {t: _deepened(place, top) if place.is_unknown else place for t, place in found.items()}
     own = {term: place for term, place in places.items() if place.depth == top}
     first, place = next(iter(own.items()))
-    if jagged and top == 0:
-        raise InputError(
-            f"field {text_of(first[0])!r} has one number where a list is needed (its type is "
-            f"{place.type}); a jagged axis is expected, such as the constituents of a jet, and an "
-            "index picks one object of it; for one number per object use Row"
-        )
+    if jagged:
+        with of_field(first[0]):
+            innermost(place)
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
@@ -431,17 +428,14 @@ def bind_columns(
     offsets = levels[-1].data if jagged else None
     stands = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), {}, stands, key, ascending)
-    shared: dict[Any, Any] = {}
     of_strings = {f.terms[0] for f in features if f.index is None} if strings else set()
     for term, place in places.items():
         by_row = jagged and place.depth < top
         lies = rows.levels if by_row or not jagged else levels
-        index = _aligned(rows, lies, place, (first, term), shared)
+        index = _aligned(rows, lies, place, (first[0], term[0]))
         _check_gaps(columns, index, place, term, by_row=by_row)
-        columns.terms[term] = (
-            *_numbers(place, index, term, shared, strings=term in of_strings),
-            by_row,
-        )
+        column = _numbers(place, index, term[0], strings=term in of_strings)
+        columns.terms[term] = (*column, by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -450,8 +444,7 @@ def bind_columns(
         if feature.index is not None:
             place = source.place(path_of(feature.name))
             index = _references(source, columns, feature, place)
-            term = path_of(feature.name), ""
-            column = _numbers(place, index, term, shared, strings=strings)
+            column = _numbers(place, index, path_of(feature.name), strings=strings)
             columns.terms[_term_of(feature)] = (*column, False)
     return columns
 
@@ -465,57 +458,35 @@ def bind_lists(source: Source, path: Path) -> Columns:
         If there are no lists.
     """
     place = source.place(path, lists=True)
-    levels = without_options(place.levels)
-    if not levels:
-        raise InputError(
-            f"field {text_of(path)!r} has one number where a list is needed (its type is "
-            f"{place.type}); a jagged axis is expected, such as the constituents of a jet"
-        )
-    return Columns(Structure(place.events, levels[:-1]), levels[-1].data)
+    with of_field(path):
+        levels, offsets, _ = innermost(place)
+    return Columns(Structure(place.events, levels), offsets)
 
 
 def _numbers(
-    place: Structure, index: Int64 | None, term: Term, shared: dict[Any, Any], *, strings: bool
+    place: Structure, index: Int64 | None, path: Path, *, strings: bool
 ) -> tuple[Tensor, Int64 | None]:
     """Return the numbers of a field, and where those of an index into it lie in them."""
-    try:
+    with of_field(path):
         data, at = numbers(place, strings=strings)
-    except InputError as error:
-        raise InputError(f"field {text_of(term[0])!r} {error.message}") from None
     if isinstance(at, slice):
         return data[at], index
-    if index is None:
-        return data, at
-    key = id(index), id(at)
-    if key not in shared:
-        # With what it is of, so that no other takes its address.
-        shared[key] = through(at, index), index, at
-    return data, shared[key][0]
+    return data, at if index is None else through(at, index)
 
 
 def _aligned(
-    rows: Structure,
-    levels: Levels,
-    place: Structure,
-    terms: tuple[Term, Term],
-    shared: dict[Any, Any],
+    rows: Structure, levels: Levels, place: Structure, paths: tuple[Path, Path]
 ) -> Int64 | None:
     """Return where each row, or element, has its number among those of a field."""
-    key = id(levels), id(place.levels)
-    if key not in shared:
-        try:
-            index = align(levels, place.levels, rows.events, place.events)
-        except ValueError:
-            first, other = (f"field {text_of(path)!r}" for path, _ in terms)
-            if place.depth == rows.depth:
-                rows.check_same(place, (first, other))
-            raise InputError(
-                f"{first} and {other} do not have the same objects; choose both from the same "
-                "events"
-            ) from None
-        shared[key] = index, levels, place.levels
-    aligned: Int64 | None = shared[key][0]
-    return aligned
+    try:
+        return align(levels, place.levels, rows.events, place.events)
+    except ValueError:
+        first, other = (f"field {text_of(path)!r}" for path in paths)
+        if place.depth == rows.depth:
+            rows.check_same(place, (first, other))
+        raise InputError(
+            f"{first} and {other} do not have the same objects; choose both from the same events"
+        ) from None
 
 
 def _check_gaps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -327,6 +328,14 @@ def one_after_the_other(values: Any, expected: str) -> list[Any]:
     return list(values)
 
 
+def texts_of(values: Any, expected: str) -> tuple[str, ...]:
+    """Return several strings of a declaration, refusing anything else."""
+    texts = one_after_the_other(values, expected)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{expected}, got {values!r}")
+    return tuple(map(str, texts))
+
+
 def number_of(value: Any, expected: str) -> float:
     """Return a number of a declaration, as one of Python's own.
 
@@ -444,10 +453,5 @@ def key_of(sort_by: Any, layout: str) -> Feature | None:
         raise ConfigError(
             f"{layout}: expected sort_by to be a field or an expression, got {sort_by!r}"
         )
-    try:
-        path_of(sort_by)
-    except ConfigError:
-        return Feature(sort_by, expression=str(sort_by))
-    if isinstance(sort_by, str) and not all(c.isalnum() or c in "_.[]-" for c in sort_by):
-        return Feature(sort_by, expression=str(sort_by))
-    return Feature(sort_by)
+    is_path = isinstance(sort_by, tuple) or re.fullmatch(r"[\w.]+(\[-?\d+\][\w.]*)*", sort_by)
+    return Feature(sort_by, expression=None if is_path else str(sort_by))

@@ -383,9 +383,7 @@ class Mask(Layout):
             (self.of is not None and self.beside is not None, both),
         )
         if self.length is not None:
-            several = isinstance(self.length, tuple)
-            checked = lengths_of if several else length_of
-            declare(self, length=checked(self.length, self))
+            declare(self, length=lengths_of(self.length, self))
         declare(self, dtype=target_of(self.dtype, self))
         order_of(self.axis_order, self)
 
@@ -395,11 +393,7 @@ class Mask(Layout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (
-            self.length
-            if isinstance(self.length, tuple)
-            else (self.length or 0,) * bool(self.length)
-        )
+        return self.length or ()
 
     @property
     def dependency(self) -> str | None:  # type: ignore[override]

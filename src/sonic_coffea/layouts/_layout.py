@@ -441,8 +441,8 @@ def shape_of(shape: Any, declaration: object) -> tuple[int, ...]:
 
 
 def lengths_of(lengths: Any, layout: Any) -> tuple[int, ...]:
-    """Return the lengths to which rows are padded, which must ascend."""
-    checked = shape_of(lengths, layout)
+    """Return the length, or lengths, to which rows are padded, which must ascend."""
+    checked = shape_of(lengths if isinstance(lengths, Iterable) else (lengths,), layout)
     if not checked or list(checked) != sorted(set(checked)):
         raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
     return checked

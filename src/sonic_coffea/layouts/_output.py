@@ -14,10 +14,10 @@ from sonic_coffea.layouts._features import (
     declare,
     equals,
     hashed,
-    one_after_the_other,
     one_of,
     own_types,
     refuse,
+    texts_of,
 )
 from sonic_coffea.layouts._layout import shape_of, target_of
 from sonic_coffea.layouts._padding import content_of
@@ -113,11 +113,7 @@ class Output:
         own_types(self)
         labels, shape, axes = self.labels, self.shape, self.axes
         if labels is not None:
-            expected = "Output: expected labels as a list of names"
-            labels = tuple(one_after_the_other(labels, expected))
-            if not all(isinstance(label, str) for label in labels):
-                raise ConfigError(f"{expected}, got {labels!r}")
-            labels = tuple(map(str, labels))
+            labels = texts_of(labels, "Output: expected labels as a list of names")
         if isinstance(axes, list):
             axes = tuple(axes)
         declare(

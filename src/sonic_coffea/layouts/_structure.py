@@ -349,16 +349,10 @@ def _lists(node: Content, at: slice | Int64) -> tuple[Int64, Int64]:
     if node.is_regular:
         starts = _positions(at) * node.size
         return starts, np.full(len(starts), node.size)
-    if isinstance(node, ListOffsetArray):
-        offsets = read(node.offsets)
-        if isinstance(at, slice):
-            ends = offsets[at.start : at.stop + 1].astype(np.int64, copy=False)
-            return ends[:-1], np.diff(ends)
-        starts, stops = offsets[at], offsets[at + 1]
-    else:
-        starts, stops = read(node.starts)[at], read(node.stops)[at]
-    starts = starts.astype(np.int64, copy=False)
-    return starts, stops.astype(np.int64, copy=False) - starts
+    starts, stops = (
+        read(ends)[at].astype(np.int64, copy=False) for ends in (node.starts, node.stops)
+    )
+    return starts, stops - starts
 
 
 def _joined(starts: Int64, counts: Int64) -> slice | Int64:
