@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
     ("Pairwise", "fill", ({1.0}, {"a": 1.0}, "1", [1.0, 2.0], [None], 1j, np.asarray([[1.0]]))),
     ("Tokens", "fill", (*NOT_NUMBERS, None)),
     ("Padded", "length", NOT_LENGTHS),
-    ("Mask", "length", [x for x in NOT_LENGTHS if x is not ARRAY]),
+    ("Mask", "length", [x for x in NOT_LENGTHS if not isinstance(x, np.ndarray)]),
     ("Padded", "length", (None, [2], (2,), {2})),
     (
         "Pairwise",

@@ -428,11 +428,15 @@ def bind_columns(
     offsets = levels[-1].data if jagged else None
     stands = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), {}, stands, key, ascending)
+    aligned: dict[tuple[Levels, bool], Int64 | None] = {}
     of_strings = {f.terms[0] for f in features if f.index is None} if strings else set()
     for term, place in places.items():
         by_row = jagged and place.depth < top
         lies = rows.levels if by_row or not jagged else levels
-        index = _aligned(rows, lies, place, (first[0], term[0]))
+        where = place.levels, by_row
+        if where not in aligned:
+            aligned[where] = _aligned(rows, lies, place, (first[0], term[0]))
+        index = aligned[where]
         _check_gaps(columns, index, place, term, by_row=by_row)
         column = _numbers(place, index, term[0], strings=term in of_strings)
         columns.terms[term] = (*column, by_row)

@@ -349,10 +349,13 @@ def _lists(node: Content, at: slice | Int64) -> tuple[Int64, Int64]:
     if node.is_regular:
         starts = _positions(at) * node.size
         return starts, np.full(len(starts), node.size)
-    starts, stops = (
-        read(ends)[at].astype(np.int64, copy=False) for ends in (node.starts, node.stops)
-    )
-    return starts, stops - starts
+    if isinstance(node, ListOffsetArray):
+        offsets = read(node.offsets)
+        starts, stops = offsets[:-1][at], offsets[1:][at]
+    else:
+        starts, stops = read(node.starts)[at], read(node.stops)[at]
+    starts = starts.astype(np.int64, copy=False)
+    return starts, stops.astype(np.int64, copy=False) - starts
 
 
 def _joined(starts: Int64, counts: Int64) -> slice | Int64:

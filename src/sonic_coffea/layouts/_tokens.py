@@ -145,10 +145,13 @@ class Tokens(Layout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
         channels = _channels(self.parts)
-        by_field[:, : len(channels)] = self.fill
         for number, (name, part, places) in enumerate(bound.parts):
             slots = [channels.index(key) for key in _keys(part.layout)]
-            by_field[:, slots, places] = part.pack(name, batch)[name]
+            by_field[:, sorted({*range(len(channels))}.difference(slots)), places] = self.fill
+            if part.layout.jagged and slots == list(range(slots[0], slots[0] + len(slots))):
+                part.pack(name, batch, by_field[:, slots[0] : slots[0] + len(slots), places])
+            else:
+                by_field[:, slots, places] = part.pack(name, batch)[name]
             present = np.arange(places.stop - places.start) < part.counts(batch.rows)[:, np.newaxis]
             for place, flag in enumerate(self._flags_of(number)):
                 by_field[:, len(channels) + place, places] = np.where(present, flag, 0.0)
