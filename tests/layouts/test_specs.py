@@ -12,7 +12,7 @@ from tests.nanoaod import Schema
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
-from sonic_coffea.layouts import assemble, bind_inputs, declared
+from sonic_coffea.layouts import assemble, bind_inputs, declared, trace
 
 JETS = ak.Array(
     [
@@ -60,6 +60,39 @@ def test_behaviours_can_be_named(events: tuple[Any, list[Any]]) -> None:
     columns.insert(0, np.asarray(ak.flatten(array.FatJet.px)))
     expected = np.stack(columns, axis=1)
     np.testing.assert_array_equal(tensor, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ["virtual", "eager"])
+def test_a_constant_of_the_chunk_is_a_channel(mode: str) -> None:
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"},
+        schemaclass=Schema,
+        mode=mode,
+        entry_stop=20,
+        metadata={"year": "2018", "isMC": True, "dataset": "ttbar"},
+    ).events()
+    year = sonic.Metadata("year", shift=2016)
+    layout = sonic.Row([year, "FatJet.pt", sonic.Metadata("isMC")])
+    assert layout.columns == ("FatJet.pt",)
+    tensor = layout.pack(events)
+    assert len(tensor) == ak.count(events.FatJet.pt)
+    assert {(row[0], row[2]) for row in tensor.tolist()} == {(2.0, 1.0)}
+    of_jets = sonic.Row([year, sonic.Feature("later", expression="pt * metadata(year)")])
+    for jets in (events.FatJet, {"pt": events.FatJet.pt, "eta": events.FatJet.eta}):
+        assert of_jets.pack(jets)[:, 0].tolist() == [2.0] * len(tensor)
+    assert sonic.Padded(["FatJet.pt", year], 2).pack(events).shape == (20, 2, 2)
+    assert sonic.Row(year).pack(events).tolist() == [[2.0]] * 20
+    with pytest.raises(
+        FieldError, match="the events' metadata have no 'yaer'; did you mean 'year'"
+    ):
+        sonic.Row(["FatJet.pt", sonic.Metadata("yaer")]).pack(events)
+    with pytest.raises(InputError, match="'dataset' of .* is 'ttbar'; expected a number"):
+        sonic.Row(["FatJet.pt", sonic.Metadata("dataset")]).pack(events)
+    with pytest.raises(InputError, match="no metadata with 'year'.*; give coffea's events"):
+        sonic.Row(["pt", year]).pack(ak.Array([{"pt": 1.0}]))
+    traced = ak.Array(events.FatJet.layout.to_typetracer(forget_length=True), attrs=events.attrs)
+    inputs = {"x": sonic.Row(["pt", year])}
+    assert str(trace(inputs, {"y": sonic.Output()}, traced).type.content) == "var * float32"
 
 
 @pytest.mark.parametrize("mode", ["virtual", "eager"])

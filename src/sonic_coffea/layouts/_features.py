@@ -202,7 +202,7 @@ class Feature:
     def paths(self) -> tuple[Path, ...]:
         """All fields that are read."""
         refers = (path_of(self.name),) if self.index else ()
-        return (*(path for path, _ in self.terms), *refers)
+        return (*(path for path, how in self.terms if how != "metadata"), *refers)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -416,6 +416,29 @@ def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: 
         raise ConfigError(f"{what} different values, got {each}")
     field = str(name) if isinstance(name, str) else name
     return tuple(Feature(field, categories={value: 1, None: 0}) for value in each)
+
+
+def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
+    """Return a channel with a number of the events' metadata, such as the year of the dataset.
+
+    Parameters
+    ----------
+    name : str
+        The key in ``events.metadata``. Its value is a number, a bool, or a string of a number.
+    **options
+        Other arguments of `Feature`, such as ``categories``.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> import sonic_coffea as sonic
+    >>> events = ak.with_parameter(ak.Array([{"pt": 50.0}]), "metadata", {"year": "2018"})
+    >>> sonic.Row(["pt", sonic.Metadata("year", shift=2016)]).pack(events).tolist()
+    [[50.0, 2.0]]
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f"Metadata: expected the name of a key, got {name!r}")
+    return Feature(name, expression=f"metadata({name})", **options)
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:

@@ -383,7 +383,8 @@ class Mask(Layout):
             (self.of is not None and self.beside is not None, both),
         )
         if self.length is not None:
-            declare(self, length=lengths_of(self.length, self))
+            lengths = lengths_of(self.length, self)
+            declare(self, length=lengths if len(lengths) > 1 else lengths[0])
         declare(self, dtype=target_of(self.dtype, self))
         order_of(self.axis_order, self)
 
@@ -393,7 +394,7 @@ class Mask(Layout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.length or ()
+        return self.length if isinstance(self.length, tuple) else (self.length,) * bool(self.length)
 
     @property
     def dependency(self) -> str | None:  # type: ignore[override]

@@ -16,7 +16,7 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
-from sonic_coffea.layouts._file_positions import FilePositions, referred_positions
+from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
@@ -76,12 +76,32 @@ class Source:
         InputError
             If types are mixed in a way that no tensor has.
         """
+        if reduction == "metadata":
+            return self._constant(text_of(path))
         with of_field(path):
             full = path if self._part is None else self._full(path)
             if self._is_traced:
                 return self._traced(full, lists=lists).place(full, reduction=reduction)
             place = self._place(full)
             return _reduced(place, reduction) if reduction else place
+
+    def _constant(self, name: str) -> Structure:
+        """Return a number of the events' metadata for each event."""
+        arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
+        known = next(filter(None, map(_metadata, arrays)), None)
+        if known is None:
+            raise InputError(
+                f"no metadata with {name!r}, as the arrays have none; give coffea's events, or "
+                "ak.with_parameter(array, 'metadata', {…})"
+            )
+        if name not in known:
+            raise FieldError(f"the events' metadata have no {name!r}; {nearest(name, known)}")
+        value = known[name]
+        with suppress(ValueError):
+            value = float(value) if isinstance(value, str) else value
+        if not isinstance(value, (int, float, np.number)):
+            raise InputError(f"{name!r} of the events' metadata is {value!r}; expected a number")
+        return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _traced(self, path: Path, *, lists: bool) -> Source:
         """Touch a column of typetracers, and return arrays of length zero that have it."""
@@ -166,6 +186,15 @@ class Source:
             known = name in layout.fields
             layout = layout[name] if known else _property(layout, array, name, path)
         return layout
+
+
+def _metadata(array: Any) -> Any:
+    """Return the metadata of coffea's events, also of objects in them; None if there are none."""
+    if not isinstance(array, ak.Array):
+        return None
+    known = array.layout.purelist_parameter("metadata")
+    file = file_of(array) if known is None else None
+    return known if file is None else file.layout.purelist_parameter("metadata")
 
 
 def is_tracer(arrays: Any) -> bool:
