@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._elements import Elements, bind_lists
+from sonic_coffea.layouts._elements import Columns, Elements, bind_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import declare, one_of, own_types, refuse
 from sonic_coffea.layouts._layout import (
@@ -29,7 +29,15 @@ from sonic_coffea.layouts._layout import (
     with_axes,
 )
 from sonic_coffea.layouts._padding import pad
-from sonic_coffea.layouts._structure import STRING, Int64, Tensor, offsets_of
+from sonic_coffea.layouts._structure import (
+    STRING,
+    Int64,
+    RowSelection,
+    Structure,
+    Tensor,
+    offsets_of,
+    ranges,
+)
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -70,6 +78,10 @@ class Padded(FieldsLayout):
     pad : {"after", "before"}
         Whether rows are padded after their numbers are transformed, or before, so that `fill` is
         transformed, too.
+    outer : int, optional
+        Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
+        event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists
+        are padded. It has no inverse.
 
     Examples
     --------
@@ -77,6 +89,8 @@ class Padded(FieldsLayout):
     >>> jets = ak.Array([[{"pf": {"pt": [1.0, 2.0, 3.0]}}], [{"pf": {"pt": [4.0]}}]])
     >>> Padded("pf.pt", 2, sort_by="pf.pt").pack(jets).tolist()
     [[[3.0, 2.0]], [[4.0, 0.0]]]
+    >>> Padded("pf.pt", 3, outer=2).pack(jets).tolist()
+    [[[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]], [[[4.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
     """
 
     jagged = True
@@ -93,10 +107,13 @@ class Padded(FieldsLayout):
     pad_mode: str = "constant"
     missing: Constants = None
     pad: str = "after"
+    outer: int | None = None
 
     def __post_init__(self) -> None:
         if type(self) is Padded:
             declare(self, length=length_of(self.length, self))
+        if self.outer is not None:
+            declare(self, outer=length_of(self.outer, self))
         name = type(self).__name__
         self._declare()
         count = len(self.features)
@@ -110,22 +127,43 @@ class Padded(FieldsLayout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        if self.outer is not None:
+            return (self.outer,)
         return self.length if isinstance(self.length, tuple) else (self.length,)
 
     def row_shape(self, bucket: int) -> tuple[int, ...]:
-        return ordered(self.axis_order, len(self.features), self.padded_length(bucket))
+        if self.outer is None:
+            return ordered(self.axis_order, len(self.features), self.padded_length(bucket))
+        shape = len(self.features), self.outer, self.length
+        return shape if self.axis_order == "FL" else (*shape[1:], *shape[: "F" in self.axis_order])
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        columns = self.bound_columns(source)
+        if self.outer is None:
+            return Bound(self, columns)
+        lists = outer_lists(
+            columns, f"field {self.features[0].text!r}", "outer= needs lists of lists"
+        )
+        return Bound(self, lists, other=columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        by_field, wrap = with_axes(out, self.axis_order), self.pad_mode == "wrap"
         fills: Any = self.fill
         if self.pad == "before":
-            fills = Elements(bound.columns, slice(0, 0)).fills(fills, self.dtype)
+            fills = Elements(bound.other or bound.columns, slice(0, 0)).fills(fills, self.dtype)
+        wrap = self.pad_mode == "wrap"
+        if self.outer is not None:
+            pad_lists(with_axes(out, self.axis_order), bound, batch.rows, fills, wrap=wrap)
+            return
+        by_field = with_axes(out, self.axis_order)
         longest = by_field.shape[2]
         for here, elements in bound.columns.blocks(batch.rows, self.row_width, longest):
             values = elements.values(out.dtype)
             pad(by_field[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
+        if self.outer is not None:
+            raise ConfigError("Padded with outer= has no inverse")
         return self.scattered(with_axes(tensor, self.axis_order).transpose(0, 2, 1), bound)
 
 
@@ -170,6 +208,35 @@ class Bucketed(Padded):
         **options: Any,
     ) -> None:
         Padded.__init__(self, fields, lengths_of(lengths, self), fill, axis_order, dtype, **options)
+
+
+def outer_lists(columns: Columns, what: str, needs: str) -> Columns:
+    """Return the rows whose elements are the lists of some columns."""
+    levels = columns.rows.levels
+    if not levels or not levels[-1].is_list:
+        raise InputError(f"{what} has {'None' if levels else 'one jagged axis'} where {needs}")
+    return Columns(Structure(columns.rows.events, levels[:-1]), levels[-1].data)
+
+
+def pad_lists(
+    out: Tensor, bound: Bound, rows: RowSelection, fills: Any, *, wrap: bool = False
+) -> None:
+    """Fill ``out[N, F, J, L]`` with the elements of the first lists of rows."""
+    outer, inner = bound.columns, bound.other
+    assert inner is not None and outer.offsets is not None  # noqa: S101, PT018
+    number, channels, most, length = out.shape
+    counts = np.minimum(outer.counts(rows), most)
+    elements = Elements(inner, ranges(outer.offsets[:-1][rows], counts), length)
+    present = np.arange(most) < counts[:, np.newaxis]
+    ends = np.zeros((2, *present.shape), np.int64)
+    ends[0][present], ends[1][present] = elements.starts, elements.counts
+    try:
+        values = elements.values(out.dtype)
+    except InputError as error:  # its rows are lists
+        raise type(error)(error.message) from None
+    padded = np.empty((number * most, channels, length), out.dtype)
+    pad(padded, values, ends[0].reshape(-1), ends[1].reshape(-1), fills, wrap=wrap)
+    out[:] = padded.reshape(number, most, channels, length).transpose(0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

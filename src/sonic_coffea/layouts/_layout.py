@@ -466,7 +466,7 @@ def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:
 
 
 def with_axes(tensor: Tensor, axis_order: str) -> Tensor:
-    """Return the view ``[N, F, L]`` of a tensor."""
+    """Return the view ``[N, F, L]`` of a tensor, or ``[N, F, J, L]``."""
     if axis_order == "L":
         return tensor[:, np.newaxis]
-    return tensor if axis_order == "FL" else tensor.transpose(0, 2, 1)
+    return tensor if axis_order == "FL" else np.moveaxis(tensor, -1, 1)

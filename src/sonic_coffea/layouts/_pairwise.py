@@ -13,7 +13,7 @@ from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import BLOCK_BYTES, Columns, Elements
 from sonic_coffea.layouts._expressions import expression_of, path_of
 from sonic_coffea.layouts._features import declare, texts_of
-from sonic_coffea.layouts._jagged import Padded
+from sonic_coffea.layouts._jagged import Padded, outer_lists, pad_lists
 from sonic_coffea.layouts._layout import (
     Batch,
     Bound,
@@ -23,10 +23,10 @@ from sonic_coffea.layouts._layout import (
     order_of,
 )
 from sonic_coffea.layouts._padding import pad
-from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor, ranges
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._source import Source
+    from sonic_coffea.layouts._structure import Int64, Tensor
 
 VECTORS = (
     ("px", "py", "pz", "energy"),
@@ -222,7 +222,7 @@ class Pairwise(FieldsLayout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
         if self.formulae is None:
-            self._write_stored(by_channel, bound, batch.rows)
+            pad_lists(by_channel, bound, batch.rows, self.fill)
             return
         rows = bound.columns.numbers(batch.rows)
         step = max(1, BLOCK_BYTES // (64 * by_channel.shape[2] * by_channel.shape[3]))
@@ -265,25 +265,6 @@ class Pairwise(FieldsLayout):
         for name, numbers in _with_vector(second, names[-1]).items():
             known[f"{name}_j"] = numbers[:, np.newaxis]
         return [_evaluated(formula, known, formula) for formula in self.formulae]
-
-    def _write_stored(self, out: Tensor, bound: Bound, rows: RowSelection) -> None:
-        """Fill ``out[n, C, L, M]`` with fields of pairs."""
-        columns, pairs = bound.columns, bound.other
-        assert pairs is not None and columns.offsets is not None  # noqa: S101, PT018
-        length = out.shape[2]
-        counts = np.minimum(columns.counts(rows), length)
-        lists = ranges(columns.offsets[:-1][rows], counts)
-        elements = Elements(pairs, lists, out.shape[3])
-        present = np.arange(length) < counts[:, np.newaxis]
-        ends = np.zeros((2, *present.shape), np.int64)
-        ends[0][present], ends[1][present] = elements.starts, elements.counts
-        try:
-            values = elements.values(out.dtype)
-        except InputError as error:  # its rows are the first elements of pairs
-            raise type(error)(error.message) from None
-        padded = np.empty((len(out) * length, out.shape[1], out.shape[3]), out.dtype)
-        pad(padded, values, ends[0].reshape(-1), ends[1].reshape(-1), self.fill)
-        out[:] = padded.reshape(len(out), length, *padded.shape[1:]).transpose(0, 2, 1, 3)
 
     def _names(self) -> list[list[str]]:
         """Return the names of the fields, and of the other elements' fields if `other` has some."""
@@ -377,16 +358,11 @@ def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Colum
     """Return the columns of the first elements of pairs, and those of the pairs."""
     what = f"field {layout.features[0].text!r}"
     pairs = layout.bound_columns(source)
-    levels = pairs.rows.levels
-    if not levels or not levels[-1].is_list:
-        raise InputError(
-            f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
-            "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
-            f"or the fields of {_VECTOR}"
-        )
-    between = layout.other is not None
-    offsets = levels[-1].data
-    columns = Columns(Structure(pairs.rows.events, levels[:-1]), offsets)
+    needs = "Pairwise needs i x j lists of pairs"
+    hint = f"to compute pairs of elements, name formulae, or the fields of {_VECTOR}"
+    columns = outer_lists(pairs, what, f"{needs}; {hint}")
+    between, offsets = layout.other is not None, columns.offsets
+    assert offsets is not None  # noqa: S101
     sizes, counts = np.diff(offsets), pairs.counts(slice(0, len(pairs.rows)))
     first = np.repeat(offsets[:-1], sizes)
     others = counts[first] if between else np.repeat(sizes, sizes)

@@ -193,7 +193,7 @@ def _flags(
 def _check_part(name: Any, part: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"Tokens: expected names of collections to be strings, got {name!r}")
-    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1:
+    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1 or getattr(part, "outer", None):
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
         )
