@@ -178,7 +178,11 @@ def _split(place: Structure, declared: Shape) -> tuple[Levels, tuple[int, ...]]:
             )
     for shape in dict.fromkeys((declared, tuple(n for n in declared if n > 1))):
         inner = lists[len(lists) - len(shape) :] if len(shape) <= len(lists) else []
-        fits = [np.all(levels[i].counts == n) for i, n in zip(inner, shape, strict=False)]
+        # Lists that happen to have one object each are no axis of length 1.
+        fits = [
+            np.all(levels[i].counts == n) and (n > 1 or levels[i].size == 1)
+            for i, n in zip(inner, shape, strict=False)
+        ]
         if len(fits) == len(shape) and all(fits):
             start = inner[0] if inner else len(levels)
             if any(np.any(level.data < 0) for level in levels[start:]):
