@@ -158,4 +158,5 @@ def test_an_axis_of_length_one_is_no_list_of_one_object() -> None:
         layout = sonic.Dense("x", (1, 3, 4))
         tensor = layout.pack(images)
         assert tensor.shape == (2, 1, 3, 4)
-        assert ak.num(layout.unpack(tensor, images)).tolist() == counts
+        back = layout.unpack(tensor, images)
+        assert str(back.type) == "2 * var * 1 * 3 * 4 * float32"
