@@ -150,3 +150,26 @@ def test_what_stands_for_none_may_be_any_number(how: str, missing: float) -> Non
 
 
 FLOATS = NumpyArray(np.asarray([0.5]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+@pytest.mark.parametrize("options", [{}, {"sort_by": "key"}])
+def test_what_is_truncated_may_be_out_of_range(dtype: str, options: dict[str, Any]) -> None:
+    array = ak.Array({"x": [[1, 2, 1e9], [5]], "key": [[3, 2, 1], [1]]})
+    for layout in (
+        sonic.Padded("x", 2, dtype=dtype, **options),
+        sonic.Bucketed("x", (1, 2), dtype=dtype, **options),
+    ):
+        assert layout.pack(array).tolist() == [[[1, 2]], [[5, 0]]]
+
+
+@pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float16", "float32"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_is_no_bool_and_no_integer(feature: Any, dtype: str, bad: float) -> None:
+    message = "field 'x' is NaN or infinite in event 1; correct the input"
+    with pytest.raises(InputError, match=message):
+        sonic.Row(feature, dtype=dtype).pack({"x": ak.Array([0.0, bad, 2.0])})
+    for layout in (sonic.Padded(feature, 2, dtype=dtype), sonic.Flat(feature, dtype=dtype)):
+        with pytest.raises(InputError, match=message):
+            layout.pack({"x": ak.Array([[0.0], [2.0, bad]])})
