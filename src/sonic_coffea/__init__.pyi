@@ -22,6 +22,7 @@ from sonic_coffea.layouts import Feature as Feature
 from sonic_coffea.layouts import Flat as Flat
 from sonic_coffea.layouts import Layout as Layout
 from sonic_coffea.layouts import Mask as Mask
+from sonic_coffea.layouts import Metadata as Metadata
 from sonic_coffea.layouts import OneHot as OneHot
 from sonic_coffea.layouts import Output as Output
 from sonic_coffea.layouts import Padded as Padded

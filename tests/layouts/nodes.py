@@ -157,7 +157,9 @@ class Builder:
                 stored += data[i]
         kind = self.draw(st.sampled_from([Index64, Index32]))
         dtype = "i8" if kind is Index64 else "i4"
-        ends = (kind(ends.astype(dtype)) for ends in (starts, starts + counts))
+        # More stops than lists: what is beyond is not looked at.
+        stops = np.append(starts + counts, [1000] * self.draw(st.integers(0, 1)))
+        ends = (kind(ends.astype(dtype)) for ends in (starts, stops))
         return ListArray(*ends, self.build(inner, stored))
 
     def option(self, inner: Kinds, data: list[Any]) -> Content:

@@ -34,6 +34,7 @@ DECLARED: dict[str, tuple[Declare, dict[str, Any]]] = {
     "Tokens": (sonic.Tokens, TOKENS),
     "Feature": (sonic.Feature, {"name": "a"}),
     "OneHot": (sonic.OneHot, {"name": "a", "values": [1, 2]}),
+    "Metadata": (sonic.Metadata, {"name": "a"}),
     "Output": (sonic.Output, {}),
     "Output of constituents": (sonic.Output, {"per": "constituent"}),
 }
@@ -119,14 +120,15 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
     *((name, "fill", NOT_ONE_FOR_EACH) for name in ("Padded", "Bucketed")),
     ("Pairwise", "fill", ({1.0}, {"a": 1.0}, "1", [1.0, 2.0], [None], 1j, np.asarray([[1.0]]))),
     ("Tokens", "fill", (*NOT_NUMBERS, None)),
-    *((name, "length", NOT_LENGTHS) for name in ("Padded", "Mask")),
+    ("Padded", "length", NOT_LENGTHS),
+    ("Mask", "length", [x for x in NOT_LENGTHS if not isinstance(x, np.ndarray)]),
     ("Padded", "length", (None, [2], (2,), {2})),
     (
         "Pairwise",
         "length",
         (0, -1, 1.5, "2", True, None, {2}, {2, 4}, {2: 4}, (4, 2), [2.5], [[2]]),
     ),
-    ("Bucketed", "lengths", (None, 2, 2.0, "24", {2, 4}, {2: 4}, (4, 2), [], [2.5], [[2]], ARRAY)),
+    ("Bucketed", "lengths", (None, 2.0, "24", {2, 4}, {2: 4}, (4, 2), [], [2.5], [[2]], ARRAY)),
     ("Dense", "shape", (2, 2.0, "2", {2, 4}, {2: 4}, [2.5], [[2]], [0], [-1], ARRAY)),
     ("Output", "shape", (2, 2.0, "2", {2, 4}, {2: 4}, [2.5], [[2]], [0], [-1], ARRAY)),
     *((name, "sort_by", NOT_NAMES) for name in ("Padded", "Bucketed", "Flat")),
@@ -161,6 +163,7 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
     ("Feature", "categories", (1, {}, {1, 2}, [1, 2], {"a": 1}, {1: "a"}, {1: None}, {None: 1})),
     ("Feature", "categories", ({1: ARRAY}, {1: [2]}, "ab", ARRAY, {1j: 1})),
     ("OneHot", "values", ({1, 2}, {1: 2}, 1, "12", b"12", [], [1, 1], ["a"], [None], [[1], [2]])),
+    ("Metadata", "name", (*NOT_NAMES, None, "", "a b", "1")),
     ("OneHot", "values", (np.asarray([[1, 2]]), np.asarray(1), np.asarray(["a"]), [1j])),
     ("Output", "labels", (*NOT_LISTS_OF_NAMES, "ab", [1, 2], ["a", "a"], ["a", None])),
     ("Output", "labels", (ARRAY, np.asarray([["a", "b"]]), np.asarray("a"))),
@@ -364,7 +367,7 @@ def test_tensors_have_the_byte_order_of_the_machine(code: str, order: str, as_ty
 @pytest.mark.parametrize("dtype", ["floaty", "float31", "flaot32"])
 def test_an_unknown_type_is_answered_with_the_nearest(dtype: str) -> None:
     for make, usual in DECLARED.values():
-        if make not in (sonic.Feature, sonic.OneHot, sonic.Tokens):
+        if make not in (sonic.Feature, sonic.OneHot, sonic.Metadata, sonic.Tokens):
             with pytest.raises(ConfigError, match=f"{dtype}.*did you mean 'float"):
                 make(**usual, dtype=dtype)
 

@@ -149,3 +149,14 @@ def test_missing_images_are_not_sent() -> None:
     np.testing.assert_array_equal(sonic.Dense("x", (2, 3)).pack({"x": ak.Array(some)}), expected)
     with pytest.raises(InputError, match="field 'x'"):
         sonic.Dense("x", (3, 2)).pack({"x": ak.Array(some)})
+
+
+def test_an_axis_of_length_one_is_no_list_of_one_object() -> None:
+    """Otherwise, rows would be events in chunks whose events all have one object."""
+    for counts in ([1, 1], [2, 0]):
+        images = ak.unflatten(ak.Array({"x": np.ones((2, 3, 4), np.float32)}), counts)
+        layout = sonic.Dense("x", (1, 3, 4))
+        tensor = layout.pack(images)
+        assert tensor.shape == (2, 1, 3, 4)
+        back = layout.unpack(tensor, images)
+        assert str(back.type) == "2 * var * 1 * 3 * 4 * float32"

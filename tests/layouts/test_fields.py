@@ -383,9 +383,18 @@ def test_a_path_through_a_reference_of_nanoaod() -> None:
         (lambda: sonic.Row(["a", "b"], missing=[1.0]), "one missing or one for each of 2 fields"),
         (lambda: sonic.Row("a", "int32", missing=NAN), "int32 cannot hold the missing nan"),
         (lambda: sonic.Row(["a", NAN]), "expected field names, numbers"),
-        (lambda: sonic.Padded(["a", "b"], 2, axis_order="L"), "'L' has no axis for 2 fields"),
-        (lambda: sonic.Padded("a", 2, pad_mode="warp"), "did you mean 'wrap'"),
-        (lambda: sonic.Mask(2, axis_order="F"), "Mask: expected axis_order 'FL', 'LF' or 'L'"),
+        (
+            lambda: sonic.Padded(["a", "b"], 2, axis_order="L"),
+            "expected axis_order of several fields to be 'FL' or 'LF', got 'L'",
+        ),
+        (
+            lambda: sonic.Padded("a", 2, pad_mode="warp"),
+            "expected pad_mode to be 'constant' or 'wrap'",
+        ),
+        (
+            lambda: sonic.Mask(2, axis_order="F"),
+            "Mask: expected axis_order to be 'FL', 'LF' or 'L'",
+        ),
     ],
 )
 def test_bad_declarations(make: Any, message: str) -> None:

@@ -125,6 +125,34 @@ def test_padding_before_the_transformation_is_transformed(feature: Any) -> None:
     np.testing.assert_array_equal(before, sonic.Padded(feature, 3).pack(filled))
 
 
+@pytest.mark.parametrize("options", [{}, {"sort_by": "Jet.pf.pt"}, {"pad_mode": "wrap"}])
+def test_a_row_may_have_lists_of_constituents(options: dict[str, Any]) -> None:
+    """Each list is padded as a row of its own."""
+    jets = [[[1.0, 3.0, 2.0, 4.0], [5.0], []], [[7.0]], [], [[], [6.0, 8.0]]]
+    numbers = ak.Array(jets)
+    events = ak.zip({"Jet": ak.zip({"pf": ak.zip({"pt": numbers, "q": -numbers})}, depth_limit=2)})
+    fields = ["Jet.pf.pt", sonic.Feature("Jet.pf.q", scale=2.0)]
+    layout = sonic.Padded(fields, 3, -1.0, outer=2, axis_order="LF", **options)
+    alone = sonic.Padded(fields, 3, -1.0, "LF", **options).pack(events)
+    assert layout.row_shape(0) == (2, 3, 2)
+    wanted = np.full((4, 2, 3, 2), -1.0)
+    rows = iter(alone)
+    for n, event in enumerate(jets):
+        for j, row in enumerate(next(rows) for _ in event):
+            if j < 2:
+                wanted[n, j] = row
+    np.testing.assert_array_equal(layout.pack(events), wanted)
+    by_field = sonic.Padded(fields, 3, -1.0, outer=2, **options).pack(events)
+    np.testing.assert_array_equal(by_field, np.moveaxis(wanted, -1, 1))
+    inputs = bind_inputs({"x": layout, "mask": sonic.Mask(beside="x", axis_order="L")}, events)
+    assert inputs.pack(0, 4)["mask"].tolist() == [[1, 1], [1, 0], [0, 0], [1, 1]]
+    np.testing.assert_array_equal(inputs.pack(1, 3)["x"], wanted[1:3])
+    with pytest.raises(InputError, match="'Jet.pf.pt' has one jagged axis where outer= needs"):
+        layout.pack(events[0])
+    with pytest.raises(ConfigError, match="has no inverse"):
+        layout.unpack(wanted, events)
+
+
 def test_infinite_numbers_become_limits_in_the_order_of_weaver() -> None:
     numbers = [math.inf, -math.inf, math.nan, 1.0]
     how: dict[str, Any] = {"scale": 2.0, "lower": -5.0, "upper": 5.0, "nonfinite": 0.5}
@@ -231,7 +259,7 @@ def test_scores_are_made_of_the_numbers() -> None:
     assert sums == [6.0] * 3
     logistic = sonic.Output(function="sigmoid")
     assert scored(logistic, np.zeros((3, 1), np.float32)) == [0.5] * 3
-    with pytest.raises(ConfigError, match="no function 'softmin'; did you mean 'softmax'"):
+    with pytest.raises(ConfigError, match="expected function to be 'softmax' or 'sigmoid'"):
         sonic.Output(function="softmin")
     with pytest.raises(ConfigError, match="no label 'd'"):
         sonic.Output(["a"], groups={"x": ["d"]})

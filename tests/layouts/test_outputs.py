@@ -197,14 +197,17 @@ def test_what_is_chosen_picks_from_the_collection() -> None:
         (lambda: sonic.Output(["a"], shape=(1,)), "labels or a shape"),
         (lambda: sonic.Output(shape=(0,)), "Output: expected a length of at least 1, got 0"),
         (lambda: sonic.Output(axes=2), "and per='constituent', got axes=2"),
-        (lambda: sonic.Output(axes=0, per="constituent"), "one axis .* or more"),
-        (lambda: sonic.Output(per="constituent", choose="argmin"), "did you mean 'argmax'"),
+        (lambda: sonic.Output(axes=0, per="constituent"), "expected axes of constituents"),
+        (
+            lambda: sonic.Output(per="constituent", choose="argmin"),
+            "expected choose to be 'argmax' or 'slot'",
+        ),
         (lambda: sonic.Output(choose="argmax"), "has per='constituent'"),
         (
             lambda: sonic.Output(per="constituent", choose="argmax", shape=(2,)),
             "has labels, and no shape",
         ),
-        (lambda: sonic.Output(per="constituent", choose="slot"), "set dtype='int64'"),
+        (lambda: sonic.Output(per="constituent", choose="slot"), "of dtype='int64'"),
         (
             lambda: sonic.Output(["a"], per="constituent", axes=2, choose="argmax"),
             "a label for each of 2 axes, got a",

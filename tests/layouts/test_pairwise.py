@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, FieldError, InputError
-from sonic_coffea.layouts import bind_inputs, declared, trace
+from sonic_coffea.layouts import bind_inputs, trace
 from sonic_coffea.model import Model
 
 CARTESIAN = ("px", "py", "pz", "energy")
@@ -136,19 +136,6 @@ def test_what_a_feature_does_comes_first_and_elements_may_be_sorted() -> None:
     assert layout.pack(jets).tolist() == [[[[0, 3], [-3, 0]]], [[[0, 0], [0, 0]]]]
 
 
-def test_axes_and_types() -> None:
-    jets = vectors([3, 1])
-    plain = sonic.Pairwise(CARTESIAN, 4).pack(jets)
-    other = sonic.Pairwise(CARTESIAN, 4, axis_order="LLC").pack(jets)
-    np.testing.assert_array_equal(other, plain.transpose(0, 2, 3, 1))
-    half = sonic.Pairwise(CARTESIAN, 4, dtype="float16")
-    np.testing.assert_array_equal(half.pack(jets), plain.astype(np.float16))
-    large = sonic.Pairwise("energy", 2, "energy_i * 1e6", dtype="float16")
-    with pytest.raises(InputError, match="larger than float16"):
-        large.pack(jets)
-    assert declared({"v": sonic.Pairwise(CARTESIAN, 4)}) == {"v": (np.dtype("f4"), (4, 4, 4))}
-
-
 def pairs_of(jets: ak.Array) -> ak.Array:
     """``rows * var * var * {d, s}`` of all pairs."""
     a, b = ak.unzip(ak.cartesian([jets, jets], nested=True))
@@ -167,24 +154,6 @@ def test_pairs_may_be_stored(counts: list[int], order: str) -> None:
     ):
         wanted = expected(jets.to_list(), 3, lambda a, b, of=of: [of(a, b)], 1, fill)
         np.testing.assert_allclose(tensor[:, [channel]], wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_stored_pairs_of_jets_in_events() -> None:
-    jets = vectors([2, 3, 0, 1])
-    a, b = ak.unzip(ak.cartesian([jets.pt, jets.pt], axis=1, nested=True))
-    nested = ak.Array(
-        ak.contents.ListOffsetArray(ak.index.Index64([0, 1, 1, 4]), ak.to_layout(a - b))
-    )
-    selected = ak.mask(nested, [[True], [], [True, False, True]])
-    for array in (nested, nested[::-1], selected):
-        flat = ak.drop_none(ak.flatten(array))
-        got = sonic.Pairwise("d", 3).pack({"d": array})
-        assert len(got) == len(flat)
-        for tensor, row in zip(got[:, 0], flat.to_list(), strict=True):
-            n = len(row)
-            np.testing.assert_allclose(tensor[:n, :n], np.asarray(row).reshape(n, n), rtol=1e-6)
-            assert not tensor[n:].any()
-            assert not tensor[:, n:].any()
 
 
 def test_stored_pairs_that_are_none() -> None:
@@ -215,11 +184,9 @@ def test_pairs_of_two_collections(fields: Any) -> None:
     np.testing.assert_allclose(layout.pack(events), wanted, rtol=1e-4, atol=1e-4)
     bound = bind_inputs({"v": layout}, events)
     np.testing.assert_array_equal(bound.pack(1, 4)["v"], layout.pack(events)[1:4])
-    assert bound.count_elements() == (
-        3 * 1 + 4 * 3 + 1 * 3,
-        5 * 4 - 4 * 3,
-        5 * 4 * 3 - (3 + 12 + 3),
-    )
+    counts = ak.to_numpy(ak.num(events.Jet))
+    sent = int(np.minimum(counts, 4).sum())
+    assert bound.count_elements() == (sent, int(counts.sum()) - sent, 5 * 4 - sent)
     assert layout.columns == (*named[0], *named[1])
     with pytest.raises(InputError, match=r"'Jet.px?t?' and field 'Muon.pt'.*(same objects)"):
         layout.pack({"Jet": events.Jet, "Muon": events.Muon[:4]})
@@ -285,7 +252,7 @@ def test_nonsense_is_refused_by_name() -> None:
             sonic.Pairwise(["x"], 3, formula)
     with pytest.raises(ConfigError, match="not int32"):
         sonic.Pairwise(CARTESIAN, 3, dtype="int32")
-    with pytest.raises(ConfigError, match="axis_order 'CLL' or 'LLC'"):
+    with pytest.raises(ConfigError, match="axis_order to be 'CLL' or 'LLC'"):
         sonic.Pairwise(CARTESIAN, 3, axis_order="FL")
     with pytest.raises(ConfigError, match="one for each of 4 channels"):
         sonic.Pairwise(CARTESIAN, 3, fill=[1.0, 2.0])
@@ -323,7 +290,7 @@ def test_buckets_counts_and_a_mask_beside() -> None:
     }
     np.testing.assert_array_equal(tensors["m"], np.ones((2, 1, 4)))
     only = bind_inputs({"v": inputs["v"]}, jets)
-    assert only.count_elements() == (1 + 16 + 4 + 16, 81 - 16, 3)
+    assert only.count_elements() == (1 + 4 + 2 + 4, 9 - 4, 1)
 
 
 def test_a_declaration_can_be_pickled_compared_and_traced() -> None:

@@ -198,39 +198,6 @@ def test_values_per_constituent_return_to_theirs(
     assert result == replaced(plain, iter(kept))
 
 
-@given(jets(optional=False), st.integers(1, 5))
-def test_sorted_is_what_loops_make(data: tuple[list[Any], ak.Array], length: int) -> None:
-    plain, array = data
-    rows = [{"pf": sorted(r["pf"], key=lambda c: -c["pt"])} for r in rows_of(plain)]
-    layout = sonic.Padded(["pf.pt", "pf.id"], length, sort_by="pf.pt")
-    np.testing.assert_array_equal(layout.pack(array), padded(rows, length, 0.0))
-    # Back in the places of the file, truncated where the sorted list was.
-    back = layout.unpack(layout.pack(array), array)
-    expected = []
-    for row in rows_of(plain):
-        order = sorted(range(len(row["pf"])), key=lambda k, row=row: -row["pf"][k]["pt"])
-        kept = set(order[:length])
-        expected.append([c["pt"] if k in kept else None for k, c in enumerate(row["pf"])])
-    assert back["pf.pt"].tolist() == replaced(plain, iter(expected))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
-def test_targets(dtype: str) -> None:
-    array = ak.Array([[1, 2], [], [3]])
-    for source in ("int64", "float32", "uint8", "float64"):
-        tensor = sonic.Row("x", dtype=dtype).pack({"x": ak.values_astype(array, source)})
-        assert tensor.dtype == dtype
-        assert tensor.tolist() == [[1], [2], [3]]
-
-
-def test_bfloat16_rounds_to_nearest() -> None:
-    import ml_dtypes
-
-    values = np.asarray([1.0, 1.00390625, 3.14159, -7.7], np.float32)
-    tensor = sonic.Row("x", dtype="bfloat16").pack({"x": ak.Array(values)})
-    np.testing.assert_array_equal(tensor[:, 0], values.astype(ml_dtypes.bfloat16))
-
-
 @pytest.mark.parametrize("fill", [np.nan, -np.inf])
 def test_what_pads_need_not_be_finite(fill: float) -> None:
     tensor = sonic.Padded("x", 2, fill=fill).pack({"x": ak.Array([[1.0], [2.0, 3.0], [4.0]])})
@@ -242,12 +209,6 @@ def test_large_integers_are_exact() -> None:
     array = ak.unflatten(np.full(6, number, np.uint64), [1, 1, 4])
     tensor = sonic.Padded("x", 2, dtype="int64").pack({"x": array})
     assert tensor.tolist() == [[[number, 0]], [[number, 0]], [[number, number]]]
-    union = ak.contents.UnionArray(
-        ak.index.Index8(np.asarray([0, 1], np.int8)),
-        ak.index.Index64(np.asarray([0, 0])),
-        [ak.contents.NumpyArray(np.asarray([n], t)) for n, t in ((number, "u8"), (-1, "i8"))],
-    )
-    assert sonic.Row("x", dtype="int64").pack({"x": ak.Array(union)}).tolist() == [[number], [-1]]
 
 
 @pytest.mark.parametrize(("length", "lengths"), [(4, ()), (2, ()), (4, (2, 4)), (8, (2, 4))])
@@ -276,19 +237,3 @@ def test_a_mask_of_its_own_length_beside_buckets() -> None:
     for name in ("of b", "beside v"):
         assert [t[name].tolist() for t in sent] == [[[[1.0, 1.0, 0.0]]], [[[1.0, 0.0, 0.0]]]]
     assert [t["beside x"].tolist() for t in sent] == [[[[1.0, 0.0]]], [[[1.0, 1.0, 1.0, 0.0]]]]
-
-
-def test_sorting_through_an_index_with_gaps() -> None:
-    """Elements of rows that were cut away lie between those that are sorted."""
-    rng = np.random.default_rng(1)
-    counts = rng.integers(0, 6, 200)
-    values = rng.permutation(counts.sum()).astype(np.float32)
-    shuffled = ak.contents.IndexedArray(
-        ak.index.Index64(rng.permutation(len(values))), ak.contents.NumpyArray(values)
-    )
-    whole = ak.unflatten(ak.Array(ak.contents.RecordArray([shuffled], ["pt"])), counts)
-    some = whole[rng.permutation(200)[:50]]
-    tensor = sonic.Padded("pt", 4, fill=-1.0, sort_by="pt").pack(some)
-    for row, jet in zip(tensor[:, 0], some.pt.tolist(), strict=True):
-        expected = sorted(jet, reverse=True)[:4]
-        assert row.tolist() == expected + [-1.0] * (4 - len(expected))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
-from awkward.contents import Content, NumpyArray, RecordArray
+from awkward.contents import NumpyArray
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.layouts import nodes
@@ -56,47 +56,6 @@ def test_rows_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
     ranges = [inputs.rows.events_of(row, row + 1) for row in range(len(rows))]
     assert ranges == [(event, event + 1) for event in events]
     assert inputs.rows.event_numbers().tolist() == events
-
-
-@given(arrays(jagged=True), st.integers(1, 4), st.integers(1, 3))
-def test_padded_of_any_structure(data: tuple[Kinds, ak.Array], length: int, size: int) -> None:
-    (kinds, array), plain = data, ak.to_list(data[1])
-    depth = axes(kinds) - 1
-    rows = rows_of(plain, depth)
-    expected = np.full((len(rows), 1, length), -1, np.float32)
-    present = np.zeros((len(rows), 1, length), np.float32)
-    for i, row in enumerate(rows):
-        for k, value in enumerate(row[:length]):
-            expected[i, 0, k] = value
-            present[i, 0, k] = 1
-    layout = sonic.Padded("pt", length, fill=-1.0)
-    np.testing.assert_array_equal(layout.pack({"pt": array}), expected)
-    np.testing.assert_array_equal(sonic.Mask(length, of="pt").pack({"pt": array}), present)
-    inputs = bind_inputs({"a": layout, "m": sonic.Mask(length)}, {"pt": array})
-    for start in range(0, len(rows), size):
-        stop = min(start + size, len(rows))
-        piece = inputs.pack(start, stop)
-        np.testing.assert_array_equal(piece["a"], expected[start:stop])
-        np.testing.assert_array_equal(piece["m"], present[start:stop])
-    scores = inputs.rows.unflatten(NumpyArray(np.arange(len(rows), dtype=np.float32)))
-    assert scores.tolist() == replaced(plain, depth, iter(range(len(rows))))
-
-
-@given(arrays(jagged=False))
-def test_records_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
-    """As in files: the structure is that of the records, and the numbers are their fields."""
-    kinds, array = data
-
-    def record(node: Content, **_: Any) -> Content | None:
-        if not node.is_numpy:
-            return None
-        numbers = node.data.astype(np.float32)
-        return RecordArray([NumpyArray(numbers), NumpyArray(2 * numbers)], ["one", "two"])
-
-    records = ak.transform(record, array)
-    rows = np.asarray(rows_of(ak.to_list(array), axes(kinds)), np.float32)
-    tensor = sonic.Row(["two", "one"]).pack(records)
-    np.testing.assert_array_equal(tensor, np.stack([2 * rows, rows], axis=1))
 
 
 def test_the_first_event_that_differs_is_found() -> None:

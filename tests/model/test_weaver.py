@@ -56,6 +56,23 @@ def test_weaver_s_rule(tmp_path: Path) -> None:
     assert isinstance(model.inputs["pf_mask"], sonic.Mask)
 
 
+def test_weaver_s_own_order_and_padding() -> None:
+    """In weaver's training, an infinity becomes a limit, and rows may repeat themselves."""
+    jets = ak.Array([{"a": [np.inf, np.nan], "b": [np.inf, 2.0]}, {"a": [], "b": []}])
+    model = sonic.Model.from_weaver("m", PREPROCESS, order="weaver", pad_mode="wrap")
+    assert model.inputs["pf_features"].pack(jets).tolist() == [
+        [[3.0, -1.0, 3.0], [0.0, 2.0, 0.0]],
+        [[7.0, 7.0, 7.0], [0.0, 0.0, 0.0]],
+    ]
+    of_cmssw = sonic.Model.from_weaver("m", PREPROCESS)
+    assert of_cmssw.inputs["pf_features"].pack(jets)[0, 0].tolist() == [-1.5, -1.5, 7.0]
+    assert model.config_hash != of_cmssw.config_hash
+    with pytest.raises(errors.ConfigError, match="no order 'weever'; did you mean 'weaver'"):
+        sonic.Model.from_weaver("m", PREPROCESS, order="weever")
+    with pytest.raises(errors.ConfigError, match="pad_mode to be 'constant' or 'wrap'"):
+        sonic.Model.from_weaver("m", PREPROCESS, pad_mode="repeat")
+
+
 def test_weaver_s_length_between_limits() -> None:
     group = {**PREPROCESS["pf_features"], "min_length": 2, "max_length": 7}
     del group["var_length"]

@@ -10,7 +10,7 @@ from sonic_coffea.layouts._batch import (
     declared,
 )
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns
-from sonic_coffea.layouts._features import Feature, OneHot
+from sonic_coffea.layouts._features import Feature, Metadata, OneHot
 from sonic_coffea.layouts._file_positions import (
     FilePositions,
     file_of,
@@ -43,6 +43,7 @@ __all__ = [
     "Int64",
     "Layout",
     "Mask",
+    "Metadata",
     "OneHot",
     "Output",
     "Outputs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sonic_coffea.layouts._expressions import (
     text_of,
 )
 from sonic_coffea.layouts._features import Feature, all_finite
-from sonic_coffea.layouts._source import Source, numbers
+from sonic_coffea.layouts._source import Source, innermost, numbers, of_field
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
@@ -93,19 +94,19 @@ class Columns:
         elements = Elements(self, rows, gathers=False)
         return elements.sorted_by(self.key)
 
-    def blocks(self, rows: RowSelection, bytes_each: int) -> Iterator[tuple[slice, RowSelection]]:
-        """Yield ranges of some rows, and the rows, whose elements fit into the cache."""
+    def blocks(
+        self, rows: RowSelection, bytes_each: int, longest: int | None = None
+    ) -> Iterator[tuple[slice, Elements]]:
+        """Yield ranges of some rows, and the rows' elements, which fit into the cache."""
         counts = self.counts(rows)
         size = math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES)
         step = max(1, math.ceil(len(counts) / max(size, 1)))
-        chosen = rows if isinstance(rows, slice) else None
+        first = rows.indices(len(self.rows))[0] if isinstance(rows, slice) else 0
         for start in range(0, len(counts), step):
-            here = slice(start, min(start + step, len(counts)))
-            if chosen is not None:
-                first = chosen.start or 0
-                yield here, slice(first + here.start, first + here.stop)
-            else:
-                yield here, rows[here]  # type: ignore[index]
+            stop = min(start + step, len(counts))
+            here = slice(start, stop)
+            some = slice(first + start, first + stop) if isinstance(rows, slice) else rows[here]
+            yield here, Elements(self, some, longest)
 
 
 class Elements:
@@ -202,24 +203,29 @@ class Elements:
             )
         return np.broadcast_to(result, self.size), gaps
 
-    def values(
-        self, dtype: np.dtype[Any], out: Tensor | None = None, channels: Sequence[int] | None = None
-    ) -> Tensor:
+    def values(self, dtype: np.dtype[Any]) -> Tensor:
         """Return ``[F, n]``, as it is sent: transformed, checked, and in the type of the tensor.
-
-        With `channels`, these rows of `out` have them.
 
         Raises
         ------
         InputError
             Naming field and event of a number that cannot be sent.
         """
-        features = self.columns.features
-        if out is None:
-            out = np.empty((len(features), self.size), dtype)
+        columns = self.columns
+        out = np.empty((len(columns.features), self.size), dtype)
         with np.errstate(all="ignore"):
-            for number, slot in enumerate(range(len(features)) if channels is None else channels):
-                self._fill(number, out[slot])
+            for feature, sent, stands in zip(
+                columns.features, out, columns.missing or repeat(None), strict=False
+            ):
+                raw, absent = self.raw(feature)
+                if absent is not None:  # until they are replaced, by others that are there
+                    raw = np.where(absent, raw[np.argmin(absent)], raw)
+                if dtype == STRING:
+                    sent[:] = raw
+                else:
+                    self._convert(feature, raw, sent, absent)
+                if absent is not None:
+                    sent[absent] = stands
         return out
 
     def fills(self, fills: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
@@ -235,19 +241,6 @@ class Elements:
                     raw = raw.astype(self.columns.terms[_term_of(feature)][0].dtype)
                 padded[place] = feature.transformed(raw)[0]
         return padded
-
-    def _fill(self, number: int, out: Tensor) -> None:
-        """Write the numbers of one channel: transformed, and checked."""
-        feature = self.columns.features[number]
-        raw, absent = self.raw(feature)
-        if absent is not None:  # until they are replaced, by others that are there
-            raw = np.where(absent, raw[np.argmin(absent)], raw)
-        if out.dtype == STRING:
-            out[:] = raw
-        else:
-            self._convert(feature, raw, out, absent)
-        if absent is not None:
-            out[absent] = (self.columns.missing or ())[number]
 
     def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
         values = raw
@@ -425,12 +418,9 @@ def bind_columns(
     places = {t: _deepened(place, top) if place.is_unknown else place for t, place in found.items()}
     own = {term: place for term, place in places.items() if place.depth == top}
     first, place = next(iter(own.items()))
-    if jagged and top == 0:
-        raise InputError(
-            f"field {text_of(first[0])!r} has one number where a list is needed (its type is "
-            f"{place.type}); a jagged axis is expected, such as the constituents of a jet, and an "
-            "index picks one object of it; for one number per object use Row"
-        )
+    if jagged:
+        with of_field(first[0]):
+            innermost(place)
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
@@ -438,17 +428,18 @@ def bind_columns(
     offsets = levels[-1].data if jagged else None
     stands = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), {}, stands, key, ascending)
-    shared: dict[Any, Any] = {}
+    aligned: dict[tuple[Levels, bool], Int64 | None] = {}
     of_strings = {f.terms[0] for f in features if f.index is None} if strings else set()
     for term, place in places.items():
         by_row = jagged and place.depth < top
         lies = rows.levels if by_row or not jagged else levels
-        index = _aligned(rows, lies, place, (first, term), shared)
+        where = place.levels, by_row
+        if where not in aligned:
+            aligned[where] = _aligned(rows, lies, place, (first[0], term[0]))
+        index = aligned[where]
         _check_gaps(columns, index, place, term, by_row=by_row)
-        columns.terms[term] = (
-            *_numbers(place, index, term, shared, strings=term in of_strings),
-            by_row,
-        )
+        column = _numbers(place, index, term[0], strings=term in of_strings)
+        columns.terms[term] = (*column, by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -457,8 +448,7 @@ def bind_columns(
         if feature.index is not None:
             place = source.place(path_of(feature.name))
             index = _references(source, columns, feature, place)
-            term = path_of(feature.name), ""
-            column = _numbers(place, index, term, shared, strings=strings)
+            column = _numbers(place, index, path_of(feature.name), strings=strings)
             columns.terms[_term_of(feature)] = (*column, False)
     return columns
 
@@ -472,57 +462,35 @@ def bind_lists(source: Source, path: Path) -> Columns:
         If there are no lists.
     """
     place = source.place(path, lists=True)
-    levels = without_options(place.levels)
-    if not levels:
-        raise InputError(
-            f"field {text_of(path)!r} has one number where a list is needed (its type is "
-            f"{place.type}); a jagged axis is expected, such as the constituents of a jet"
-        )
-    return Columns(Structure(place.events, levels[:-1]), levels[-1].data)
+    with of_field(path):
+        levels, offsets, _ = innermost(place)
+    return Columns(Structure(place.events, levels), offsets)
 
 
 def _numbers(
-    place: Structure, index: Int64 | None, term: Term, shared: dict[Any, Any], *, strings: bool
+    place: Structure, index: Int64 | None, path: Path, *, strings: bool
 ) -> tuple[Tensor, Int64 | None]:
     """Return the numbers of a field, and where those of an index into it lie in them."""
-    try:
+    with of_field(path):
         data, at = numbers(place, strings=strings)
-    except InputError as error:
-        raise InputError(f"field {text_of(term[0])!r} {error.message}") from None
     if isinstance(at, slice):
         return data[at], index
-    if index is None:
-        return data, at
-    key = id(index), id(at)
-    if key not in shared:
-        # With what it is of, so that no other takes its address.
-        shared[key] = through(at, index), index, at
-    return data, shared[key][0]
+    return data, at if index is None else through(at, index)
 
 
 def _aligned(
-    rows: Structure,
-    levels: Levels,
-    place: Structure,
-    terms: tuple[Term, Term],
-    shared: dict[Any, Any],
+    rows: Structure, levels: Levels, place: Structure, paths: tuple[Path, Path]
 ) -> Int64 | None:
     """Return where each row, or element, has its number among those of a field."""
-    key = id(levels), id(place.levels)
-    if key not in shared:
-        try:
-            index = align(levels, place.levels, rows.events, place.events)
-        except ValueError:
-            first, other = (f"field {text_of(path)!r}" for path, _ in terms)
-            if place.depth == rows.depth:
-                rows.check_same(place, (first, other))
-            raise InputError(
-                f"{first} and {other} do not have the same objects; choose both from the same "
-                "events"
-            ) from None
-        shared[key] = index, levels, place.levels
-    aligned: Int64 | None = shared[key][0]
-    return aligned
+    try:
+        return align(levels, place.levels, rows.events, place.events)
+    except ValueError:
+        first, other = (f"field {text_of(path)!r}" for path in paths)
+        if place.depth == rows.depth:
+            rows.check_same(place, (first, other))
+        raise InputError(
+            f"{first} and {other} do not have the same objects; choose both from the same events"
+        ) from None
 
 
 def _check_gaps(

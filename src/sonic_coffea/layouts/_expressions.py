@@ -123,8 +123,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
 }
 """Functions, also with ``np.`` before the name: what computes them, least and most arguments."""
 
-REDUCTIONS = ("num", "sum", "mean", "any", "all")
-"""Functions that make one number of each list: ``num(Jet)``, ``sum(Jet.pt)``."""
+REDUCTIONS = ("num", "sum", "mean", "any", "all", "metadata")
+"""Functions that make one number of each list: ``num(Jet)``, ``sum(Jet.pt)``.
+
+``metadata(year)`` is a constant of the events' metadata.
+"""
 
 VECTORS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "delta_r": (_delta_r, ("eta", "phi")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
 
 _MOST = int(np.finfo(np.float64).max)
+_SIMPLE: dict[str, tuple[Any, str]] = {
+    "str": (str, "a string"),
+    "str | None": ((str, type(None)), "a string"),
+    "bool": (bool, "True or False"),
+}
 ONE_ARGUMENT = tuple(name for name, (_, least, _) in FUNCTIONS.items() if least == 1)
 
 
@@ -44,12 +50,36 @@ def declare(self: Any, **values: Any) -> None:
         object.__setattr__(self, name, value)
 
 
-def own_types(self: Any) -> None:
-    """Let strings and bools of numpy in a declaration be Python's own, whose text differs."""
+def own_types(self: Any, what: str = "") -> None:
+    """Check the options of a declaration whose types are simple, as its annotations say.
+
+    Numbers, strings and bools of numpy become Python's own, whose text differs.
+    """
     for each in fields(self):
-        value = getattr(self, each.name, None)
-        if isinstance(value, (np.str_, np.bool_)):
-            declare(self, **{each.name: value.item()})
+        if each.init:
+            value, kind = getattr(self, each.name), str(each.type)
+            value = value.item() if isinstance(value, np.generic) else value
+            expected = f"{what or type(self).__name__}: expected {each.name} to be"
+            if kind.startswith("float") and not (value is None and "None" in kind):
+                value = _number(value, f"{expected} a number")
+            types, words = _SIMPLE.get(kind, (object, ""))
+            if not isinstance(value, types):
+                raise ConfigError(f"{expected} {words}, got {value!r}")
+            declare(self, **{each.name: value})
+
+
+def one_of(choices: Sequence[str], value: Any, what: str) -> None:
+    """Refuse an option that is none of its choices."""
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        raise ConfigError(f"{what} to be {', '.join(others)} or {last}, got {value!r}")
+
+
+def refuse(what: str, *cases: tuple[Any, str]) -> None:
+    """Raise the message of the first case that holds, if one does."""
+    for holds, message in cases:
+        if holds:
+            raise ConfigError(f"{what}: {message}")
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -137,38 +167,29 @@ class Feature:
     def __post_init__(self) -> None:
         if not isinstance(self.name, (str, tuple)) or not self.name:
             raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
-        own_types(self)
         what = f"feature {self.text!r}"
-        for name in ("shift", "scale", "lower", "upper", "nonfinite", "power"):
-            value = getattr(self, name)
-            if value is not None or name in ("shift", "scale"):
-                declare(self, **{name: _number(value, f"{what}: expected {name}")})
+        own_types(self, what)
         for name in ("categories", "replace"):
             if getattr(self, name) is not None:
                 declare(self, **{name: _pairs(getattr(self, name), what, name)})
         if self.within is not None:
             declare(self, within=_limits(self.within, what))
-        declare(self, nonfinite_last=bool(self.nonfinite_last))
-        for name in ("function", "expression", "index"):
-            value = getattr(self, name)
-            if not isinstance(value, (str, type(None))):
-                raise ConfigError(f"{what}: expected {name} to be a string, got {value!r}")
-            declare(self, **{name: value and str(value)})
-        self._check(what)
+        lower, upper = self.lower, self.upper
+        refuse(
+            what,
+            (
+                lower is not None and upper is not None and lower > upper,
+                f"lower ({lower}) is above upper ({upper})",
+            ),
+            (self.function and self.power is not None, "expected function= or power=, got both"),
+            (self.expression and self.index, "expected expression= or index=, got both"),
+        )
+        if self.function is not None and self.function not in ONE_ARGUMENT:
+            nearby = nearest(self.function, ONE_ARGUMENT)
+            raise ConfigError(f"{what}: no function {self.function!r}; {nearby}")
         for path in self.paths:
             path_of(path)
         declare(self, plain=not set(self.options) - {"expression", "index"})
-
-    def _check(self, what: str) -> None:
-        """Refuse options that do not go together."""
-        if self.lower is not None and self.upper is not None and self.lower > self.upper:
-            raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
-        if self.function is not None and self.function not in ONE_ARGUMENT:
-            nearby = nearest(str(self.function), ONE_ARGUMENT)
-            raise ConfigError(f"{what}: no function {self.function!r}; {nearby}")
-        for one, other in (("function", "power"), ("expression", "index")):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigError(f"{what}: expected {one}= or {other}=, got both")
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -181,7 +202,7 @@ class Feature:
     def paths(self) -> tuple[Path, ...]:
         """All fields that are read."""
         refers = (path_of(self.name),) if self.index else ()
-        return (*(path for path, _ in self.terms), *refers)
+        return (*(path for path, how in self.terms if how != "metadata"), *refers)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -307,6 +328,14 @@ def one_after_the_other(values: Any, expected: str) -> list[Any]:
     return list(values)
 
 
+def texts_of(values: Any, expected: str) -> tuple[str, ...]:
+    """Return several strings of a declaration, refusing anything else."""
+    texts = one_after_the_other(values, expected)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{expected}, got {values!r}")
+    return tuple(map(str, texts))
+
+
 def number_of(value: Any, expected: str) -> float:
     """Return a number of a declaration, as one of Python's own.
 
@@ -322,7 +351,7 @@ def number_of(value: Any, expected: str) -> float:
 
 
 def _number(value: Any, expected: str) -> float:
-    number = number_of(value, f"{expected} to be a number")
+    number = number_of(value, expected)
     # One NaN, so that text and equality are those of the declaration.
     return math.nan if math.isnan(number) else float(number)
 
@@ -350,7 +379,8 @@ def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
     if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
         raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
     least, most = (
-        None if x is None else _number(x, f"{what}: expected each limit of within") for x in within
+        None if x is None else _number(x, f"{what}: expected each limit of within to be a number")
+        for x in within
     )
     if least is not None and most is not None and least > most:
         raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
@@ -388,6 +418,29 @@ def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: 
     return tuple(Feature(field, categories={value: 1, None: 0}) for value in each)
 
 
+def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
+    """Return a channel with a number of the events' metadata, such as the year of the dataset.
+
+    Parameters
+    ----------
+    name : str
+        The key in ``events.metadata``. Its value is a number, a bool, or a string of a number.
+    **options
+        Other arguments of `Feature`, such as ``categories``.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> import sonic_coffea as sonic
+    >>> events = ak.with_parameter(ak.Array([{"pt": 50.0}]), "metadata", {"year": "2018"})
+    >>> sonic.Row(["pt", sonic.Metadata("year", shift=2016)]).pack(events).tolist()
+    [[50.0, 2.0]]
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f"Metadata: expected the name of a key, got {name!r}")
+    return Feature(name, expression=f"metadata({name})", **options)
+
+
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature)) or not isinstance(named, Iterable):
@@ -423,10 +476,5 @@ def key_of(sort_by: Any, layout: str) -> Feature | None:
         raise ConfigError(
             f"{layout}: expected sort_by to be a field or an expression, got {sort_by!r}"
         )
-    try:
-        path_of(sort_by)
-    except ConfigError:
-        return Feature(sort_by, expression=str(sort_by))
-    if isinstance(sort_by, str) and not all(c.isalnum() or c in "_.[]-" for c in sort_by):
-        return Feature(sort_by, expression=str(sort_by))
-    return Feature(sort_by)
+    is_path = isinstance(sort_by, tuple) or re.fullmatch(r"[\w.]+(\[-?\d+\][\w.]*)*", sort_by)
+    return Feature(sort_by, expression=None if is_path else str(sort_by))

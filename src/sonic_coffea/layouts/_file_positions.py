@@ -48,16 +48,9 @@ class FilePositions:
         order, first, count : array of int64
             Those at a position are ``order[first:first + count]`` of all objects.
         """
-        own = ak.to_numpy(ak.flatten(self.positions)).astype(np.int64)
+        own = ak.to_numpy(ak.flatten(self.positions))
         owner = np.repeat(np.arange(len(self.sizes)), ak.num(self.positions))
-        positions = positions.astype(np.int64)
-        least = min(own.min(initial=0), positions.min(initial=0))
-        span = max(own.max(initial=0), positions.max(initial=0)) - least + 1
-        keys, wanted = owner * span + own - least, events * span + positions - least
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        first = np.searchsorted(keys, wanted)
-        return order, first, np.searchsorted(keys, wanted, side="right") - first
+        return _found([events, positions], [owner, own])
 
     def places(self, events: Int64, positions: Tensor) -> tuple[Int64, NDArray[np.bool_]]:
         """Return where objects of the file are now in their events, and which it never had.
@@ -70,6 +63,22 @@ class FilePositions:
         places[count > 0] = local[order[first[count > 0]]]
         sizes = self.sizes[events]
         return places, (places < 0) & ((positions < 0) | ((sizes >= 0) & (positions >= sizes)))
+
+
+def _found(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
+    """Find rows of some columns among others: those are ``order[first:first + count]``."""
+    numbers = np.zeros(len(wanted[0]) + len(listed[0]), np.int64)
+    for columns in zip(wanted, listed, strict=True):
+        column = np.concatenate(columns)
+        span = float(column.max(initial=0)) - float(column.min(initial=0))
+        if column.dtype.kind != "i" or span > 1 << 20:  # no product may overflow
+            numbers, column = (np.unique(x, return_inverse=True)[1] for x in (numbers, column))
+        column = column - column.min(initial=0)
+        numbers = numbers * (column.max(initial=0) + 1) + column
+    here, known = np.split(numbers, [len(wanted[0])])
+    order = np.argsort(known, kind="stable")
+    first = np.searchsorted(known[order], here)
+    return order, first, np.searchsorted(known[order], here, side="right") - first
 
 
 def file_of(array: Any) -> Any:
@@ -224,14 +233,10 @@ def _by_direction(events: Any, name: str, file: Any) -> FilePositions:
         np.array_equal(_flat(objects[f], np.nan), _flat(known[f], np.nan)) for f in same
     ):
         return FilePositions(ak.local_index(known, axis=1), sizes)
-    wanted, listed = _directions(objects), _directions(known)
-    order = np.argsort(listed, order=listed.dtype.names)
-    listed = listed[order]
-    first = np.searchsorted(listed, wanted)
-    number = np.searchsorted(listed, wanted, side="right") - first
+    order, first, number = _found(_directions(objects), _directions(known))
     is_none = _flat(ak.is_none(objects["eta"], axis=1), 0).astype(np.bool_)
     for wrong in np.flatnonzero((number != 1) & ~is_none)[:1].tolist():
-        event = int(wanted[wrong][0])
+        event = np.repeat(np.arange(len(counts)), counts)[wrong]
         raise _unknown(
             name,
             f"the file has {number[wrong]} of them with the eta and phi of one in event {event}",
@@ -241,14 +246,10 @@ def _by_direction(events: Any, name: str, file: Any) -> FilePositions:
     return FilePositions(ak.unflatten(positions, counts), sizes)
 
 
-def _directions(objects: Any) -> Any:
-    """Return the event, eta and phi of each object, as a table that can be sorted."""
+def _directions(objects: Any) -> list[Tensor]:
+    """Return the event, eta and phi of each object."""
     event = np.repeat(np.arange(len(objects)), ak.to_numpy(ak.num(objects)))
-    return _table([event, *(_flat(objects[f], np.nan).astype(float) for f in _DIRECTION)])
-
-
-def _table(columns: list[Tensor]) -> Any:
-    return np.rec.fromarrays(columns)
+    return [event, *(_flat(objects[field], np.nan) for field in _DIRECTION)]
 
 
 def _rows(events: Any, name: str, file: Any) -> Int64:
@@ -257,13 +258,9 @@ def _rows(events: Any, name: str, file: Any) -> Int64:
     for field in _EVENT:
         if field not in fields or field not in file.fields:
             raise _unknown(name, f"without {field!r} events cannot be found in the file")
-    wanted, listed = (
-        _table([ak.to_numpy(array[field]) for field in _EVENT]) for array in (events, file)
-    )
-    order = np.argsort(listed, order=listed.dtype.names)
-    listed = listed[order]
-    first = np.searchsorted(listed, wanted)
-    if np.any(np.searchsorted(listed, wanted, side="right") - first != 1):
+    wanted, listed = ([ak.to_numpy(x[field]) for field in _EVENT] for x in (events, file))
+    order, first, count = _found(wanted, listed)
+    if np.any(count != 1):
         raise _unknown(name, f"{', '.join(_EVENT)} do not tell the events apart")
     rows: Int64 = order[first]
     return rows

@@ -11,7 +11,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import Columns, Elements, bind_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
-from sonic_coffea.layouts._features import declare, own_types
+from sonic_coffea.layouts._features import declare, one_of, own_types, refuse
 from sonic_coffea.layouts._layout import (
     Batch,
     Bound,
@@ -23,22 +23,26 @@ from sonic_coffea.layouts._layout import (
     constants_of,
     length_of,
     lengths_of,
-    name_of,
     order_of,
     ordered,
     target_of,
     with_axes,
 )
 from sonic_coffea.layouts._padding import pad
-from sonic_coffea.layouts._structure import STRING, Int64, Tensor, offsets_of
+from sonic_coffea.layouts._structure import (
+    STRING,
+    Int64,
+    RowSelection,
+    Structure,
+    Tensor,
+    offsets_of,
+    ranges,
+)
 
 if TYPE_CHECKING:
     from awkward.contents import Content
 
     from sonic_coffea.layouts._source import Source
-
-PAD_MODES = ("constant", "wrap")
-PADS = ("after", "before")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +78,10 @@ class Padded(FieldsLayout):
     pad : {"after", "before"}
         Whether rows are padded after their numbers are transformed, or before, so that `fill` is
         transformed, too.
+    outer : int, optional
+        Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
+        event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists
+        are padded. It has no inverse.
 
     Examples
     --------
@@ -81,6 +89,8 @@ class Padded(FieldsLayout):
     >>> jets = ak.Array([[{"pf": {"pt": [1.0, 2.0, 3.0]}}], [{"pf": {"pt": [4.0]}}]])
     >>> Padded("pf.pt", 2, sort_by="pf.pt").pack(jets).tolist()
     [[[3.0, 2.0]], [[4.0, 0.0]]]
+    >>> Padded("pf.pt", 3, outer=2).pack(jets).tolist()
+    [[[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]], [[[4.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
     """
 
     jagged = True
@@ -97,54 +107,63 @@ class Padded(FieldsLayout):
     pad_mode: str = "constant"
     missing: Constants = None
     pad: str = "after"
+    outer: int | None = None
 
     def __post_init__(self) -> None:
         if type(self) is Padded:
             declare(self, length=length_of(self.length, self))
+        if self.outer is not None:
+            declare(self, outer=length_of(self.outer, self))
         name = type(self).__name__
         self._declare()
         count = len(self.features)
         order_of(self.axis_order, self, count)
-        mode: Any = self.pad_mode
-        if not isinstance(mode, str) or mode not in PAD_MODES:
-            raise ConfigError(
-                f"{name}: no pad_mode {self.pad_mode!r}; {nearest(str(self.pad_mode), PAD_MODES)}"
-            )
-        if self.pad not in PADS:
-            raise ConfigError(f"{name}: expected pad 'after' or 'before', got {self.pad!r}")
+        one_of(("constant", "wrap"), self.pad_mode, f"{name}: expected pad_mode")
+        one_of(("after", "before"), self.pad, f"{name}: expected pad")
         fill = self.fill
         if fill is None:
             fill = "" if self.dtype == STRING else 0.0
-        declare(
-            self,
-            fill=constants_of("fill", fill, self, count),
-            sort_ascending=bool(self.sort_ascending),
-        )
+        declare(self, fill=constants_of("fill", fill, self, count))
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        if self.outer is not None:
+            return (self.outer,)
         return self.length if isinstance(self.length, tuple) else (self.length,)
 
     def row_shape(self, bucket: int) -> tuple[int, ...]:
-        return ordered(self.axis_order, len(self.features), self.padded_length(bucket))
+        if self.outer is None:
+            return ordered(self.axis_order, len(self.features), self.padded_length(bucket))
+        shape = len(self.features), self.outer, self.length
+        return shape if self.axis_order == "FL" else (*shape[1:], *shape[: "F" in self.axis_order])
 
-    def fills(self, columns: Columns) -> Any:
-        """Return what pads each channel."""
-        if self.dtype == STRING:
-            return [text.encode() for text in self.fill]
-        if self.pad == "before":
-            return Elements(columns, slice(0, 0)).fills(self.fill, self.dtype)
-        return self.fill
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        columns = self.bound_columns(source)
+        if self.outer is None:
+            return Bound(self, columns)
+        lists = outer_lists(
+            columns, f"field {self.features[0].text!r}", "outer= needs lists of lists"
+        )
+        return Bound(self, lists, other=columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        fills: Any = self.fill
+        if self.pad == "before":
+            fills = Elements(bound.other or bound.columns, slice(0, 0)).fills(fills, self.dtype)
+        wrap = self.pad_mode == "wrap"
+        if self.outer is not None:
+            pad_lists(with_axes(out, self.axis_order), bound, batch.rows, fills, wrap=wrap)
+            return
         by_field = with_axes(out, self.axis_order)
-        columns, fills = bound.columns, self.fills(bound.columns)
-        for here, rows in columns.blocks(batch.rows, len(self.features) * out.itemsize):
-            elements = Elements(columns, rows, by_field.shape[2])
-            values, wrap = elements.values(out.dtype), self.pad_mode == "wrap"
+        longest = by_field.shape[2]
+        for here, elements in bound.columns.blocks(batch.rows, self.row_width, longest):
+            values = elements.values(out.dtype)
             pad(by_field[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
+        if self.outer is not None:
+            raise ConfigError("Padded with outer= has no inverse")
         return self.scattered(with_axes(tensor, self.axis_order).transpose(0, 2, 1), bound)
 
 
@@ -189,6 +208,35 @@ class Bucketed(Padded):
         **options: Any,
     ) -> None:
         Padded.__init__(self, fields, lengths_of(lengths, self), fill, axis_order, dtype, **options)
+
+
+def outer_lists(columns: Columns, what: str, needs: str) -> Columns:
+    """Return the rows whose elements are the lists of some columns."""
+    levels = columns.rows.levels
+    if not levels or not levels[-1].is_list:
+        raise InputError(f"{what} has {'None' if levels else 'one jagged axis'} where {needs}")
+    return Columns(Structure(columns.rows.events, levels[:-1]), levels[-1].data)
+
+
+def pad_lists(
+    out: Tensor, bound: Bound, rows: RowSelection, fills: Any, *, wrap: bool = False
+) -> None:
+    """Fill ``out[N, F, J, L]`` with the elements of the first lists of rows."""
+    outer, inner = bound.columns, bound.other
+    assert inner is not None and outer.offsets is not None  # noqa: S101, PT018
+    number, channels, most, length = out.shape
+    counts = np.minimum(outer.counts(rows), most)
+    elements = Elements(inner, ranges(outer.offsets[:-1][rows], counts), length)
+    present = np.arange(most) < counts[:, np.newaxis]
+    ends = np.zeros((2, *present.shape), np.int64)
+    ends[0][present], ends[1][present] = elements.starts, elements.counts
+    try:
+        values = elements.values(out.dtype)
+    except InputError as error:  # its rows are lists
+        raise type(error)(error.message) from None
+    padded = np.empty((number * most, channels, length), out.dtype)
+    pad(padded, values, ends[0].reshape(-1), ends[1].reshape(-1), fills, wrap=wrap)
+    out[:] = padded.reshape(number, most, channels, length).transpose(0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,12 +295,11 @@ class Flat(FieldsLayout):
 
     def __post_init__(self) -> None:
         self._declare()
+        order_of(self.axis_order, self, len(self.features))
         if self.splits is not None and self.splits == self.batch:
             raise ConfigError(
                 f"Flat: splits and batch are two inputs, got {self.splits!r} for both"
             )
-        order_of(self.axis_order, self, len(self.features))
-        declare(self, merge_rows=bool(self.merge_rows), sort_ascending=bool(self.sort_ascending))
         if self.refers_to is not None and self.dtype.name not in ("int32", "int64"):
             raise ConfigError(
                 f"Flat: numbers that refer to the elements of {self.refers_to!r} are int32 or "
@@ -311,14 +358,9 @@ class Flat(FieldsLayout):
         return bound.columns.counts(batch.rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        columns, by_element, start = bound.columns, self._by_element(out), 0
-        for _, rows in columns.blocks(batch.rows, len(self.features) * out.itemsize):
-            elements = Elements(columns, rows)
-            here = by_element[start : start + elements.size]
-            if self.axis_order == "LF":
-                here[:] = elements.values(out.dtype).T
-            else:
-                elements.values(out.dtype, out=here.T)
+        by_element, start = self._by_element(out), 0
+        for _, elements in bound.columns.blocks(batch.rows, self.row_width):
+            by_element[start : start + elements.size] = elements.values(out.dtype).T
             start += elements.size
 
     def make(
@@ -400,15 +442,16 @@ class Mask(Layout):
 
     def __post_init__(self) -> None:
         own_types(self)
-        name_of(self.beside, self, "beside")
-        if not isinstance(self.of, tuple):
-            name_of(self.of, self, "of")
-        if self.of is not None and self.beside is not None:
-            raise ConfigError(f"Mask: expected of={self.of!r} or beside={self.beside!r}, got both")
+        is_path = self.of is None or isinstance(self.of, (str, tuple))
+        both = f"expected of={self.of!r} or beside={self.beside!r}, got both"
+        refuse(
+            "Mask",
+            (not is_path, f"expected of to be a string, got {self.of!r}"),
+            (self.of is not None and self.beside is not None, both),
+        )
         if self.length is not None:
-            several = isinstance(self.length, tuple)
-            checked = lengths_of if several else length_of
-            declare(self, length=checked(self.length, self))
+            lengths = lengths_of(self.length, self)
+            declare(self, length=lengths if len(lengths) > 1 else lengths[0])
         declare(self, dtype=target_of(self.dtype, self))
         order_of(self.axis_order, self)
 
@@ -418,11 +461,7 @@ class Mask(Layout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (
-            self.length
-            if isinstance(self.length, tuple)
-            else (self.length or 0,) * bool(self.length)
-        )
+        return self.length if isinstance(self.length, tuple) else (self.length,) * bool(self.length)
 
     @property
     def dependency(self) -> str | None:  # type: ignore[override]
@@ -472,6 +511,6 @@ class Mask(Layout):
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         present = with_axes(out, self.axis_order)[:, 0]
-        for _, columns, places in bound.axis(present.shape[1]):
-            counts, here = columns.counts(batch.rows)[:, np.newaxis], present[:, places]
+        for _, part, places in bound.axis(present.shape[1]):
+            counts, here = part.columns.counts(batch.rows)[:, np.newaxis], present[:, places]
             here[:] = np.arange(here.shape[1]) < counts

@@ -23,11 +23,12 @@ from sonic_coffea.layouts._features import (
     key_of,
     number_of,
     one_after_the_other,
+    one_of,
     own_types,
 )
 from sonic_coffea.layouts._padding import listed
 from sonic_coffea.layouts._source import Source
-from sonic_coffea.layouts._structure import STRING, Structure
+from sonic_coffea.layouts._structure import STRING, Structure, widened
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -59,8 +60,8 @@ class Batch(NamedTuple):
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-Part = tuple[str, Columns, slice]
-"""Elements with places along an axis: the collection's name, its columns, and the places."""
+Part = tuple[str, "Bound", slice]
+"""Elements with places along an axis: their collection's name, they themselves, and the places."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,12 +107,12 @@ class Bound:
         """Return how many elements each of some rows has, in all collections."""
         if not self.parts:
             return self.columns.counts(rows)
-        counts: Int64 = np.sum([columns.counts(rows) for _, columns, _ in self.parts], axis=0)
+        counts: Int64 = np.sum([part.counts(rows) for _, part, _ in self.parts], axis=0)
         return counts
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""
-        return self.parts or (("", self.columns, slice(0, length)),)
+        return self.parts or (("", self, slice(0, length)),)
 
     def pack(self, name: str, batch: Batch, out: Tensor | None = None) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
@@ -240,6 +241,9 @@ class Layout(ABC):
         """Return how many elements each row has, and places for them, of each jagged collection."""
         if not self.jagged:
             return []
+        if bound.parts:
+            each = [part for _, part, _ in bound.parts]
+            return [axis for p in each for axis in p.layout.jagged_axes(p, rows, buckets)]
         counts = bound.columns.counts(rows)
         if not self.lengths:
             return [(counts, counts)]
@@ -281,10 +285,7 @@ class Layout(ABC):
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
-        # awkward has no bfloat16, and cannot reduce float16.
-        half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
-        held = tensor.astype(np.float32) if half else tensor
-        return bound.rows.unflatten(bound.layout.content(held, bound))
+        return bound.rows.unflatten(bound.layout.content(widened(tensor), bound))
 
 
 class FieldsLayout(Layout):
@@ -303,6 +304,11 @@ class FieldsLayout(Layout):
         return features
 
     @property
+    def row_width(self) -> int:
+        """The bytes of all channels of an element."""
+        return len(self.features) * int(self.dtype.itemsize)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         key = key_of(self.sort_by, type(self).__name__)
         named = (*self.features, *((key,) if key else ()))
@@ -316,28 +322,20 @@ class FieldsLayout(Layout):
         target = target_of(self.dtype, self)
         declare(self, **{self.named: features, "dtype": target})
         key = key_of(self.sort_by, name)
-        for what in ("splits", "batch", "refers_to"):
-            name_of(getattr(self, what, None), self, what)
-        for what in ("sort_ascending", "merge_rows"):
-            value = getattr(self, what, False)
-            if not isinstance(value, (bool, np.bool_)):
-                raise ConfigError(f"{name}: expected {what} as True or False, got {value!r}")
+        strings = target == STRING
         for feature in features:
-            if target == STRING and not (feature.plain and feature.expression is None):
+            what, number = f"{name}, feature {feature.text!r}", feature.nonfinite
+            if strings and not (feature.plain and feature.expression is None):
+                raise ConfigError(f"{what}: strings are sent as they are, got {feature!r}")
+            if strings and key is not None and feature.name == key.name:
                 raise ConfigError(
-                    f"{name}, feature {feature.text!r}: strings are sent as they are, got "
-                    f"{feature!r}"
+                    f"{what}: elements are not sorted by strings; expected sort_by to be a field "
+                    "of numbers"
                 )
-            if target == STRING and key is not None and feature.name == key.name:
-                raise ConfigError(
-                    f"{name}: elements are not sorted by strings, such as {self.sort_by!r}; "
-                    "expected sort_by to be a field of numbers"
-                )
-            number = feature.nonfinite
             if number is not None and not np.isfinite(number) and target.kind in "iub":
                 raise ConfigError(
-                    f"{name}, feature {feature.text!r}: {target.name} cannot hold "
-                    f"nonfinite={number}; declare a dtype of real numbers"
+                    f"{what}: {target.name} cannot hold nonfinite={number}; declare a dtype of "
+                    "real numbers"
                 )
         if self.missing is not None:
             declare(self, missing=constants_of("missing", self.missing, self, len(features)))
@@ -442,17 +440,9 @@ def shape_of(shape: Any, declaration: object) -> tuple[int, ...]:
     return tuple(length_of(n, declaration) for n in one_after_the_other(shape, expected))
 
 
-def name_of(name: Any, declaration: object, what: str) -> str | None:
-    """Return a name that may be left out, refusing anything but a string or None."""
-    if not isinstance(name, (str, type(None))):
-        expected = f"{type(declaration).__name__}: expected {what} to be a string"
-        raise ConfigError(f"{expected}, got {name!r}")
-    return name and str(name)
-
-
 def lengths_of(lengths: Any, layout: Any) -> tuple[int, ...]:
-    """Return the lengths to which rows are padded, which must ascend."""
-    checked = shape_of(lengths, layout)
+    """Return the length, or lengths, to which rows are padded, which must ascend."""
+    checked = shape_of(lengths if isinstance(lengths, Iterable) else (lengths,), layout)
     if not checked or list(checked) != sorted(set(checked)):
         raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
     return checked
@@ -462,20 +452,12 @@ def order_of(
     axis_order: Any, layout: Layout, fields: int = 1, orders: Sequence[str] = ("FL", "LF", "L")
 ) -> None:
     """Refuse an order of a tensor's axes that is unknown, or lacks a needed axis."""
-    name = type(layout).__name__
-    if not isinstance(axis_order, str) or axis_order not in orders:
-        raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
-    if fields != 1 and "F" not in axis_order:
-        able = _any_of([order for order in orders if "F" in order])
-        raise ConfigError(
-            f"{name}: axis_order {axis_order!r} has no axis for {fields} fields; expected one "
-            f"field, or axis_order {able}"
+    expected = f"{type(layout).__name__}: expected axis_order"
+    one_of(orders, axis_order, expected)
+    if fields != 1:
+        one_of(
+            [order for order in orders if "F" in order], axis_order, f"{expected} of several fields"
         )
-
-
-def _any_of(choices: Sequence[str]) -> str:
-    *others, last = map(repr, choices)
-    return f"{', '.join(others)} or {last}"
 
 
 def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:
@@ -484,7 +466,7 @@ def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:
 
 
 def with_axes(tensor: Tensor, axis_order: str) -> Tensor:
-    """Return the view ``[N, F, L]`` of a tensor."""
+    """Return the view ``[N, F, L]`` of a tensor, or ``[N, F, J, L]``."""
     if axis_order == "L":
         return tensor[:, np.newaxis]
-    return tensor if axis_order == "FL" else tensor.transpose(0, 2, 1)
+    return tensor if axis_order == "FL" else np.moveaxis(tensor, -1, 1)

@@ -91,6 +91,6 @@ def trace(
         If a field is missing, or has no axis where one is needed.
     """
     inputs = bind_inputs(layouts, arrays)
-    content = Outputs.of(outputs, inputs).typed()
+    content = Outputs.of(outputs, inputs).content(optional=True)
     scores = inputs.rows.unflatten(UnmaskedArray.simplified(content) if optional else content)
     return ak.Array(scores.layout.to_typetracer(forget_length=True))

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._features import declare, equals, hashed, number_of, own_types
-from sonic_coffea.layouts._layout import name_of, shape_of, target_of
+from sonic_coffea.layouts._features import (
+    declare,
+    equals,
+    hashed,
+    one_of,
+    own_types,
+    refuse,
+    texts_of,
+)
+from sonic_coffea.layouts._layout import shape_of, target_of
 from sonic_coffea.layouts._padding import content_of
-from sonic_coffea.layouts._structure import STRING, Tensor
+from sonic_coffea.layouts._structure import STRING, Tensor, widened
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -26,7 +34,7 @@ Inner = int | tuple[Any, ...] | None
 NamedAxis = tuple[str | None, int, int]
 """The input whose elements have places along an axis, and how many places are before and after.
 
-Without a name, the places are fixed; -1 of them are the elements that the output belongs to.
+Without a name, the places are fixed; an empty one is the input that the output belongs to.
 """
 
 
@@ -103,92 +111,72 @@ class Output:
 
     def __post_init__(self) -> None:
         own_types(self)
-        self._check_labels()
-        dtype = target_of(self.dtype, self)
         labels, shape, axes = self.labels, self.shape, self.axes
+        if labels is not None:
+            labels = texts_of(labels, "Output: expected labels as a list of names")
+        if isinstance(axes, list):
+            axes = tuple(axes)
         declare(
             self,
-            labels=None if labels is None else tuple(map(str, labels)),
-            dtype=dtype,
+            labels=labels,
+            dtype=target_of(self.dtype, self),
             shape=None if shape is None else shape_of(shape, self),
-            axes=int(axes) if isinstance(axes, (int, np.integer)) else tuple(axes),
-            scale=float(number_of(self.scale, "an output: expected scale to be a number")),
-            shift=float(number_of(self.shift, "an output: expected shift to be a number")),
+            axes=axes,
         )
-        named = isinstance(self.axes, int) or any(of for of, _, _ in self.named_axes)
-        if not named or (self.axes != 1 and self.per == "row"):
-            raise ConfigError(
-                "expected one axis of constituents or more, and per='constituent', got "
-                f"axes={self.axes}"
-            )
+        one_of(PER, self.per, "Output: expected per")
+        if self.function is not None:
+            one_of(OUTPUT_FUNCTIONS, self.function, "Output: expected function")
+        by_row, several = self.per == "row", isinstance(axes, tuple) and axes
+        named = several and any(of for of, _, _ in self.named_axes)
+        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
+        chosen, strings = self.choose is not None, self.dtype == STRING
+        refuse(
+            "Output",
+            (
+                labels is not None and len(set(labels)) != len(labels),
+                f"labels must differ, got {labels}",
+            ),
+            (
+                labels is not None and shape is not None,
+                f"expected labels or a shape, got {labels} and {shape}",
+            ),
+            (
+                not (named or (isinstance(axes, int) and axes >= 1)) or (axes != 1 and by_row),
+                f"expected axes of constituents, and per='constituent', got axes={axes!r}",
+            ),
+            (self.of is not None and by_row, f"an output of {self.of!r} has per='constituent'"),
+            (
+                self.splits is not None and not by_row,
+                "an output with splits of its own is not per constituent",
+            ),
+            (chosen and by_row, "an output that chooses constituents has per='constituent'"),
+            (chosen and strings, "an output that chooses constituents has numbers, and no strings"),
+            (
+                chosen and shape is not None,
+                "an output that chooses constituents has labels, and no shape",
+            ),
+            (chosen and several, "an output that chooses constituents has a number of axes"),
+            (
+                finished and (chosen or strings),
+                "an output of strings, or that chooses constituents, has no function",
+            ),
+        )
         if self.choose is not None:
-            self._check_choice(self.choose)
+            one_of(CHOOSE, self.choose, "Output: expected choose")
+            refuse(
+                "Output",
+                (
+                    self.choose == "slot" and (self.dtype.kind not in "iu" or axes > 1),
+                    f"slots are of dtype='int64', with axes left out, got {self.dtype} and {axes}",
+                ),
+                (
+                    axes > 1 and labels is not None and len(labels) != axes,
+                    f"expected a label for each of {axes} axes, got {', '.join(labels or ())}",
+                ),
+            )
         if self.groups is not None:
             items = self.groups.items() if isinstance(self.groups, Mapping) else self.groups
             declare(self, groups=tuple((name, self._grouped(group)) for name, group in items))
-        if self.function is not None and self.function not in OUTPUT_FUNCTIONS:
-            nearby = nearest(str(self.function), OUTPUT_FUNCTIONS)
-            raise ConfigError(f"an output has no function {self.function!r}; {nearby}")
-        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
-        if finished and (self.choose is not None or dtype == STRING):
-            raise ConfigError("an output of strings, or that chooses constituents, has no function")
-
-    def _check_labels(self) -> None:
-        """Refuse labels that are no names, and options that do not go together."""
-        labels: Any = self.labels
-        names = isinstance(labels, (Sequence, np.ndarray)) and not isinstance(labels, str)
-        names = names and np.ndim(labels) == 1
-        if not (labels is None or (names and all(isinstance(label, str) for label in labels))):
-            raise ConfigError(
-                f"expected an output's labels as a list of names, got {labels!r}; numbers without "
-                "labels are None, and arrays of fixed shape an Output(shape=…)"
-            )
-        if labels is not None and len(set(labels)) != len(labels):
-            raise ConfigError(f"an output's labels must differ, got {list(labels)}")
-        if labels is not None and self.shape is not None:
-            raise ConfigError(
-                f"an output has labels or a shape, got {list(labels)} and {self.shape}"
-            )
-        per: Any = self.per
-        if not isinstance(per, str) or per not in PER:
-            nearby = nearest(str(per), PER)
-            raise ConfigError(f"an output is per row or per constituent; {nearby}")
-        several = isinstance(self.axes, (list, tuple)) and len(self.axes) > 0
-        whole = isinstance(self.axes, (int, np.integer)) and self.axes >= 1
-        if not (several or whole):
-            raise ConfigError(
-                "expected one axis of constituents or more, and per='constituent', got "
-                f"axes={self.axes}"
-            )
-        for what in ("of", "splits", "choose"):
-            name_of(getattr(self, what), self, what)
-        by_row = self.per == "row"
-        if self.of is not None and by_row:
-            raise ConfigError(f"an output of {self.of!r} is per constituent; set per='constituent'")
-        if self.splits is not None and not by_row:
-            raise ConfigError("an output with splits of its own is not per constituent")
-
-    def _check_choice(self, choose: str) -> None:
-        """Refuse an unknown choice, or numbers that nothing tells apart."""
-        if choose not in CHOOSE:
-            raise ConfigError(f"no choose={choose!r}; {nearest(choose, CHOOSE)}")
-        if self.per == "row":
-            raise ConfigError("an output that chooses constituents has per='constituent'")
-        if self.dtype == STRING:
-            raise ConfigError("an output that chooses constituents has numbers, and no strings")
-        if self.shape is not None:
-            raise ConfigError("an output that chooses constituents has labels, and no shape")
-        if not isinstance(self.axes, int):
-            raise ConfigError("an output that chooses constituents has a number of axes")
-        if choose == "slot" and (self.dtype.kind not in "iu" or self.axes > 1):
-            raise ConfigError(
-                "an output of slots has whole numbers, one for each label; set dtype='int64' and "
-                f"leave axes out, got {self.dtype} and axes={self.axes}"
-            )
-        if self.axes > 1 and self.labels is not None and len(self.labels) != self.axes:
-            raise ConfigError(
-                f"expected a label for each of {self.axes} axes, got {', '.join(self.labels)}"
-            )
 
     def _grouped(self, members: Any) -> Any:
         """Return the indices of a group's values, or a slice of them."""
@@ -205,7 +193,7 @@ class Output:
     def named_axes(self) -> tuple[NamedAxis, ...]:
         """The axes between the rows and the values."""
         if isinstance(self.axes, int):
-            return ((None, -1, 0),) * self.axes
+            return (("", 0, 0),) * self.axes
         return tuple(_axis(entry) for entry in self.axes if entry != "labels")
 
     @property
@@ -255,17 +243,15 @@ class Output:
 
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
-        # awkward has no bfloat16, and cannot reduce float16.
-        half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
-        values = tensor.astype(np.float32) if half else tensor
         each = tensor.shape[1:]
-        if self.labels is None:
-            self.check_shape(each)
-            each = self.shape if self.shape is not None else () if each == (1,) else each
-        else:
-            self.check_width(math.prod(each), each)
+        self.check_each(each)
+        if self.labels is not None:
             each = (len(self.labels),)
-        values = self._finished(values.reshape(len(values), *each))
+        elif self.shape is not None:
+            each = self.shape
+        elif each == (1,):
+            each = ()
+        values = self._finished(widened(tensor).reshape(len(tensor), *each))
         if self.groups is not None:
             flat = values.reshape(len(values), -1)
             sums = [flat[:, m if isinstance(m, slice) else list(m)].sum(1) for _, m in self.groups]
@@ -286,23 +272,15 @@ class Output:
         finished: Tensor = (values * real(self.scale) + real(self.shift)).astype(real)
         return finished
 
-    def check_width(self, width: int, shape: tuple[int, ...]) -> None:
-        """Refuse a response that has not as many values as there are labels."""
-        if self.labels is not None and width != len(self.labels):
+    def check_each(self, shape: tuple[int, ...]) -> None:
+        """Refuse a response whose numbers for each element differ from the declaration."""
+        if self.labels is not None and math.prod(shape) != len(self.labels):
             raise ResponseError(
                 f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
                 f"got shape {list(shape)}"
             )
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse numbers of another shape than the declared one, if there is one."""
         if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
             raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
-
-    def check_each(self, shape: tuple[int, ...]) -> None:
-        """Refuse a response whose numbers for each element differ from the declaration."""
-        self.check_width(math.prod(shape), shape)
-        self.check_shape(shape)
 
     def blank(self, rows: int) -> Tensor:
         """Return the tensor of rows without responses."""

@@ -77,7 +77,7 @@ def pad(
 ) -> None:
     """Fill ``out[N, F, L]`` with the elements of rows, and `fills` or the same elements behind."""
     if out.dtype == STRING:
-        _pad(out, values, starts, counts, fills, wrap)
+        _pad(out, values, starts, counts, [text.encode() for text in fills], wrap)
         return
     # Bytes are moved, so that one loop serves all types of a size.
     bits = np.dtype(f"u{out.itemsize}")
@@ -143,7 +143,7 @@ class Scatter:
             + (0 if columns is None else columns.counts(slice(0, rows)))
             for columns, before, after in axes
         ]
-        self._offsets = offsets_of(np.prod(self._counts, axis=0))
+        self._offsets = offsets_of(np.prod([np.ones(rows, np.int64), *self._counts], axis=0))
         self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
         # Which values there are, once some have been truncated.
         self._kept: Tensor | None = None
@@ -181,8 +181,8 @@ class Scatter:
 
     @property
     def values(self) -> Tensor:
-        """All values ``[M, K]``, one row after the other; 0 where none came in, or are sent."""
-        return self._values
+        """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
+        return self._values.reshape(len(self._values), *self.each)
 
     def lists(self, values: Content, *, optional: bool = False) -> Content:
         """Return content of all values as lists of each row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._elements import BLOCK_BYTES, Columns, Elements
 from sonic_coffea.layouts._expressions import expression_of, path_of
-from sonic_coffea.layouts._features import declare, number_of, one_after_the_other
-from sonic_coffea.layouts._jagged import Padded
+from sonic_coffea.layouts._features import declare, texts_of
+from sonic_coffea.layouts._jagged import Padded, outer_lists, pad_lists
 from sonic_coffea.layouts._layout import (
     Batch,
     Bound,
@@ -23,10 +23,10 @@ from sonic_coffea.layouts._layout import (
     order_of,
 )
 from sonic_coffea.layouts._padding import pad
-from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor, ranges
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._source import Source
+    from sonic_coffea.layouts._structure import Int64, Tensor
 
 VECTORS = (
     ("px", "py", "pz", "energy"),
@@ -34,6 +34,8 @@ VECTORS = (
     ("pt", "eta", "phi", "energy"),
 )
 """Fields that make a four-vector."""
+
+_VECTOR = "a four-vector, by name: " + " or ".join(f"({', '.join(names)})" for names in VECTORS)
 
 ELEMENT = {
     "px": "pt * cos(phi)",
@@ -45,6 +47,13 @@ ELEMENT = {
     "rapidity": "0.5 * log(max(energy + pz, 1e-20) / max(energy - pz, 1e-20))",
 }
 """Quantities of an element that follow from its four-vector."""
+
+ELEMENTS = {
+    f"{name}_{end}": re.sub(r"\b[a-z]+\b(?!\()", rf"\g<0>_{end}", text)
+    for end in "ij"
+    for name, text in ELEMENT.items()
+}
+"""The same of the two elements of a pair."""
 
 PAIR = {
     "delta_r": "sqrt((rapidity_i - rapidity_j)**2 + wrap(phi_i - phi_j)**2)",
@@ -148,19 +157,16 @@ class Pairwise(FieldsLayout):
     def __post_init__(self) -> None:
         self._declare()
         order_of(self.axis_order, self, orders=("CLL", "LLC"))
-        sizes = self.length if isinstance(self.length, Iterable) else (self.length,)
-        declare(self, length=lengths_of(sizes, self))
-        declare(self, eps=float(number_of(self.eps, "Pairwise: expected eps to be a number")))
+        declare(self, length=lengths_of(self.length, self))
         if not 0 < self.eps < np.inf:
             raise ConfigError(f"Pairwise: expected an eps above 0, got {self.eps}")
         _check_other(self.other)
-        if isinstance(self.other, np.integer):
-            declare(self, other=int(self.other))
         formulae = self.formulae
         if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
         if formulae is not None:
-            formulae = _texts([formulae] if isinstance(formulae, str) else formulae)
+            given = [formulae] if isinstance(formulae, str) else formulae
+            formulae = texts_of(given, "Pairwise: expected formulae as a list of strings")
         declare(self, formulae=formulae)
         declare(self, fill=constants_of("fill", self.fill, self, self.channels, "channels"))
         if formulae is None and self.sort_by is not None:
@@ -216,7 +222,7 @@ class Pairwise(FieldsLayout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
         if self.formulae is None:
-            self._write_stored(by_channel, bound, batch.rows)
+            pad_lists(by_channel, bound, batch.rows, self.fill)
             return
         rows = bound.columns.numbers(batch.rows)
         step = max(1, BLOCK_BYTES // (64 * by_channel.shape[2] * by_channel.shape[3]))
@@ -253,49 +259,12 @@ class Pairwise(FieldsLayout):
     def _computed(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Any]:
         """Return ``[n, L, M]`` of each formula, of ``[n, L]`` and ``[n, M]`` of fields."""
         names = self._names()
-        ends = {
-            "i": _with_vector(first, names[0]),
-            "j": _with_vector(second, names[-1]),
-        }
         known: dict[str, Any] = {"eps": self.eps}
-        return [_evaluated(formula, known, ends, formula) for formula in self.formulae]
-
-    def _write_stored(self, out: Tensor, bound: Bound, rows: RowSelection) -> None:
-        """Fill ``out[n, C, L, M]`` with fields of pairs."""
-        columns, pairs = bound.columns, bound.other
-        assert pairs is not None and columns.offsets is not None  # noqa: S101, PT018
-        length = out.shape[2]
-        counts = np.minimum(columns.counts(rows), length)
-        lists = ranges(columns.offsets[:-1][rows], counts)
-        elements = Elements(pairs, lists, out.shape[3])
-        present = np.arange(length) < counts[:, np.newaxis]
-        ends = np.zeros((2, *present.shape), np.int64)
-        ends[0][present], ends[1][present] = elements.starts, elements.counts
-        try:
-            values = elements.values(out.dtype)
-        except InputError as error:  # its rows are the first elements of pairs
-            raise type(error)(error.message) from None
-        padded = np.empty((len(out) * length, out.shape[1], out.shape[3]), out.dtype)
-        pad(padded, values, ends[0].reshape(-1), ends[1].reshape(-1), self.fill)
-        out[:] = padded.reshape(len(out), length, *padded.shape[1:]).transpose(0, 2, 1, 3)
-
-    def count_elements(
-        self, bound: Bound, rows: RowSelection, buckets: Int64
-    ) -> tuple[int, int, int]:
-        ((counts, places),) = self.jagged_axes(bound, rows, buckets)
-        others = self._other_counts(bound, rows)
-        other_places = self._other_length(places)
-        sent = int((np.minimum(counts, places) * np.minimum(others, other_places)).sum())
-        total = int((counts * others).sum())
-        return sent, total - sent, int(np.sum(places * other_places)) - sent
-
-    def _other_counts(self, bound: Bound, rows: RowSelection) -> Int64:
-        """Return how many second elements each row's pairs have."""
-        if bound.other is None:
-            return bound.columns.counts(rows)
-        if self.formulae is not None:
-            return bound.other.counts(rows)
-        return _second_counts(bound.columns, bound.other, between=self.other is not None)[rows]
+        for name, numbers in _with_vector(first, names[0]).items():
+            known[f"{name}_i"] = numbers[:, :, np.newaxis]
+        for name, numbers in _with_vector(second, names[-1]).items():
+            known[f"{name}_j"] = numbers[:, np.newaxis]
+        return [_evaluated(formula, known, formula) for formula in self.formulae]
 
     def _names(self) -> list[list[str]]:
         """Return the names of the fields, and of the other elements' fields if `other` has some."""
@@ -309,61 +278,30 @@ class Pairwise(FieldsLayout):
         return self.other if isinstance(self.other, int) else self.other.length
 
 
-def _quantity(
-    name: str, known: dict[str, Any], ends: Mapping[str, dict[str, Any]], formula: str
-) -> Any:
-    """Return the numbers that a formula names, which are computed at the first use.
-
-    Those of elements are ``[n, L]``. Pairs have two `ends`, whose elements they name with ``_i``
-    and ``_j``.
-    """
-    if name in known:
-        return known[name]
-    derived = _derived(known, ends)
-    match = re.fullmatch(r"(.+)_([ij])", name)
-    if ends and match and match[1] in _names_in(ends[match[2]], {}):
-        numbers = _quantity(match[1], ends[match[2]], {}, formula)
-        value = numbers[:, :, np.newaxis] if match[2] == "i" else numbers[:, np.newaxis]
-    elif name in derived:
-        value = _evaluated(derived[name], known, ends, formula)
-    else:
-        hint = ""
-        if not derived:
-            vectors = " or ".join(f"({', '.join(vector)})" for vector in VECTORS)
-            hint = (
-                f" Quantities such as {DEFAULT[0]} need the fields of a four-vector, by name: "
-                f"{vectors}"
-            )
-        names = _names_in(known, ends)
-        raise ConfigError(f"formula {formula!r}: no {name!r}; {nearest(name, names)}{hint}")
-    known[name] = value
-    return value
+def _quantity(name: str, known: dict[str, Any], formula: str) -> Any:
+    """Return the numbers that a formula names, which are computed at the first use."""
+    if name not in known:
+        ends = [e for e in "ij" if any(all(f"{c}_{e}" in known for c in v) for v in VECTORS)]
+        derived = {n: text for n, text in ELEMENTS.items() if n[-1] in ends}
+        if len(ends) == 2:
+            derived |= PAIR
+        if name not in derived:
+            hint = ""
+            if not derived:
+                hint = f" Quantities such as {DEFAULT[0]} need the fields of {_VECTOR}"
+            nearby = nearest(name, [*known, *derived])
+            raise ConfigError(f"formula {formula!r}: no {name!r}; {nearby}{hint}")
+        known[name] = _evaluated(derived[name], known, formula)
+    return known[name]
 
 
-def _evaluated(
-    text: str, known: dict[str, Any], ends: Mapping[str, dict[str, Any]], formula: str
-) -> Any:
+def _evaluated(text: str, known: dict[str, Any], formula: str) -> Any:
     """Return what an expression gives of the quantities that it names."""
     terms, compute = expression_of(text, "formula")
     if any(reduction for _, reduction in terms):
         raise ConfigError(f"formula {formula!r}: elements have no lists to be reduced")
     names = {term: ".".join(map(str, term[0])) for term in terms}
-    return compute({t: _quantity(name, known, ends, formula) for t, name in names.items()})
-
-
-def _derived(known: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the quantities that follow from four-vectors."""
-    are_vectors = [
-        any(all(c in end for c in vector) for vector in VECTORS)
-        for end in (ends.values() if ends else (known,))
-    ]
-    return (PAIR if ends else ELEMENT) if all(are_vectors) else {}
-
-
-def _names_in(known: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the names that a formula may use."""
-    own = [*known, *_derived(known, ends)]
-    return own + [f"{name}_{end}" for end in ends for name in _names_in(ends[end], {})]
+    return compute({term: _quantity(name, known, formula) for term, name in names.items()})
 
 
 def base_name(path: Any) -> str:
@@ -401,20 +339,9 @@ def _padded(
     return dict(zip(names, fields, strict=True)), counts
 
 
-def _texts(formulae: Any) -> tuple[str, ...]:
-    """Return formulae, refusing anything but strings."""
-    expected = "Pairwise: expected formulae as a list of strings"
-    each = one_after_the_other(formulae, expected)
-    if not all(isinstance(formula, str) for formula in each):
-        raise ConfigError(f"{expected}, got {formulae!r}")
-    return tuple(map(str, each))
-
-
 def _check_other(other: Any) -> None:
     """Refuse options of the other elements of pairs that would not be used."""
-    if other is None or (
-        isinstance(other, (int, np.integer)) and not isinstance(other, bool) and other > 0
-    ):
+    if other is None or (isinstance(other, int) and not isinstance(other, bool) and other > 0):
         return
     if not isinstance(other, Padded):
         raise ConfigError(f"Pairwise: expected other to be a Padded or a length, got {other!r}")
@@ -431,37 +358,21 @@ def _stored(source: Source, layout: Pairwise) -> tuple[Columns, tuple[()], Colum
     """Return the columns of the first elements of pairs, and those of the pairs."""
     what = f"field {layout.features[0].text!r}"
     pairs = layout.bound_columns(source)
-    levels = pairs.rows.levels
-    if not levels or not levels[-1].is_list:
-        vectors = " or ".join(f"({', '.join(vector)})" for vector in VECTORS)
-        raise InputError(
-            f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
-            "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
-            f"or the fields of a four-vector: {vectors}"
-        )
-    between = layout.other is not None
-    offsets = levels[-1].data
-    columns = Columns(Structure(pairs.rows.events, levels[:-1]), offsets)
+    needs = "Pairwise needs i x j lists of pairs"
+    hint = f"to compute pairs of elements, name formulae, or the fields of {_VECTOR}"
+    columns = outer_lists(pairs, what, f"{needs}; {hint}")
+    between, offsets = layout.other is not None, columns.offsets
+    assert offsets is not None  # noqa: S101
     sizes, counts = np.diff(offsets), pairs.counts(slice(0, len(pairs.rows)))
-    others = _second_counts(columns, pairs, between=between)
-    wrong = np.flatnonzero(counts != np.repeat(others, sizes))
-    if len(wrong):
-        element = int(wrong[0])
+    first = np.repeat(offsets[:-1], sizes)
+    others = counts[first] if between else np.repeat(sizes, sizes)
+    for element in np.flatnonzero(counts != others)[:1].tolist():
         row = int(np.searchsorted(offsets, element, side="right")) - 1
         as_many = "one number of j for all i" if between else "as many j as i"
-        here = f"beside one of {others[row]}" if between else f"in one of {sizes[row]}"
+        here = f"beside one of {others[element]}" if between else f"in one of {sizes[row]}"
         raise InputError(
             f"{what} has a list of {counts[element]} pairs {here} in event "
             f"{columns.rows.event_of(row)}; expected i x j lists, with {as_many}"
             + ("" if between else "; for pairs of two collections, declare other=")
         )
     return columns, (), pairs
-
-
-def _second_counts(columns: Columns, pairs: Columns, *, between: bool) -> Int64:
-    """Return how many second elements the pairs of each row have."""
-    sizes, counts = (each.counts(slice(0, len(each.rows))) for each in (columns, pairs))
-    if not between:
-        return sizes
-    first = np.cumsum(sizes) - sizes
-    return np.where(sizes > 0, np.append(counts, 0)[first], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sonic_coffea.layouts._layout import (
     shape_of,
 )
 from sonic_coffea.layouts._padding import content_of
-from sonic_coffea.layouts._source import Source, numbers
+from sonic_coffea.layouts._source import Source, numbers, of_field
 from sonic_coffea.layouts._structure import Levels, Structure, Tensor
 
 if TYPE_CHECKING:
@@ -83,14 +84,8 @@ class Row(FieldsLayout):
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_row = out.reshape(len(out), len(self.features))
-        is_plain = all(feature.plain for feature in self.features)
-        width = len(self.features) * out.itemsize
-        for here, rows in bound.columns.blocks(batch.rows, width):
-            elements = Elements(bound.columns, rows)
-            if is_plain:
-                elements.values(out.dtype, out=by_row[here].T)
-            else:
-                by_row[here] = elements.values(out.dtype).T
+        for here, elements in bound.columns.blocks(batch.rows, self.row_width):
+            by_row[here] = elements.values(out.dtype).T
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound
@@ -146,15 +141,10 @@ class Dense(FieldsLayout):
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         del others
         (feature,) = self.features
-        what = f"field {feature.text!r}"
         place = source.place(path_of(feature.name))
-        try:
+        with of_field(feature.name):
             data, at = numbers(place)
-        except InputError as error:
-            raise InputError(f"{what} {error.message}") from None
-        if any(not level.is_trivial for level in place.levels[_last_list(place.levels) + 1 :]):
-            raise InputError(f"{what} has None; fill it with ak.fill_none")
-        above, shape = _split(place, self.shape, what)
+            above, shape = _split(place, self.shape)
         rows = Structure(place.events, above)
         size = math.prod(shape)
         column = (data[at], None, False) if isinstance(at, slice) else (data, at, False)
@@ -163,51 +153,45 @@ class Dense(FieldsLayout):
         return Bound(replace(self, shape=shape), columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        Elements(bound.columns, batch.rows).values(out.dtype, out=out.reshape(1, out.size))
+        (values,) = Elements(bound.columns, batch.rows).values(out.dtype)
+        out[:] = values.reshape(out.shape)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound
         return content_of(tensor, None, tensor.shape[1:])
 
 
-def _split(place: Structure, declared: Shape, what: str) -> tuple[Levels, tuple[int, ...]]:
+def _split(place: Structure, declared: Shape) -> tuple[Levels, tuple[int, ...]]:
     """Return the levels above each row's array, and the array's shape, which must be declared's."""
-    lists = [i for i, level in enumerate(place.levels) if level.is_list]
-    axes = len(lists)
+    levels = place.levels
+    lists = [i for i, level in enumerate(levels) if level.is_list]
     if declared is None:
-        regular = 0
-        for i in reversed(lists):
-            above_option = i + 1 < len(place.levels) and i != lists[-1]
-            if place.levels[i].size is None or (above_option and i + 1 not in lists):
-                break
-            regular += 1
-        if not regular:
+        regular = takewhile(
+            lambda i: levels[i].size is not None and (i == lists[-1] or levels[i + 1].is_list),
+            reversed(lists),
+        )
+        declared = tuple(int(levels[i].size or 0) for i in regular)[::-1]
+        if not declared:
             raise InputError(
-                f"{what} has type {place.type}, without axes of fixed length; "
-                "give Dense the shape of a row"
+                f"has type {place.type}, without axes of fixed length; give Dense the shape of a "
+                "row"
             )
-        declared = tuple(int(place.levels[i].size or 0) for i in lists[axes - regular :])
-    needed = tuple(n for n in declared if n > 1)
-    for shape in dict.fromkeys((declared, needed)):
-        inner = lists[axes - len(shape) :] if len(shape) <= axes else []
-        sizes = [place.levels[i].counts for i in inner]
-        fits = [np.all(counts == n) for counts, n in zip(sizes, shape, strict=False)]
+    for shape in dict.fromkeys((declared, tuple(n for n in declared if n > 1))):
+        inner = lists[len(lists) - len(shape) :] if len(shape) <= len(lists) else []
+        # Lists that happen to have one object each are no axis of length 1.
+        fits = [
+            np.all(levels[i].counts == n) and (n > 1 or levels[i].size == 1)
+            for i, n in zip(inner, shape, strict=False)
+        ]
         if len(fits) == len(shape) and all(fits):
-            start = inner[0] if inner else len(place.levels)
-            options = [level for level in place.levels[start:] if not level.is_list]
-            if not all(level.is_trivial for level in options):
-                raise InputError(f"{what} is not of fixed shape {list(declared)}: some is None")
-            return place.levels[:start], declared
-    inner = lists[max(axes - len(declared), 0) :]
-    counts = [np.unique(place.levels[i].counts).tolist() for i in inner]
+            start = inner[0] if inner else len(levels)
+            if any(np.any(level.data < 0) for level in levels[start:]):
+                raise InputError("has None; fill it with ak.fill_none")
+            return levels[:start], declared
+    inner = lists[max(len(lists) - len(declared), 0) :]
+    counts = [np.unique(levels[i].counts).tolist() for i in inner]
     if not counts or any(len(sizes) != 1 for sizes in counts):
-        raise InputError(f"{what} is not of fixed shape; expected {list(declared)}")
-    known = [size for (size,) in counts]
-    hint = ""
-    if sorted(known) == sorted(declared):
-        hint = "; np.moveaxis brings axes into another order"
-    raise InputError(f"{what} has {known} numbers a row, expected {list(declared)}{hint}")
-
-
-def _last_list(levels: Levels) -> int:
-    return max((i for i, level in enumerate(levels) if level.is_list), default=-1)
+        raise InputError(f"is not of fixed shape; expected {list(declared)}")
+    got = [size for (size,) in counts]
+    hint = "; np.moveaxis brings axes into another order" if sorted(got) == sorted(declared) else ""
+    raise InputError(f"has {got} numbers a row, expected {list(declared)}{hint}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._layout import Batch, Bound
+from sonic_coffea.layouts._layout import Batch, Bound, Part
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._padding import Axis, Scatter, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._batch import Inputs
 
 Response = Mapping[str, Tensor]
+Convert = Callable[[RowSelection, int, Response], Tensor]
+Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 def assemble(name: str, output: Output, inputs: Inputs) -> ByRow:
@@ -36,26 +39,18 @@ def assemble(name: str, output: Output, inputs: Inputs) -> ByRow:
     rows = len(inputs.rows)
     if output.splits is not None:
         parts: list[Tensor] = []
-        return ByRow(
-            name,
-            output,
-            rows,
-            lambda *response: _collected(name, output, parts, *response),
-            lambda ends: _collections(output, parts, ends),
-        )
-    if output.choose is not None:
-        bound = _of(name, output, inputs)
-        collections = [part for part, _, _ in bound.parts]
-        return ByRow(
-            name,
-            output,
-            rows,
-            lambda *response: _chosen(name, output, inputs, bound, *response),
-            lambda chosen: _choices(output, collections, chosen),
-        )
-    if output.per == "constituent":
-        return Values(name, output, inputs)
-    return ByRow(name, output, rows)
+        convert: Convert = partial(_collected, name, output, parts)
+        return ByRow(name, output, rows, None, convert, partial(_collections, output, parts), (2,))
+    if output.per == "row":
+        return ByRow(name, output, rows)
+    elements = Constituents.of(name, output, inputs)
+    if output.choose is None:
+        return ByRow(name, output, rows, elements)
+    collections = [part for part, _, _ in elements.parts]
+    convert = partial(_chosen, name, output, elements)
+    finish = partial(_choices, output, collections)
+    each = output.choices, max(len(collections), 1)
+    return ByRow(name, output, rows, None, convert, finish, each)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,20 +93,14 @@ class Outputs:
             for output in self.each.values():
                 output.place(selection, rows, response)
 
-    def content(self) -> Content:
+    def content(self, *, optional: bool = False) -> Content:
         """Return the only output, or a record of all; see `ByRow.content`."""
-        return self._record([output.content() for output in self.each.values()])
-
-    def typed(self) -> Content:
-        """Return content of the type that other chunks have; see `ByRow.typed`."""
-        return self._record([output.typed() for output in self.each.values()])
-
-    def _record(self, contents: list[Content]) -> Content:
+        contents = [output.content(optional=optional) for output in self.each.values()]
         return contents[0] if len(contents) == 1 else RecordArray(contents, list(self.each))
 
 
 class ByRow:
-    """One output of a call, as its responses come in, in any order: one for each row.
+    """One output of a call, as its responses come in, in any order.
 
     Parameters
     ----------
@@ -121,11 +110,14 @@ class ByRow:
         What it is.
     rows : int
         How many rows there are.
+    elements : Constituents, optional
+        What the axes between the rows and the values have; by default, there are none.
     convert : callable, optional
-        Returns an array of whole numbers for each of some rows, of a response; -1 where there is
-        none.
+        Returns an array of whole numbers for each of some rows, of a response.
     finish : callable, optional
         Returns one element, or list, for each row, of these arrays.
+    each : tuple of int, optional
+        The shape of these arrays.
     """
 
     def __init__(
@@ -133,17 +125,21 @@ class ByRow:
         name: str,
         output: Output,
         rows: int,
-        convert: Callable[[RowSelection, int, Response], Tensor] | None = None,
+        elements: Constituents | None = None,
+        convert: Convert | None = None,
         finish: Callable[[Tensor], Content] | None = None,
+        each: tuple[int, ...] | None = None,
     ) -> None:
         self.name, self.output, self._rows = name, output, rows
-        self._convert, self._finish = convert, finish
-        self._whole: Tensor | None = None
+        self._elements = elements or Constituents()
+        self._convert, self._finish, self._each = convert, finish, each
+        self._scatters: list[Scatter] = []
 
     @property
     def tensor(self) -> Tensor:
         """The responses so far, as the model gives them."""
-        return self.output.blank(self._rows) if self._whole is None else self._whole
+        (scatter,) = self._scatters or self._blank()
+        return scatter.values
 
     def place(self, selection: RowSelection, rows: int, response: Response) -> None:
         """Put the response for some rows in its place.
@@ -153,98 +149,143 @@ class ByRow:
         ResponseError
             If it is not what was declared.
         """
+        expected: tuple[int, ...] = (rows,)
         if self._convert is not None:
             tensor = self._convert(selection, rows, response)
         else:
-            tensor = tensor_of(self.name, self.output, response)
-            if tensor.ndim == 0 or tensor.shape[0] != rows:
-                raise misshapen(self.name, tensor, f"for {rows} rows")
-            self.output.check_each(tensor.shape[1:])
-        if self._whole is None:
-            shape = self._rows, *tensor.shape[1:]
-            nothing = -1 if self._finish is not None else 0
-            self._whole = np.full(shape, nothing, tensor.dtype)
-        check_kind(self.name, self._whole, tensor)
-        self._whole[selection] = tensor
+            expected = self._elements.shape(selection, rows)
+            tensor = self.output.labels_last(tensor_of(self.name, self.output, response))
+            check_axes(self.name, self.output, tensor, expected)
+            self.output.check_each(tensor.shape[len(expected) :])
+        each = tensor.shape[len(expected) :]
+        if not self._scatters:
+            self._scatters = self._made(each, tensor.dtype)
+        known = self._scatters[0]
+        check_kind(self.name, self.output, (known.each, known.dtype), (each, tensor.dtype))
+        places: list[Any] = [(slice(None), here) for _, _, here in self._elements.parts]
+        for scatter, here in zip(self._scatters, places or [()], strict=True):
+            scatter.place(selection, tensor[here])
+
+    def _made(self, each: tuple[int, ...], dtype: np.dtype[Any]) -> list[Scatter]:
+        return [Scatter(axes, self._rows, each, dtype) for axes in self._elements.collections]
+
+    def _blank(self) -> list[Scatter]:
+        if self._each is not None:
+            return self._made(self._each, np.dtype(np.int64))
+        blank = self.output.blank(0)
+        return self._made(blank.shape[1:], blank.dtype)
 
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of each number or array, from the shape of a row on the server."""
-        return tuple(shape)
+        """Return the shape of each number or array, from the shape of a row on the server.
+
+        A server lists the axes of padded elements, not the axis of all elements of a request.
+        """
+        return tuple(shape[len(self._elements.axes) * self._elements.is_padded :])
 
     def expect(self, shape: Sequence[int]) -> None:
         """Record the shape of a row that the server tells, for rows without a response."""
         self.output = self.output.shaped(self.inner(shape))
 
-    def content(self) -> Content:
-        """Return one element, or list, for each row."""
-        if self._finish is None:
-            return self.output.content(self.tensor)
-        nothing = np.full((self._rows, 1), -1)
-        return self._finish(nothing if self._whole is None else self._whole)
+    def content(self, *, optional: bool = False) -> Content:
+        """Return one element, or list, for each row.
 
-    def typed(self) -> Content:
-        """Return content of the type that other chunks have, for a call without responses."""
-        return self.content()
-
-
-class Values(ByRow):
-    """The values of a call, for each element of the consumed axis, or along several axes."""
-
-    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
-        super().__init__(name, output, len(inputs.rows))
-        self._inputs, self._bound = inputs, _of(name, output, inputs)
-        self._axes = _axes(output, inputs, self._bound)
-        self._is_padded = self._bound.layout.padded_length(0) > 0
-        self._scatters: list[Scatter] = []
-        self._each: tuple[int, ...] = ()
-
-    def place(self, selection: RowSelection, rows: int, response: Response) -> None:
-        del rows
-        tensor = tensor_of(self.name, self.output, response)
-        expected = _expected(self.output, self._inputs, self._bound, selection)
-        tensor = self.output.labels_last(tensor)
-        if tensor.shape[: len(expected)] != expected:
-            raise misshapen(self.name, tensor, _of_shape(self.output, expected))
-        each = tensor.shape[len(expected) :] or (1,)
-        self.output.check_each(each)
-        if not self._scatters:
-            self._make(each, tensor.dtype)
-        elif (each, tensor.dtype) != (self._each, self._scatters[0].dtype):
-            raise ResponseError(
-                f"output {self.name!r} came back as {tensor.dtype} {list(each)} for each "
-                f"constituent, before as {self._scatters[0].dtype} {list(self._each)}"
-            )
-        tensor = tensor.reshape(*expected, *each)
-        parts = self._bound.parts or (("", None, slice(None)),)
-        for scatter, (_, _, places) in zip(self._scatters, parts, strict=True):
-            scatter.place(selection, tensor[:, places] if self._bound.parts else tensor)
-
-    def _make(self, each: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._each = each
-        self._scatters = [Scatter(axes, self._rows, each, dtype) for axes in self._axes]
-
-    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        # A server lists the axes of padded elements, not the axis of all elements of a request.
-        return tuple(shape[len(self._axes[0]) * self._is_padded :])
-
-    def content(self) -> Content:
-        return self._content(optional=False)
-
-    def typed(self) -> Content:
-        return self._content(optional=self._is_padded)
-
-    def _content(self, *, optional: bool) -> Content:
-        if not self._scatters:
-            self._make(self.output.last or (1,), self.output.dtype)
-        contents = []
-        for axes, scatter in zip(self._axes, self._scatters, strict=True):
-            values = self.output.content(scatter.values.reshape(-1, *self._each))
-            lists = scatter.lists(values, optional=optional)
-            is_list = len(axes) > 1 or axes[0][0] is None or axes[0][0].offsets is not None
-            contents.append(lists if is_list else lists.content)
-        if not self._bound.parts:
+        With `optional`, it has the type that other chunks may have, in which some are truncated.
+        """
+        finish = self.output.content if self._finish is None else self._finish
+        optional = optional and self._elements.is_padded
+        contents = [
+            scatter.lists(finish(scatter.values), optional=optional)
+            for scatter in self._scatters or self._blank()
+        ]
+        parts = self._elements.parts
+        if not parts:
             return contents[0]
-        return RecordArray(contents, [name for name, _, _ in self._bound.parts])
+        each = zip(parts, contents, strict=True)
+        lists = [x.content if part.columns.offsets is None else x for (_, part, _), x in each]
+        return RecordArray(lists, [name for name, _, _ in parts])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constituents:
+    """The axes between the rows and the values of an output, whose elements are inputs'.
+
+    Attributes
+    ----------
+    inputs : Inputs, optional
+        The inputs of the call.
+    bound : Bound, optional
+        The input whose elements the values belong to; without it, there is a value for each row.
+    axes : sequence
+        The input of each axis, or None, and how many other places are before and after.
+    """
+
+    inputs: Inputs | None = None
+    bound: Bound | None = None
+    axes: Sequence[tuple[Bound | None, int, int]] = ()
+
+    @classmethod
+    def of(cls, name: str, output: Output, inputs: Inputs) -> Constituents:
+        """Find the inputs of an output's axes."""
+        jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
+        if not jagged:
+            raise ConfigError(
+                f"output {name!r} is per constituent, but no input of the model has a jagged axis"
+            )
+        named = [of for of, _, _ in output.named_axes if of]
+        of = output.of or (named[0] if named else jagged[0])
+        for wanted in (of, *named):
+            if wanted not in jagged:
+                raise ConfigError(
+                    f"output {name!r} is per constituent of {wanted!r}; {nearest(wanted, jagged)}"
+                )
+        bound = inputs.bound[of]
+        several = len(output.named_axes) > 1
+        if not bound.layout.padded_length(0) and (several or output.choose == "slot"):
+            what = f"{len(output.named_axes)} axes" if several else "slots"
+            raise ConfigError(
+                f"output {name!r} has {what} of the constituents of input {of!r}, which is not "
+                "padded; name another input with of=, or declare a padded one"
+            )
+        if bound.parts and several and not output.choose:
+            raise ConfigError(
+                f"output {name!r} has values of pairs of the elements of input {of!r}, which are "
+                "of several collections; name an input of one collection with of=, or the greatest "
+                "with choose='argmax'"
+            )
+        known = {"": bound, **inputs.bound}
+        axes = [(None if of is None else known[of], b, a) for of, b, a in output.named_axes]
+        return cls(inputs, bound, axes)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The collections of tokens."""
+        return () if self.bound is None else self.bound.parts
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the elements are padded."""
+        return self.bound is not None and self.bound.layout.padded_length(0) > 0
+
+    @property
+    def collections(self) -> list[list[Axis]]:
+        """The axes of the values of each collection."""
+        if self.parts:
+            return [[(part.columns, 0, 0)] for _, part, _ in self.parts]
+        return [[(each.columns if each else None, b, a) for each, b, a in self.axes]]
+
+    def shape(self, selection: RowSelection, rows: int) -> tuple[int, ...]:
+        """Return the first axes of the output for some rows."""
+        if self.inputs is None or self.bound is None:
+            return (rows,)
+        batch = Batch(selection, self.inputs.bucket_of(selection))
+        shape = self.bound.layout.elements_shape(self.bound, batch)
+        if len(shape) == 1:
+            return shape
+        places = [
+            (each.layout.padded_length(batch.bucket) if each else 0) + before + after
+            for each, before, after in self.axes
+        ]
+        return (rows, *places)
 
 
 def tensor_of(name: str, output: Output, response: Response) -> Tensor:
@@ -272,81 +313,23 @@ def misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
     return ResponseError(f"output {name!r} came back with shape {list(tensor.shape)} {expected}")
 
 
-def check_kind(name: str, before: Tensor, now: Tensor) -> None:
+def check_axes(name: str, output: Output, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise if a response has other first axes than expected."""
+    if tensor.shape[: len(expected)] != expected:
+        what = f"for {' rows of '.join(map(str, expected[:2]))}"
+        axes = len(output.named_axes)
+        each = f"constituents in {axes} axes" if axes > 1 else "constituents"
+        raise misshapen(name, tensor, f"{what} {'rows' if output.per == 'row' else each}")
+
+
+def check_kind(name: str, output: Output, before: Kind, now: Kind) -> None:
     """Raise if a response is of another kind than an earlier one."""
-    if before.shape[1:] != now.shape[1:] or before.dtype != now.dtype:
+    if before != now:
+        of = "a row" if output.per == "row" else "for each constituent"
         raise ResponseError(
-            f"output {name!r} came back as {now.dtype} {list(now.shape[1:])} a row, "
-            f"before as {before.dtype} {list(before.shape[1:])}"
+            f"output {name!r} came back as {now[1]} {list(now[0])} {of}, "
+            f"before as {before[1]} {list(before[0])}"
         )
-
-
-def _of(name: str, output: Output, inputs: Inputs) -> Bound:
-    """Return the input whose elements an output has values for."""
-    jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
-    if not jagged:
-        raise ConfigError(
-            f"output {name!r} is per constituent, but no input of the model has a jagged axis"
-        )
-    named = [axis[0] for axis in output.named_axes if axis[0] is not None]
-    of = output.of or (named[0] if named else jagged[0])
-    for wanted in (of, *named):
-        if wanted not in jagged:
-            raise ConfigError(
-                f"output {name!r} is per constituent of {wanted!r}; {nearest(wanted, jagged)}"
-            )
-    bound = inputs.bound[of]
-    several = len(output.named_axes) > 1
-    if not bound.layout.padded_length(0) and (several or output.choose == "slot"):
-        what = f"{len(output.named_axes)} axes" if several else "slots"
-        raise ConfigError(
-            f"output {name!r} has {what} of the constituents of input {of!r}, which is not "
-            "padded; name another input with of=, or declare a padded one"
-        )
-    if bound.parts and several and not output.choose:
-        raise ConfigError(
-            f"output {name!r} has values of pairs of the elements of input {of!r}, which are "
-            "of several collections; name an input of one collection with of=, or the greatest "
-            "with choose='argmax'"
-        )
-    return bound
-
-
-def _axes(output: Output, inputs: Inputs, bound: Bound) -> list[list[Axis]]:
-    """Return the axes of an output, for each collection of the input."""
-    if bound.parts:
-        return [[(columns, 0, 0)] for _, columns, _ in bound.parts]
-    axes: list[Axis] = []
-    for of, before, after in output.named_axes:
-        if of is None:
-            axes.append((bound.columns if before < 0 else None, max(before, 0), after))
-        else:
-            axes.append((inputs.bound[of].columns, before, after))
-    return [axes]
-
-
-def _expected(
-    output: Output, inputs: Inputs, bound: Bound, selection: RowSelection
-) -> tuple[int, ...]:
-    """Return the first axes of an output for some rows."""
-    batch = Batch(selection, inputs.bucket_of(selection))
-    shape = bound.layout.elements_shape(bound, batch)
-    lengths = []
-    for of, before, after in output.named_axes:
-        if of is None and before >= 0:
-            lengths.append(before + after)
-        elif len(shape) > 1:
-            layout = bound.layout if of is None else inputs.bound[of].layout
-            lengths.append(layout.padded_length(batch.bucket) + max(before, 0) + after)
-        else:
-            return shape
-    return (batch.size, *lengths)
-
-
-def _of_shape(output: Output, expected: tuple[int, ...]) -> str:
-    what = " rows of ".join(map(str, expected[:2]))
-    axes = len(output.named_axes)
-    return f"for {what} constituents" + (f" in {axes} axes" if axes > 1 else "")
 
 
 def _collected(
@@ -372,7 +355,8 @@ def _collected(
             f"{name!r}: it runs from {offsets[0]} to {offsets[-1]}"
         )
     if parts:
-        check_kind(name, parts[0], tensor)
+        kinds = [(each.shape[1:], each.dtype) for each in (parts[0], tensor)]
+        check_kind(name, output, *kinds)
     first = sum(map(len, parts))
     parts.append(tensor)
     return np.stack((offsets[:-1], offsets[1:]), axis=1) + first
@@ -381,51 +365,45 @@ def _collected(
 def _collections(output: Output, parts: list[Tensor], ends: Tensor) -> Content:
     """Return a new collection for each row."""
     whole = np.concatenate(parts) if parts else output.blank(0)
-    starts, stops = (np.ascontiguousarray(np.maximum(ends[:, k], 0)) for k in (0, -1))
-    lists = ListArray(Index64(starts), Index64(stops), output.content(whole))
+    starts, stops = (Index64(np.ascontiguousarray(side, np.int64)) for side in ends.T)
+    lists = ListArray(starts, stops, output.content(whole))
     return lists.to_ListOffsetArray64(start_at_zero=True)
 
 
 def _chosen(
     name: str,
     output: Output,
-    inputs: Inputs,
-    bound: Bound,
+    elements: Constituents,
     selection: RowSelection,
     rows: int,
     response: Response,
 ) -> Tensor:
     """Return the indices ``[n, W, C]`` of the elements that a model chooses, in each collection."""
-    width, length = output.choices, bound.layout.padded_length(inputs.bucket_of(selection))
+    bound, inputs, width = elements.bound, elements.inputs, output.choices
+    assert bound is not None and inputs is not None  # noqa: S101, PT018
+    length = bound.layout.padded_length(inputs.bucket_of(selection))
+    tensor = tensor_of(name, output, response)
     if output.choose == "slot":
-        tensor = tensor_of(name, output, response)
         if tensor.shape not in ((rows, width), (rows,)) or tensor.size != rows * width:
             raise misshapen(name, tensor, f"for {width} slots of {rows} rows")
         slots = tensor.reshape(rows, width).astype(np.int64)
     else:
-        tensor = tensor_of(name, output, response)
-        expected = _expected(output, inputs, bound, selection)
-        if tensor.shape[: len(expected)] != expected:
-            raise misshapen(name, tensor, _of_shape(output, expected))
-        each, axes = math.prod(tensor.shape[len(expected) :]), len(expected) - 1
+        expected = elements.shape(selection, rows)
+        check_axes(name, output, tensor, expected)
         wanted = 1 if output.axes > 1 else width
-        if each != wanted:
+        if math.prod(tensor.shape[len(expected) :]) != wanted:
             raise misshapen(name, tensor, f"for {wanted} choices of each row")
-        if axes == 0:
-            tensor, axes = _by_row(tensor.reshape(-1, each), bound.columns.counts(selection)), 1
-            length = tensor.shape[1]
-        slots = tensor.reshape(*tensor.shape[: axes + 1], each)
-    places = np.concatenate(
-        [
-            places_of((columns, 0, 0), selection, rows, here.stop - here.start)
-            for _, columns, here in bound.axis(length)
-        ],
-        axis=1,
-    )
+        slots = tensor.reshape(*expected, wanted)
+        if len(expected) == 1:
+            slots = _by_row(slots, bound.columns.counts(selection))
+            length = slots.shape[1]
+    axes = bound.axis(length)
+    each = [places_of((c.columns, 0, 0), selection, rows, p.stop - p.start) for _, c, p in axes]
+    places = np.concatenate(each, axis=1)
     if output.choose != "slot":
-        slots = _greatest(slots, places >= 0, slots.ndim - 2)
+        slots = _greatest(slots, places >= 0)
     chosen = []
-    for _, _, here in bound.axis(length):
+    for _, _, here in axes:
         inside = (slots >= here.start) & (slots < here.stop)
         found = np.take_along_axis(places, np.where(inside, slots, 0), axis=1) if length else slots
         chosen.append(np.where(inside, found, -1))
@@ -439,33 +417,26 @@ def _by_row(tensor: Tensor, counts: Tensor) -> Tensor:
     return out
 
 
-def _greatest(tensor: Tensor, inside: Tensor, axes: int) -> Tensor:
+def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:
     """Return the slots of the greatest score of each row, of ``[N, L, …, K]``: ``[N, axes * K]``.
 
     Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
     """
-    rows, length, each = *tensor.shape[:2], tensor.shape[-1]
-    if not length:
-        return np.full((rows, axes * each), -1, np.int64)
-    scores = tensor.astype(np.float64)
-    for axis in range(1, axes + 1):
-        shape = [rows] + [1] * (axes + 1)
-        shape[axis] = length
-        scores[~np.broadcast_to(inside.reshape(shape), scores.shape)] = -np.inf
-    scores = np.nan_to_num(
-        scores.reshape(rows, length**axes, each), nan=-np.inf, posinf=np.inf, neginf=-np.inf
-    )
-    best = np.argmax(scores, axis=1)
-    slots = np.stack(np.unravel_index(best, (length,) * axes), axis=1)
+    rows, *lengths, each = tensor.shape
+    if not lengths[0]:
+        return np.full((rows, len(lengths) * each), -1, np.int64)
+    scores = np.where(np.isnan(tensor), -np.inf, tensor.astype(np.float64))
+    for axis in range(1, tensor.ndim - 1):
+        others = [n for n in range(1, tensor.ndim) if n != axis]
+        scores = np.where(np.expand_dims(inside, others), scores, -np.inf)
+    scores = scores.reshape(rows, -1, each)
+    best = np.stack(np.unravel_index(np.argmax(scores, axis=1), lengths), axis=1)
     chosen = scores.max(axis=1, keepdims=True) > -np.inf
-    greatest: Tensor = np.where(chosen, slots, -1).reshape(rows, axes * each)
-    return greatest
+    return np.where(chosen, best, -1).reshape(rows, -1)
 
 
 def _choices(output: Output, collections: Sequence[str], chosen: Tensor) -> Content:
     """Return ``[N, W, C]`` as an index for each choice; of collections, as one in each of them."""
-    if chosen.ndim == 2:  # no response
-        chosen = np.full((len(chosen), output.choices, max(len(collections), 1)), -1)
     if output.labels is not None:
         each = [_named(chosen[:, n], collections) for n in range(output.choices)]
         return RecordArray(each, list(output.labels), length=len(chosen))
@@ -476,10 +447,10 @@ def _choices(output: Output, collections: Sequence[str], chosen: Tensor) -> Cont
 
 
 def _named(indices: Tensor, collections: Sequence[str]) -> Content:
-    each = [_optional(column) for column in indices.T]
+    each = [
+        ByteMaskedArray(
+            Index8((places >= 0).view(np.int8)), NumpyArray(np.maximum(places, 0)), valid_when=True
+        )
+        for places in indices.T
+    ]
     return RecordArray(each, list(collections), length=len(indices)) if collections else each[0]
-
-
-def _optional(places: Tensor) -> Content:
-    is_present = (places >= 0).view(np.int8)
-    return ByteMaskedArray(Index8(is_present), NumpyArray(np.maximum(places, 0)), valid_when=True)

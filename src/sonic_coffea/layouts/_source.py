@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
-from sonic_coffea.layouts._file_positions import FilePositions, referred_positions
+from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
@@ -31,6 +31,17 @@ from sonic_coffea.layouts._structure import (
     whole,
     without_options,
 )
+
+
+@contextmanager
+def of_field(path: Path) -> Iterator[None]:
+    """Name the field in the errors of what is made of it."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except InputError as error:
+        raise InputError(f"field {text_of(path)!r} {error.message}") from None
 
 
 class Source:
@@ -65,16 +76,32 @@ class Source:
         InputError
             If types are mixed in a way that no tensor has.
         """
-        try:
+        if reduction == "metadata":
+            return self._constant(text_of(path))
+        with of_field(path):
             full = path if self._part is None else self._full(path)
             if self._is_traced:
                 return self._traced(full, lists=lists).place(full, reduction=reduction)
             place = self._place(full)
             return _reduced(place, reduction) if reduction else place
-        except FieldError:
-            raise
-        except InputError as error:
-            raise InputError(f"field {text_of(path)!r} {error.message}") from None
+
+    def _constant(self, name: str) -> Structure:
+        """Return a number of the events' metadata for each event."""
+        arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
+        known = next(filter(None, map(_metadata, arrays)), None)
+        if known is None:
+            raise InputError(
+                f"no metadata with {name!r}, as the arrays have none; give coffea's events, or "
+                "ak.with_parameter(array, 'metadata', {…})"
+            )
+        if name not in known:
+            raise FieldError(f"the events' metadata have no {name!r}; {nearest(name, known)}")
+        value = known[name]
+        with suppress(ValueError):
+            value = float(value) if isinstance(value, str) else value
+        if not isinstance(value, (int, float, np.number)):
+            raise InputError(f"{name!r} of the events' metadata is {value!r}; expected a number")
+        return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _traced(self, path: Path, *, lists: bool) -> Source:
         """Touch a column of typetracers, and return arrays of length zero that have it."""
@@ -161,6 +188,15 @@ class Source:
         return layout
 
 
+def _metadata(array: Any) -> Any:
+    """Return the metadata of coffea's events, also of objects in them; None if there are none."""
+    if not isinstance(array, ak.Array):
+        return None
+    known = array.layout.purelist_parameter("metadata")
+    file = file_of(array) if known is None else None
+    return known if file is None else file.layout.purelist_parameter("metadata")
+
+
 def is_tracer(arrays: Any) -> bool:
     """Whether arrays, or any of a dict, have a type and no data."""
     each = arrays.values() if isinstance(arrays, dict) else [arrays]
@@ -224,20 +260,21 @@ def _missing(name: str, path: Path, known: list[str]) -> FieldError:
     return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
 
 
-def _innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
+def innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
     """Return the levels above the innermost lists, these lists' offsets, and options in them."""
     levels = without_options(place.levels)
     if not levels:
         raise InputError(
-            f"has one number where a list is needed (its type is {place.type}); an index picks one "
-            "object of a list"
+            f"has one number where a list is needed (its type is {place.type}); a jagged axis is "
+            "expected, such as the constituents of a jet, and an index picks one object of it; for "
+            "one number per object use Row"
         )
     return levels[:-1], levels[-1].data, merged(place.levels[len(levels) :])
 
 
 def _picked(place: Structure, pick: int, text: str) -> Structure:
     """Return one object of each list; -1 is the last."""
-    levels, offsets, option = _innermost(place)
+    levels, offsets, option = innermost(place)
     at = offsets[:-1] + pick if pick >= 0 else offsets[1:] + pick
     at = np.where((at >= offsets[:-1]) & (at < offsets[1:]), at, -1)
     if option is not None:
@@ -250,7 +287,7 @@ def _picked(place: Structure, pick: int, text: str) -> Structure:
 
 def _reduced(place: Structure, reduction: str) -> Structure:
     """Return one number of each list: of a record, how many elements it has."""
-    levels, offsets, option = _innermost(place)
+    levels, offsets, option = innermost(place)
     content: Content = NumpyArray(np.diff(offsets))
     if reduction != "num":
         data, at = numbers(place)

@@ -11,9 +11,7 @@ import numpy as np
 from awkward.contents import (
     ByteMaskedArray,
     Content,
-    IndexedArray,
     IndexedOptionArray,
-    ListArray,
     ListOffsetArray,
     NumpyArray,
     RegularArray,
@@ -291,6 +289,12 @@ def read(buffer: Any) -> Tensor:
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return numbers in a type that awkward has, and can reduce: of 16 bits, in float32."""
+    half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
+    return tensor.astype(np.float32) if half else tensor
+
+
 def whole(node: Content) -> Structure:
     """Return all elements of an array, taken apart."""
     return down(node.length, (), node, slice(0, node.length))
@@ -304,11 +308,10 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
                 break
             node = node.to_RegularArray()
         elif node.is_union:
-            if any(map(_is_list, node.contents)):
-                node = _lists_of_union(node)
-            elif all(map(_is_number, node.contents)):
-                node, at = _one_type(node, at), slice(0, len(_positions(at)))
-            else:
+            # Only what is chosen, as merging copies it.
+            node = _one_kind(node[at].to_packed())
+            at = slice(0, node.length)
+            if node.is_union:
                 break
         elif node.is_option:
             index = _index_of_option(node, at)
@@ -348,10 +351,7 @@ def _lists(node: Content, at: slice | Int64) -> tuple[Int64, Int64]:
         return starts, np.full(len(starts), node.size)
     if isinstance(node, ListOffsetArray):
         offsets = read(node.offsets)
-        if isinstance(at, slice):
-            ends = offsets[at.start : at.stop + 1].astype(np.int64, copy=False)
-            return ends[:-1], np.diff(ends)
-        starts, stops = offsets[at], offsets[at + 1]
+        starts, stops = offsets[:-1][at], offsets[1:][at]
     else:
         starts, stops = read(node.starts)[at], read(node.stops)[at]
     starts = starts.astype(np.int64, copy=False)
@@ -367,83 +367,40 @@ def _joined(starts: Int64, counts: Int64) -> slice | Int64:
     return ranges(starts, counts)
 
 
-def _is_list(node: Content) -> bool:
-    while node.is_option or node.is_indexed:
-        node = node.content
-    is_array = node.is_numpy and len(node.inner_shape) > 0
-    return is_array or node.is_union or (node.is_list and node.parameter("__array__") is None)
+def _one_kind(union: Content) -> Content:
+    """Return a union of numbers, or of lists, as one kind; of records, it stays a union.
 
-
-def _is_number(node: Content) -> bool:
-    while node.is_option or node.is_indexed:
-        node = node.content
-    return bool(node.is_numpy)
-
-
-def _unwrapped(node: Content, at: Int64) -> tuple[Content, Int64]:
-    """Return what is below indexes and options, and where some elements lie there; -1 is None."""
-    while node.is_indexed or node.is_option:
-        found = _index_of_option(node, np.maximum(at, 0)) if len(at) else at
-        at = np.where(at < 0, -1, found)
-        node = node.content
-    return node, at
-
-
-def _lists_of_union(union: Content) -> Content:
-    """Return a union of lists as lists of a union, so that there is one structure.
-
-    awkward's own merging makes float64 of int64 beside uint64.
+    Raises
+    ------
+    InputError
+        If lists and numbers are mixed, or integers that no type holds together.
     """
-    tags, index = read(union.tags), np.asarray(read(union.index), np.int64)
-    positions = np.empty(len(tags), np.int64)
-    starts, stops, leaves = [], [], []
-    lists = elements = 0
-    for tag, kind in enumerate(union.contents):
-        mine = tags == tag
-        content, at = _unwrapped(kind, index[: len(tags)][mine])
-        if content.is_numpy and content.inner_shape:
-            content = content.to_RegularArray()
-        if not content.is_list or content.parameter("__array__") in STRINGS:
-            raise InputError(f"mixes types ({union.form.type}); expected one")
-        content = content.to_ListOffsetArray64()
-        offsets = read(content.offsets)
-        positions[mine] = np.where(at < 0, -1, at + lists)
-        starts.append(offsets[:-1] + elements)
-        stops.append(offsets[1:] + elements)
-        leaves.append(content.content)
-        lists, elements = lists + content.length, elements + content.content.length
-    lengths = [leaf.length for leaf in leaves]
-    make = UnionArray if all(leaf.is_numpy for leaf in leaves) else UnionArray.simplified
-    content = make(
-        Index8(np.repeat(np.arange(len(leaves), dtype=np.int8), lengths)),
-        Index64(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
-        leaves,
-    )
-    joined = ListArray(*(Index64(np.concatenate(ends)) for ends in (starts, stops)), content)
-    optional = any(kind.is_option for kind in union.contents)
-    wrapped = IndexedOptionArray if optional else IndexedArray
-    return wrapped.simplified(Index64(positions), joined)
+    kinds = union.contents
+    one = UnionArray.simplified(union.tags, union.index, kinds, mergebool=True)
+    are_lists = [_wraps(_leaf(kind, lists=False)) for kind in kinds]
+    if one.is_union and all(are_lists):
+        # Lists of records that differ have their lists in common.
+        one = UnionArray.simplified(union.tags, union.index, [_lists_only(kind) for kind in kinds])
+    types = [getattr(_leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
+    if (one.is_union and any(are_lists)) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
+        raise InputError(f"mixes types ({union.form.type}); expected one")
+    return one
 
 
-def _one_type(union: Content, at: slice | Int64) -> Content:
-    """Return numbers of several types as numbers of one, in the order of `at`."""
-    tags = read(union.tags)[at]
-    index = np.asarray(read(union.index), np.int64)[at]
-    places, kinds = [], []
-    for tag, kind in enumerate(union.contents):
-        mine = np.flatnonzero(tags == tag)
-        content, here = _unwrapped(kind, index[mine])
-        places.append(mine[here >= 0])
-        kinds.append(read(content)[here[here >= 0]])
-    common = np.result_type(*kinds)
-    # numpy's type for uint64 beside int64 is a float.
-    is_whole = common.kind == "f" and all(n.dtype.kind in "iub" for n in kinds)
-    merged = np.zeros(len(tags), np.int64 if is_whole else common)
-    is_present = np.zeros(len(tags), np.bool_)
-    for mine, some in zip(places, kinds, strict=True):
-        merged[mine], is_present[mine] = some, True
-        if merged.dtype.kind == "i" and np.any(some > np.iinfo(np.int64).max):
-            raise InputError(f"mixes types ({union.form.type}), too large for int64")
-    if is_present.all():
-        return NumpyArray(merged)
-    return ByteMaskedArray(Index8(is_present.view(np.int8)), NumpyArray(merged), valid_when=True)
+def _wraps(node: Content, *, lists: bool = True) -> bool:
+    """Whether a node is an option or an index, or a list, of something else."""
+    is_list = node.is_list and node.parameter("__array__") not in STRINGS
+    return bool(node.is_option or node.is_indexed or (lists and is_list))
+
+
+def _leaf(node: Content, *, lists: bool = True) -> Content:
+    """Return what is below options and indexes, and below lists."""
+    while _wraps(node, lists=lists):
+        node = node.content
+    return node
+
+
+def _lists_only(node: Content) -> Content:
+    if _wraps(node):
+        return node.copy(content=_lists_only(node.content))
+    return NumpyArray(np.zeros(node.length, np.bool_))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from awkward.contents import RecordArray
 
 from sonic_coffea.errors import ConfigError, FieldError
-from sonic_coffea.layouts._elements import Elements
 from sonic_coffea.layouts._expressions import path_of
 from sonic_coffea.layouts._features import Feature, declare, own_types
 from sonic_coffea.layouts._jagged import Padded
 from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Part, check_held, order_of
-from sonic_coffea.layouts._padding import listed, pad
+from sonic_coffea.layouts._padding import listed
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor
+from sonic_coffea.layouts._structure import STRING, Tensor
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -133,62 +132,39 @@ class Tokens(Layout):
         bound: list[Part] = []
         start = 0
         for name, part in self.parts:
+            stop = start + (part.padded_length(0) or 1)
             try:
-                columns = part.bound_columns(source.within(name))
+                each = replace(part, axis_order="FL").bind(source.within(name))
             except (ConfigError, FieldError) as error:
                 raise error.within(f"part {name!r}") from None
-            length = part.padded_length(0) or 1
-            bound.append((name, columns, slice(start, start + length)))
-            names = f"part {bound[0][0]!r}", f"part {name!r}"
-            bound[0][1].rows.check_same(columns.rows, names)
-            start += length
-        return Bound(self, bound[0][1], tuple(bound))
+            bound.append((name, each, slice(start, stop)))
+            bound[0][1].rows.check_same(each.rows, (f"part {bound[0][0]!r}", f"part {name!r}"))
+            start = stop
+        return Bound(self, bound[0][1].columns, tuple(bound))
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
         channels = _channels(self.parts)
-        for number, (_, columns, places) in enumerate(bound.parts):
-            layout, length = self.parts[number][1], places.stop - places.start
-            slots = [channels.index(key) for key in _keys(layout)]
-            fills = [self.fill] * len(channels)
-            own = layout.fills(columns) if isinstance(layout, Padded) else [0.0] * len(slots)
-            for slot, fill in zip(slots, own, strict=True):
-                fills[slot] = fill
-            wrap = isinstance(layout, Padded) and layout.pad_mode == "wrap"
-            tokens = by_field[:, :, places]
-            for here, rows in columns.blocks(batch.rows, len(channels) * out.itemsize):
-                elements = Elements(columns, rows, length)
-                values = np.empty((len(channels), elements.size), out.dtype)
-                for slot in set(range(len(channels))) - set(slots):
-                    values[slot] = self.fill
-                elements.values(out.dtype, out=values, channels=slots)
-                numbers = tokens[here, : len(channels)]
-                pad(numbers, values, elements.starts, elements.counts, fills, wrap=wrap)
-            flags = self._flags_of(number)
-            if flags:
-                present = np.arange(length) < columns.counts(batch.rows)[:, np.newaxis]
-                for place, flag in enumerate(flags):
-                    tokens[:, len(channels) + place] = np.where(present, flag, 0.0)
-
-    def jagged_axes(
-        self, bound: Bound, rows: RowSelection, buckets: Int64
-    ) -> list[tuple[Int64, Int64]]:
-        del buckets
-        return [
-            (counts := columns.counts(rows), np.full_like(counts, places.stop - places.start))
-            for _, columns, places in bound.parts
-            if columns.offsets is not None
-        ]
+        for number, (name, part, places) in enumerate(bound.parts):
+            slots = [channels.index(key) for key in _keys(part.layout)]
+            by_field[:, sorted({*range(len(channels))}.difference(slots)), places] = self.fill
+            if part.layout.jagged and slots == list(range(slots[0], slots[0] + len(slots))):
+                part.pack(name, batch, by_field[:, slots[0] : slots[0] + len(slots), places])
+            else:
+                by_field[:, slots, places] = part.pack(name, batch)[name]
+            present = np.arange(places.stop - places.start) < part.counts(batch.rows)[:, np.newaxis]
+            for place, flag in enumerate(self._flags_of(number)):
+                by_field[:, len(channels) + place, places] = np.where(present, flag, 0.0)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
         channels, contents = _channels(self.parts), []
         names = [f"{name}_{k}" if k else name for name, k in channels]
-        for (_, layout), (_, columns, places) in zip(self.parts, bound.parts, strict=True):
-            slots = [channels.index(key) for key in _keys(layout)]
+        for _, part, places in bound.parts:
+            slots = [channels.index(key) for key in _keys(part.layout)]
             values = by_element[:, places][:, :, slots]
-            lists = listed(columns, values, [names[slot] for slot in slots])
-            contents.append(lists if layout.jagged else lists.content)
+            lists = listed(part.columns, values, [names[slot] for slot in slots])
+            contents.append(lists if part.layout.jagged else lists.content)
         return RecordArray(contents, [name for name, _ in self.parts], length=len(tensor))
 
 
@@ -217,7 +193,7 @@ def _flags(
 def _check_part(name: Any, part: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"Tokens: expected names of collections to be strings, got {name!r}")
-    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1:
+    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1 or getattr(part, "outer", None):
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
         )
@@ -229,7 +205,7 @@ def _check_part(name: Any, part: Any) -> None:
         )
 
 
-def _keys(part: Padded | Row) -> list[Channel]:
+def _keys(part: Any) -> list[Channel]:
     """Return the channels of a part; fields of the same name are numbered."""
     seen: Counter[str] = Counter()
     keys = []

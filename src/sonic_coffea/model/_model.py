@@ -67,7 +67,7 @@ class Model(Declaration):
     """
 
     @classmethod
-    def from_weaver(
+    def from_weaver(  # noqa: PLR0913  independent options, each with a default
         cls,
         name: str,
         preprocess: str | Path | Mapping[str, Any],
@@ -78,6 +78,8 @@ class Model(Declaration):
         rename: Mapping[str, str] | None = None,
         inputs: Mapping[str, Layout] | None = None,
         version: str | int | None = None,
+        order: str = "cmssw",
+        pad_mode: str = "constant",
     ) -> Model:
         """Declare a model by the preprocessing file that weaver wrote and the CMS software reads.
 
@@ -104,6 +106,11 @@ class Model(Declaration):
             Layouts that replace single inputs of the file, by the served model's names.
         version : str or int, optional
             A pinned version.
+        order : {"cmssw", "weaver"}
+            When NaN and ±inf are replaced: first, as the CMS software does, or after shift, scale
+            and limits, as weaver does in training and validation, so that ±inf becomes a limit.
+        pad_mode : {"constant", "wrap"}
+            As in `Padded`; ``"wrap"`` is weaver's ``pad_mode: wrap``, which the file does not hold.
 
         Raises
         ------
@@ -118,7 +125,13 @@ class Model(Declaration):
         Model('tagger', inputs: pf_features; outputs: softmax (qcd, top))
         """
         layouts, names = weaver.read(
-            preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
+            preprocess,
+            prefix=prefix,
+            labels=labels,
+            rename=rename,
+            inputs=inputs,
+            order=order,
+            pad_mode=pad_mode,
         )
         return cls(name, layouts, {output or weaver.usual_output(layouts): names}, version)
 

@@ -12,6 +12,8 @@ from typing import Any
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
 
+ORDERS = "cmssw", "weaver"
+
 # Limits beyond which weaver means: none.
 _NO_LIMIT = 1e32
 
@@ -26,23 +28,28 @@ def read(
     labels: str | Path | Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
     inputs: Mapping[str, Layout] | None = None,
+    order: str = "cmssw",
+    pad_mode: str = "constant",
 ) -> tuple[dict[str, Layout], list[str]]:
     """Return the layouts of the inputs, and the labels of the output.
 
     The rule is that of the files' readers. A value that is not finite is replaced by
     ``replace_inf_value``; then comes ``clip((value - median) * norm_factor, lower_bound,
-    upper_bound)``. Rows are padded with ``pad`` up to ``var_length``. With ``min_length`` and
-    ``max_length``, rows are padded to one of several lengths between these. The lengths double in
-    the group that needs most steps, and the other groups have as many steps. A group of length 1
-    holds numbers of the row itself: ``[N, F, 1]``. So does a group whose length is null, which
-    weaver does not pad: ``[N, F]``, or ``[N]`` of one variable. Any other null stands for what the
-    file need not have.
+    upper_bound)``. In the order of weaver, the replacement comes last.
+
+    Rows are padded with ``pad`` up to ``var_length``. With ``min_length`` and ``max_length``, rows
+    are padded to one of several lengths between these. The lengths double in the group that needs
+    most steps, and the other groups have as many steps. A group of length 1 holds numbers of the
+    row itself: ``[N, F, 1]``. So does a group whose length is null, which weaver does not pad:
+    ``[N, F]``, or ``[N]`` of one variable. Any other null stands for what the file need not have.
 
     An input is a mask if the name of its only variable ends with ``mask``. It counts the elements
     of the first input with the same text before the last ``_``: ``sv_mask`` those of
     ``sv_features``. Names may end with the position of the input, as in weaver's TorchScript
     exports: ``sv_mask__5`` counts ``sv_features__4``.
     """
+    if order not in ORDERS:
+        raise ConfigError(f"from_weaver: no order {order!r}; {nearest(str(order), ORDERS)}")
     content = _load(preprocess)
     file = "the preprocessing"
     if not isinstance(preprocess, Mapping):
@@ -69,7 +76,7 @@ def read(
             continue
         infos = {v: _get(_get(group, "var_infos", where), v, where) for v in variables}
         features = [
-            _feature(prefixes[name] + names.get(v, v), info, f"variable {v!r} of {where}")
+            _feature(prefixes[name] + names.get(v, v), info, f"variable {v!r} of {where}", order)
             for v, info in infos.items()
         ]
         fills = [
@@ -78,11 +85,11 @@ def read(
         if name not in lengths:
             layouts[name] = Row(features, axis_order="" if len(features) == 1 else "F")
         elif len(lengths[name]) > 1:
-            layouts[name] = Bucketed(features, lengths[name], fill=fills)
+            layouts[name] = Bucketed(features, lengths[name], fill=fills, pad_mode=pad_mode)
         elif lengths[name] == [1]:
             layouts[name] = Row(features, axis_order="FL")
         else:
-            layouts[name] = Padded(features, lengths[name][0], fill=fills)
+            layouts[name] = Padded(features, lengths[name][0], fill=fills, pad_mode=pad_mode)
     others = [name for name, layout in layouts.items() if layout.jagged]
     for name in masks:
         fixed = lengths[name][0] if len(lengths[name]) == 1 else None
@@ -166,7 +173,7 @@ def _counted(mask: str, others: list[str]) -> str:
     return first[group]
 
 
-def _feature(name: str, info: Any, where: str) -> Feature:
+def _feature(name: str, info: Any, where: str, order: str) -> Feature:
     if not isinstance(info, Mapping):
         raise ConfigError(f"{where}: expected an object with its numbers, got {info!r}")
     shift = _number(info, "median", 0.0, where)
@@ -186,6 +193,7 @@ def _feature(name: str, info: Any, where: str) -> Feature:
         lower=None if lower <= -_NO_LIMIT else lower,
         upper=None if upper >= _NO_LIMIT else upper,
         nonfinite=_number(info, "replace_inf_value", 0.0, where),
+        nonfinite_last=order == "weaver",
     )
 
 
