@@ -50,7 +50,8 @@ def test_one_worker_of_each_host_tries_all_servers(one_worker: Client, server: F
         assert good[3].endswith(" ms")
         assert good[5] == bad[5] == ""
         assert bad[2:4] == (nobody, "")
-        assert f"✗ connection: nothing listens at port {port}" in bad[4]
+        assert bad[4].startswith("✗ connection: ")
+        assert "nothing listens at this port" in bad[4]
 
 
 @pytest.mark.server
@@ -101,18 +102,17 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
     assert here.ok
     token.unlink()
     there = check_here(settings, process="tcp://there")
-    assert there.unreadable == {"token_file": f"cannot read {token}: No such file or directory"}
     versions = {**here.versions, "awkward": "1.0", "coffea": None}
     checks = Checks([here, replace(there, versions=versions)])
     assert not checks.ok
     good, bad = checks.rows()
     assert good[5] == ""
     assert bad[5].splitlines() == [
-        f"token_file: {there.unreadable['token_file']}",
         f"awkward 1.0, here {here.versions['awkward']}",
-        "coffea is not installed",
+        f"coffea is not installed, here {here.versions['coffea']}",
     ]
-    assert "✗ access" in bad[4]
+    assert bad[4].startswith("✗ connection: cannot read the token")
+    assert str(token) in bad[4]
     assert "secret" not in json.dumps(checks.to_dict()) + repr(checks) + checks._repr_html_()
     # Another version may do; a missing package does not.
     step = Step(name="readiness", ok=True, seconds=0.0012)
