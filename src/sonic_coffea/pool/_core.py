@@ -129,7 +129,7 @@ class PoolCore:
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].in_flight.hedge_won(now)
-        self.models.answered(attempt.key, event.response.version, now)
+        self.models.answered(attempt.key, event.response.version)
         self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
 
@@ -150,6 +150,7 @@ class PoolCore:
         elif again or awaited or request.queued:
             self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
+            self.models.mark_stale()  # it may have been refused by another model
             self._dispatcher.give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(

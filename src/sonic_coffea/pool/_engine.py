@@ -32,7 +32,6 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._servers import Servers, close_all
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ class Engine:
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
-        self._delivered_at: dict[ModelKey, float] = {}
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -128,13 +126,6 @@ class Engine:
         call.begin(sum(request.rows for request in slices), self._abandon)
         if slices:
             self._post_open(submitted)
-
-    def recent_contract(self, key: ModelKey) -> Contract | None:
-        """Return a model's contract, if servers gave it recently."""
-        contract, received_at = self.contracts.get(key, (None, -math.inf))
-        now = time.monotonic()
-        in_use = self.busy or now - self._delivered_at.get(key, -math.inf) < QUIET_S
-        return contract if now - received_at < (FRESH_S if in_use else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -276,7 +267,6 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
-                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()
@@ -350,6 +340,8 @@ class Engine:
         tally.record_trip(rtt_s)
         self._record(call, attempt.url, tally, span, response.version)
         if failure is not None:
+            self.core.models.mark_stale()
+            self.contracts.clear()
             self._fail(request, failure)
             return
         call.finish(request)

@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
+from sonic_coffea.pool._signature import VALID_S, merge, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ def passes(error: SonicError) -> bool:
 
 @dataclass(slots=True)
 class KnownContract:
-    """A contract, and when servers gave it; stale if a server was lost since."""
+    """A contract, and when servers gave it; stale if there was a reason to doubt it since."""
 
     contract: Contract
     received_at: float
@@ -149,7 +149,6 @@ class ServedModels:
         self._known: dict[ModelKey, KnownContract] = {}
         # Not forgotten: a fallback must have the model of the servers, however long they are gone.
         self._of_servers: dict[ModelKey, Contract] = {}
-        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
@@ -166,25 +165,18 @@ class ServedModels:
                 else:
                     self._plan_round(discovery, now)
 
-    def _recent(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract if servers gave it recently."""
-        if (known := self._known.get(key)) is None:
+    def _valid(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract, unless it is in doubt."""
+        known = self._known.get(key)
+        if known is None or (known.stale and now - known.received_at >= VALID_S):
             return None
-        # Only while rows wait or are in flight, a lost server is noticed.
-        in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if not in_use and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
-            valid_s = QUIET_S
-        else:
-            valid_s = VALID_S if known.stale else FRESH_S
-        return known.contract if now - known.received_at < valid_s else None
+        return known.contract
 
-    def answered(self, key: ModelKey, version: str, now: float) -> None:
+    def answered(self, key: ModelKey, version: str) -> None:
         """Take the version of a response; if it is a new one, servers are asked anew."""
-        self._answered_at[key] = now
         known = self._contract(key)
-        if known is None or key.version is not None:
-            return
-        if len({version, known.version} - {""}) > 1:  # some servers name no version
+        # Some servers name no version.
+        if known and key.version is None and len({version, known.version} - {""}) > 1:
             self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -192,7 +184,7 @@ class ServedModels:
         key = request.key
         if anew:
             self.forget(key)
-        if (contract := self._recent(key, now)) is not None:
+        if (contract := self._valid(key, now)) is not None:
             self._instructions.append(e.Resolve(request, contract))
             return
         if key not in self.discoveries:
@@ -394,7 +386,7 @@ class ServedModels:
         return self._known[key].contract if key in self._known else None
 
     def mark_stale(self) -> None:
-        """Have contracts expire sooner, as the lost server may come back with other models."""
+        """Doubt contracts: a server was lost, which may come back with other models, or refused."""
         for key, known in self._known.items():
             if not known.stale:
                 known.stale = True

@@ -392,9 +392,9 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        recent = None if anew or self.closed else self._engine.recent_contract(key)
-        if recent is not None:
-            return recent
+        known = None if anew or self.closed else self._engine.contracts.get(key)
+        if known is not None:
+            return known[0]
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
