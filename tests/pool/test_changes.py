@@ -146,7 +146,6 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
         assert pool.settings.servers == ("grpc://s1:8001",)
         assert [s.url for s in pool.servers] == ["grpc://s1:8001"]
         assert not two.requests
-        assert two.closed == ("s3" in str(text))  # it was connected, and closed again
         written(listed, "grpc://s2:8001\n")
         until(lambda: scored() and bool(two.requests))
         assert pool.settings.servers == ("grpc://s2:8001",)

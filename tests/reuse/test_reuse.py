@@ -622,7 +622,7 @@ def test_a_file_that_breaks_while_it_is_read_has_no_hits(tmp_path: Path) -> None
     path = tmp_path / "scores"
     keys = [number.to_bytes(16, "big") for number in range(300)]
     cache = ScoreCache(path, 10**9)
-    cache.put(keys, {"y": np.ones((300, 8), np.float32)})
+    cache.put([(keys, {"y": np.ones((300, 8), np.float32)})])
     whole = path.read_bytes()
     broken = 0
     for start in range(PAGE, len(whole), PAGE):
@@ -694,7 +694,7 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path / "scores", 200_000)
     for number in range(40):
         keys = [number.to_bytes(8, "big") + i.to_bytes(8, "big") for i in range(200)]
-        cache.put(keys, {"y": np.full((200, 4), number, np.float32)})
+        cache.put([(keys, {"y": np.full((200, 4), number, np.float32)})])
     assert (tmp_path / "scores").stat().st_size < 400_000
     assert 100 < kept(tmp_path) < 8000
     assert cache.get(keys)[keys[0]]["y"].tolist() == [39.0] * 4
@@ -704,7 +704,7 @@ def write(path: str, number: int) -> int:
     cache = ScoreCache(path, 10**8)
     for i in range(5):
         keys = [bytes([number, i, j]) + bytes(13) for j in range(50)]
-        cache.put(keys, {"y": np.full((50, 2), number, np.float32)})
+        cache.put([(keys, {"y": np.full((50, 2), number, np.float32)})])
     return len(cache.get([bytes([number, i, 7]) + bytes(13) for i in range(5)]))
 
 

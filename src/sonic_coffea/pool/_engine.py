@@ -31,7 +31,7 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
-from sonic_coffea.pool._servers import Servers, close_all
+from sonic_coffea.pool._servers import Servers, close_all, read_certificates
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -149,14 +149,12 @@ class Engine:
         return outcome
 
     def set_servers(self, servers: Sequence[str]) -> None:
-        """Change the servers; connections to new ones are made first: to all, or to none."""
-        known = self.run_on_thread(lambda: set(self._servers.senders))
-        new = [url for url in servers if url not in known] if self.started else []
-        connected = self._servers.connect(new, self.settings)
+        """Change the servers: all, or none if one of them cannot be used."""
+        read_certificates(servers, self.settings)
 
         def changed() -> None:
             if self.started:
-                self._servers.add(servers, self.settings, connected)
+                self._servers.add(servers, self.settings)
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 

@@ -408,7 +408,7 @@ class Pool:
         return contract, time.monotonic() - received_at
 
     def digests(
-        self, contract: Contract, servers: Sequence[str], *, times: int, timeout_s: float | None
+        self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float
     ) -> list[str | SonicError]:
         """Ask servers which digest a version has now.
 
@@ -417,8 +417,8 @@ class Pool:
         times : int
             How often each server is asked, over all connections to it: there may be several servers
             behind a URL.
-        timeout_s : float or None
-            How long they may take; None for as long as any metadata.
+        timeout_s : float
+            How long they may take.
 
         Returns
         -------

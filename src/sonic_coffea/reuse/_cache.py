@@ -20,7 +20,7 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport import STRINGS, from_wire, to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -101,10 +101,10 @@ class ScoreCache:
             return hits
         return {}
 
-    def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the scores of some rows: ``outputs`` has one element for each key."""
+    def put(self, answers: Iterable[tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]]) -> None:
+        """Keep scores: of some keys, outputs that have one element for each."""
         now = int(time.time())
-        rows = [(key, scores, now) for key, scores in _encode(keys, outputs)]
+        rows = ((key, scores, now) for each in answers for key, scores in _encode(*each))
         with self._failures_logged(), self._open() as database:
             database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._shrink(database)
