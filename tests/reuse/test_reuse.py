@@ -167,12 +167,11 @@ def folded(server: FakeServer) -> None:
     server.models["m"] = dataclasses.replace(one, function=by_version)
 
 
-@pytest.mark.parametrize("in_flight", [1])
-def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
+def test_each_event_by_its_version(server: FakeServer) -> None:
     folded(server)
     event = ak.Array([10, 11, 12, 13, 15])
     numbers = [[1, 2], [1], [], [None, 4, 5], [6]]
-    with Pool(Settings.make(server.url, max_in_flight=in_flight)) as pool:
+    with Pool(Settings.make(server.url, max_in_flight=1)) as pool:
         pending = MODEL.submit(objects(numbers), pool=pool, version=event % 2 + 1)
         assert pending.result().twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
         assert pending.provenance()["version"] == "1, 2"
@@ -293,9 +292,11 @@ def test_other_versions_and_files_have_other_scores(server: FakeServer, tmp_path
         assert sent(server) == 1
         MODEL(objects([[1]]), pool=pool, version=2)
         assert sent(server) == 2
-        # The file of version 1 is replaced while the pool is open.
+        # The file of version 1 is replaced while the pool is open, and comes back.
         say_file(server, "two", triple)
         assert MODEL(objects([[1]]), pool=pool, version=1).twice.tolist() == [[3]]
+        say_file(server, "one")
+        assert MODEL(objects([[1]]), pool=pool, version=1).twice.tolist() == [[2]]
         assert sent(server) == 3
 
 
@@ -306,19 +307,6 @@ def test_the_same_number_elsewhere_may_be_another_model(server: FakeServer, tmp_
     other = dataclasses.replace(server.models["m"], function=triple)
     with FakeServer({"m": other}) as elsewhere, cached(elsewhere, tmp_path) as pool:
         assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
-
-
-def test_servers_with_other_files_of_a_version_are_refused(server: FakeServer) -> None:
-    say_file(server, "one")
-    with FakeServer(server.models) as same, Pool(Settings.make([server.url, same.url])) as pool:
-        MODEL(objects([[1]]), pool=pool)
-    other = {"m": dataclasses.replace(server.models["m"], digest="two")}
-    with (
-        FakeServer(other) as elsewhere,
-        Pool(Settings.make([server.url, elsewhere.url])) as pool,
-        pytest.raises(errors.ContractError, match="different models of this name"),
-    ):
-        MODEL(objects([[1]]), pool=pool)
 
 
 def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) -> None:
@@ -393,22 +381,6 @@ def test_a_deadline_does_not_wait_for_the_cache(tmp_path: Path) -> None:
         until(lambda: bool(in_time))
         assert all(in_time)
         server.release()
-
-
-def test_a_model_that_is_replaced_in_between_is_an_error(
-    server: FakeServer, tmp_path: Path
-) -> None:
-    def change(inputs: Any) -> Any:
-        say_file(server, "two")
-        return double(inputs)
-
-    say_file(server, "one", change)
-    with cached(server, tmp_path) as pool:
-        with pytest.raises(errors.ContractError, match="digest one .* and has two now"):
-            MODEL(objects([[1]]), pool=pool)
-        assert kept(tmp_path) == 0
-        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
-    assert kept(tmp_path) == 1
 
 
 def test_a_version_without_a_file_is_not_trusted(
@@ -495,16 +467,6 @@ def test_a_refused_response_is_not_kept(
     assert sent(wrongly, model.name) == 6
 
 
-@pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
-def test_a_wrong_response_that_is_first_costs_its_rows_alone(
-    wrongly: FakeServer, model: sonic.Model, how: Any
-) -> None:
-    wrongly.answer_wrongly(how)
-    with Pool(Settings.make(wrongly.url, max_in_flight=1)) as pool:
-        scores = model(objects([list(range(12))]), pool=pool, on_error="mask")
-    assert ak.is_none(scores, axis=1).tolist() == [[True] * 4 + [False] * 8]
-
-
 def test_what_another_declaration_kept_is_asked_again(server: FakeServer, tmp_path: Path) -> None:
     """The server lists no tensors, so that it decides which declaration is right."""
     both = sonic.Model("m", MODEL.inputs, {"y": ["twice", "thrice"]})
@@ -522,42 +484,18 @@ def test_what_another_declaration_kept_is_asked_again(server: FakeServer, tmp_pa
         assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
 
 
-def test_damage_is_noticed(
-    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with cached(server, tmp_path) as pool:
-        MODEL(objects([[1, 2]]), pool=pool)
-        database = sqlite3.connect(tmp_path / "scores")
-        ((key, scores),) = database.execute("SELECT key, scores FROM scores LIMIT 1").fetchall()
-        with database:
-            worse = scores[:-1] + bytes([scores[-1] ^ 1])
-            database.execute("UPDATE scores SET scores = ? WHERE key = ?", (worse, key))
-        database.close()
-        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
-        assert sent(server) == 3
-        assert "1 damaged scores" in caplog.text
-        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
-        assert sent(server) == 3
-
-
-def test_a_broken_file_is_put_aside(
+def test_a_broken_file_is_begun_anew(
     server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with cached(server, tmp_path) as pool:
         MODEL(objects([[1]]), pool=pool)
         data = (tmp_path / "scores").read_bytes()
-        for _ in range(2):
-            (tmp_path / "scores").write_bytes(data[:PAGE] + b"no database" * 1000)
-            for _ in range(3):
-                assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
-        assert "is broken" in caplog.text
-        assert (tmp_path / "scores.broken").exists()
-        # A file that has this name already may be the user's.
-        (tmp_path / "scores.broken").write_text("precious")
         (tmp_path / "scores").write_bytes(data[:PAGE] + b"no database" * 1000)
-        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
-        assert (tmp_path / "scores.broken").read_text() == "precious"
+        for _ in range(3):
+            assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+        assert "is broken" in caplog.text
     assert kept(tmp_path) == 1
+    assert sent(server) <= 3
 
 
 def cut(data: bytearray, rng: random.Random) -> None:
@@ -628,8 +566,7 @@ def test_a_file_that_breaks_while_it_is_read_has_no_hits(tmp_path: Path) -> None
     for start in range(PAGE, len(whole), PAGE):
         path.write_bytes(whole[:start] + bytes(PAGE) + whole[start + PAGE :])
         hits = cache.get(keys)
-        if (tmp_path / "scores.broken").exists():
-            (tmp_path / "scores.broken").unlink()
+        if not path.exists():
             assert not hits
             broken += 1
     assert broken > 3
