@@ -118,9 +118,9 @@ def test_the_docstring_of_connect_names_every_option() -> None:
 @pytest.mark.parametrize(
     ("memory_bytes", "threads", "in_flight_bytes", "chunks"),
     [
-        (None, 1, 256e6, 4),
-        (16e9, 4, 256e6, 2),
-        (8e9, 1, 250e6, 4),
+        (None, 1, 128e6, 4),
+        (16e9, 4, 128e6, 2),
+        (8e9, 1, 128e6, 4),
         (2e9, 1, 62.5e6, 1),
         (2e9, 4, 62.5e6, 1),
         (0.5e9, 1, 15.625e6, 1),

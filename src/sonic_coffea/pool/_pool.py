@@ -110,7 +110,8 @@ class Pool:
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
         self._connect = connect or open_transport
-        self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Also called by `check`, for other hosts.
+        self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
         # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
         self._claims, self._entered = 0, list[Block]()
         self.begin(settings)
@@ -265,7 +266,7 @@ class Pool:
             version = version or (own[0].version if model else None)
         declared = [declaration for one in declared for declaration in _declarations(one)]
         tried = self.settings, model, version, declared
-        elsewhere = self._check_elsewhere
+        elsewhere = self.check_elsewhere
         return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
 
     def wake(self, *models: Any, timeout_s: float | None = 600.0, progress: bool = True) -> float:
@@ -309,10 +310,6 @@ class Pool:
                 keys += [ModelKey(each.name, each.version) for each in _declarations(model)]
         with show_status(progress=progress) as show:
             return wake(self.connections(), keys, limit_s, self._engine.closing, show)
-
-    def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
-        """Have `check` call a function for other hosts, with the settings and its arguments."""
-        self._check_elsewhere = elsewhere
 
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.
