@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import re
 import subprocess
@@ -16,7 +15,7 @@ import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings, current, forget
+from sonic_coffea.pool import Settings, forget
 
 TLS = {"tls_root": "ca.pem"}
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
@@ -215,29 +214,6 @@ def test_a_secret_that_cannot_be_found_is_told_of() -> None:
     model = pickle.loads(pickled)
     with pytest.raises(errors.ConfigError, match=r"given token= and headers= in another process"):
         model(ak.zip({"pt": [1.0]}))
-
-
-def _score(model: sonic.Model, jets: ak.Array, queue: Any) -> None:
-    pool = current(model.pool_of_pickle)
-    queue.put((model(jets, timeout_s=60).top.tolist(), pool.settings.servers))
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_open_a_pool_of_their_own(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], method: Any
-) -> None:
-    expected = tagger(jets[:50]).top.tolist()
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    child = context.Process(target=_score, args=(tagger, jets[:50], queue))
-    child.start()
-    found, servers = queue.get(timeout=100)
-    child.join(30)
-    assert child.exitcode == 0
-    assert found == expected
-    assert servers == connected.settings.servers
-    assert tagger(jets[:50]).top.tolist() == expected
 
 
 def test_the_file_of_defaults_says_what_the_defaults_are() -> None:

@@ -555,23 +555,6 @@ def test_a_damaged_file_is_a_miss(
             assert not caplog.records
 
 
-def test_a_file_that_breaks_while_it_is_read_has_no_hits(tmp_path: Path) -> None:
-    """Hits of its first part would be missing in the next file, and be sent once more later."""
-    path = tmp_path / "scores"
-    keys = [number.to_bytes(16, "big") for number in range(300)]
-    cache = ScoreCache(path, 10**9)
-    cache.put([(keys, {"y": np.ones((300, 8), np.float32)})])
-    whole = path.read_bytes()
-    broken = 0
-    for start in range(PAGE, len(whole), PAGE):
-        path.write_bytes(whole[:start] + bytes(PAGE) + whole[start + PAGE :])
-        hits = cache.get(keys)
-        if not path.exists():
-            assert not hits
-            broken += 1
-    assert broken > 3
-
-
 def another_database(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE precious (x)")

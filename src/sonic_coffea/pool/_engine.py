@@ -338,8 +338,8 @@ class Engine:
         tally.record_trip(rtt_s)
         self._record(call, attempt.url, tally, span, response.version)
         if failure is not None:
-            self.core.models.mark_stale()
-            self.contracts.clear()
+            self.core.models.forget(call.key)
+            self.contracts.pop(call.key, None)
             self._fail(request, failure)
             return
         call.finish(request)
