@@ -45,8 +45,8 @@ def test_one_worker_of_each_host_tries_all_servers(one_worker: Client, server: F
     assert not checks.ok
     assert [host.process for host in checks] == ["this process", address(one_worker)]
     for host, (good, bad) in zip(checks, zip(*[checks.rows()] * 2, strict=True), strict=True):
-        assert [step.name for step in host.servers[server.url]][-1] == "bandwidth"
-        assert good[2:5:2] == (server.url, "✓ bandwidth")
+        assert [step.name for step in host.servers[server.url]][-1] == "inference"
+        assert good[2:5:2] == (server.url, "✓ inference")
         assert good[3].endswith(" ms")
         assert good[5] == bad[5] == ""
         assert bad[2:4] == (nobody, "")
@@ -59,7 +59,7 @@ def test_the_command(one_worker: Client, server: FakeServer, tmp_path: Path) -> 
     scheduler = one_worker.scheduler.address
     done = run("check", server.url, "m", "--scheduler", scheduler)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "✓ bandwidth" in done.stdout
+    assert "✓ inference" in done.stdout
     done = run("check", server.url, "n", "--scheduler", scheduler, "--json")
     assert done.returncode == 1
     (host,) = json.loads(done.stdout)["hosts"]

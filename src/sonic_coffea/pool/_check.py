@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import socket
-import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
 
-_TRIES = 20
-_LOAD_BYTES = 4_000_000
 # By how much scores differ with the size of a batch, in half precision.
 _TOLERANCE = 1e-2
 
@@ -256,8 +253,6 @@ def _steps(
     if known and not known[0].lists_tensors:
         return
     yield "inference", lambda: _infer(connection, known[0], version)
-    yield "latency", lambda: _latency(connection, known[0], version)
-    yield "bandwidth", lambda: _bandwidth(connection, known[0], version)
 
 
 def _connect(connection: Connection, settings: Settings) -> str:
@@ -329,29 +324,3 @@ def _infer(connection: Connection, contract: Contract, version: str | None) -> s
 
 def _shown(scores: Any) -> str:
     return np.array2string(scores, precision=4, threshold=6, separator=", ").replace("\n", "")
-
-
-def _rtts_s(
-    connection: Connection, contract: Contract, version: str | None, rows: int, tries: int
-) -> list[float]:
-    tensors = contract.zeros(rows)
-    return [connection.ask(contract, version, tensors)[1] for _ in range(tries)]
-
-
-def _latency(connection: Connection, contract: Contract, version: str | None) -> str:
-    rtts_ms = [1e3 * rtt_s for rtt_s in _rtts_s(connection, contract, version, 1, _TRIES)]
-    median, least, most = statistics.median(rtts_ms), min(rtts_ms), max(rtts_ms)
-    return f"one row: median {median:.2f} ms, {least:.2f} to {most:.2f} ms of {_TRIES}"
-
-
-def _bandwidth(connection: Connection, contract: Contract, version: str | None) -> str:
-    row_bytes = sum(t.nbytes for t in contract.zeros(1).values())
-    rows = min(max(1, _LOAD_BYTES // row_bytes), contract.max_rows or _LOAD_BYTES)
-    one_s, rtt_s = (
-        statistics.median(_rtts_s(connection, contract, version, number, 3)) for number in (1, rows)
-    )
-    more_s, sent = max(rtt_s - one_s, 1e-9), rows * row_bytes
-    return (
-        f"{rows:,} rows, {sent / 1e6:.3g} MB: {rtt_s * 1e3:.2f} ms, at least "
-        f"{sent / more_s / 1e6:.3g} MB/s and {rows / more_s:,.0f} rows/s"
-    )
