@@ -93,23 +93,6 @@ class Discovery:
     failing_since: float | None = None
     transient: bool = False
 
-    def begin_round(self, urls: Iterable[str], until: float) -> None:
-        self.in_round, self.wakes_at = True, until
-        self.awaited, self.contracts = set(urls), {}
-        self.failures = {url: error for url, error in self.failures.items() if url in self.awaited}
-
-    def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
-        """Take a server's answer."""
-        if url not in self.awaited:
-            return
-        self.awaited.discard(url)
-        if isinstance(outcome, SonicError):
-            self.failures[url] = outcome
-            self.transient |= passes(outcome)
-        else:
-            self.contracts[url] = outcome
-            self.wakes_at = min(self.wakes_at, now + OTHERS_S)
-
     def unavailable(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
         name, version = self.key
@@ -120,14 +103,6 @@ class Discovery:
             where = error.server or next(iter(servers))
             return error.because(f"sonic-coffea check {where} {name} tries it step by step")
         return error
-
-    def deadline_passed(self, timeout_s: float) -> SonicError:
-        """Return the error for a caller whose deadline has passed."""
-        name, version = self.key
-        what = f"no server has described the model within {timeout_s:g} s"
-        error: SonicError = DeadlineError(what, model=name, version=version)
-        reason = next(iter(self.failures.values()), None)
-        return error if reason is None else error.because(str(reason))
 
 
 class ServedModels:
@@ -197,22 +172,31 @@ class ServedModels:
         if discovery is None or request not in discovery.requests:  # it has just been resolved
             return
         discovery.requests.remove(request)
-        error = discovery.deadline_passed(request.timeout_s or 0.0)
+        what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
+        error: SonicError = DeadlineError(what, model=request.key.name, version=request.key.version)
+        for reason in list(discovery.failures.values())[:1]:
+            error = error.because(str(reason))
         self._instructions.append(e.Resolve(request, error))
         if not discovery.requests:
             del self.discoveries[request.key]
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
-        key, outcome = event.key, event.outcome
-        known = self._contract(key)
+        key, url, outcome = event.key, event.url, event.outcome
+        expected = self._contract(key)
+        if (
+            url == self._fallback.url
+        ):  # it must have the model of the servers, even if they are gone
+            expected = expected or self._of_servers.get(key)
         if (discovery := self.discoveries.get(key)) is not None:
-            known = self._discovered(discovery, event, now)
-        endpoint = self._endpoints.by_url.get(event.url)
+            self._discovered(discovery, event, expected, now)
+            if url != self._fallback.url:
+                expected = None  # compared when the others have answered, too
+        endpoint = self._endpoints.by_url.get(url)
         if endpoint is None:
             return
         # A server that answers late must have the model that is known by now.
-        expected = endpoint.signatures.validating.pop(key, None) or known
+        expected = endpoint.signatures.validating.pop(key, None) or expected
         if not isinstance(outcome, SonicError):
             endpoint.liveness.answered(now)
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
@@ -248,19 +232,23 @@ class ServedModels:
         self.mark_stale()
         self._fail_if_lost(key, endpoint.url, error, now)
 
-    def _discovered(self, discovery: Discovery, event: e.Validated, now: float) -> Contract | None:
-        """Have a discovery take an answer, and return the contract that it must agree with."""
-        discovery.take(event.url, event.outcome, now)
-        if event.url != self._fallback.url:
-            return None  # compared when the others have answered, too
-        # The fallback must have the model of the servers, even if they are gone.
-        known = self._contract(event.key)
-        expected = known or self._of_servers.get(event.key)
-        answer = discovery.contracts.get(event.url)
-        differs = answer is not None and expected is not None and not serves(answer, expected)
-        if known is not None or differs:
-            discovery.contracts.pop(event.url, None)
-        return expected
+    def _discovered(
+        self, discovery: Discovery, event: e.Validated, expected: Contract | None, now: float
+    ) -> None:
+        """Have a discovery take an answer."""
+        url, outcome = event.url, event.outcome
+        if url not in discovery.awaited:
+            return
+        discovery.awaited.discard(url)
+        if isinstance(outcome, SonicError):
+            discovery.failures[url] = outcome
+            discovery.transient |= passes(outcome)
+            return
+        discovery.wakes_at = min(discovery.wakes_at, now + OTHERS_S)
+        # A fallback tells nothing new of a model that is known, or that it has otherwise.
+        fits = expected is None or (discovery.key not in self._known and serves(outcome, expected))
+        if fits or url != self._fallback.url:
+            discovery.contracts[url] = outcome
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -302,7 +290,10 @@ class ServedModels:
             endpoints = self._endpoints.active
             # If no server answers now, the contract that is known serves.
             until = now + OTHERS_S if key in self._known else math.inf
-            discovery.begin_round((endpoint.url for endpoint in endpoints), until)
+            discovery.in_round, discovery.wakes_at, discovery.contracts = True, until, {}
+            discovery.awaited = {endpoint.url for endpoint in endpoints}
+            failures = discovery.failures.items()
+            discovery.failures = {u: error for u, error in failures if u in discovery.awaited}
             for endpoint in endpoints:
                 if key not in endpoint.signatures.validating:
                     self._validate(endpoint, key)
