@@ -23,13 +23,14 @@ from sonic_coffea.pool._registry import (
 )
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import Settings, is_in_process
-from sonic_coffea.pool._signature import MAX_MISSES
+from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
     "MASKABLE",
     "MAX_MISSES",
     "MAX_RTT_RATIO",
     "NEVER",
+    "QUIET_S",
     "TRANSIENT",
     "Call",
     "Checks",

@@ -129,7 +129,7 @@ class PoolCore:
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].in_flight.hedge_won(now)
-        self.models.answered(attempt.key, event.response.version)
+        self.models.answered(attempt.key, event.response.version, now)
         self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
 

@@ -32,6 +32,7 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._servers import Servers, close_all, read_certificates
+from sonic_coffea.pool._signature import QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Engine:
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
+        self._delivered_at = -math.inf
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -126,6 +128,12 @@ class Engine:
         call.begin(sum(request.rows for request in slices), self._abandon)
         if slices:
             self._post_open(submitted)
+
+    def recent_contract(self, key: ModelKey) -> Contract | None:
+        """Return a model's contract, unless it is in doubt."""
+        contract, received_at = self.contracts.get(key, (None, -math.inf))
+        quiet_s = time.monotonic() - max(received_at, self._delivered_at)
+        return contract if self.busy or quiet_s < QUIET_S else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -265,6 +273,7 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
+                self._delivered_at = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()

@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._signature import VALID_S, merge, serves
+from sonic_coffea.pool._signature import QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,6 +125,7 @@ class ServedModels:
         # Not forgotten: a fallback must have the model of the servers, however long they are gone.
         self._of_servers: dict[ModelKey, Contract] = {}
         self._seen: set[ModelKey] = set()
+        self._answered_at = -math.inf
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
         self.starts_at = -math.inf
@@ -142,13 +143,17 @@ class ServedModels:
 
     def _valid(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt."""
-        known = self._known.get(key)
-        if known is None or (known.stale and now - known.received_at >= VALID_S):
+        if (known := self._known.get(key)) is None:
             return None
-        return known.contract
+        # Only while rows wait or are in flight, a lost server is noticed.
+        used = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
+        quiet_since = now if used else max(self._answered_at, known.received_at)
+        lost = known.stale and now - known.received_at >= VALID_S
+        return None if lost or now - quiet_since >= QUIET_S else known.contract
 
-    def answered(self, key: ModelKey, version: str) -> None:
+    def answered(self, key: ModelKey, version: str, now: float) -> None:
         """Take the version of a response; if it is a new one, servers are asked anew."""
+        self._answered_at = now
         known = self._contract(key)
         # Some servers name no version.
         if known and key.version is None and len({version, known.version} - {""}) > 1:

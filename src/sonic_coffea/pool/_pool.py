@@ -389,9 +389,9 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        known = None if anew or self.closed else self._engine.contracts.get(key)
+        known = None if anew or self.closed else self._engine.recent_contract(key)
         if known is not None:
-            return known[0]
+            return known
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 

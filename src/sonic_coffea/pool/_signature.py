@@ -29,6 +29,8 @@ MAX_MISSES = 16
 # not know yet which server is dead may lead each second request there, and the endpoint would only
 # be validated.
 VALID_S = 5.0
+# If nothing was answered for this time, a server may have been restarted with other models.
+QUIET_S = 1.0
 
 
 @dataclass(slots=True)

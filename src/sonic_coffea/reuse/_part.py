@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ContractError, DeadlineError, ResponseError, SonicError
-from sonic_coffea.pool import MAX_MISSES, Call, Deadline
+from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline
 from sonic_coffea.reuse._deduplication import Duplicates, check_unchanged, keys_of
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A contract that is older when a call ends may be of another file by then.
-_FRESH_S = 1.0
 # How long servers may take to tell their digest again when a call ends; after it, it is unknown.
 _ASKED_WITHIN_S = 3.0
 
@@ -175,7 +173,7 @@ class Part:
         contract, call = self._contract, self.call
         known, age_s = self._pool.last_contract(contract.model, call.version)
         same = known is not None and _file(known) == _file(contract)
-        fresh = same and age_s <= _FRESH_S and call.served_versions <= {contract.version}
+        fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
 
     def settle(self) -> None:
