@@ -69,7 +69,7 @@ def fake() -> Iterator[FakeServer]:
 def test_a_terminal_shows_a_step_as_one_line(fake: FakeServer) -> None:
     shown = re.sub(r"\x1b\[[\d;]*m", "", run("check", fake.url, "m", FORCE_COLOR="1").stdout)
     assert "\x1b[2K" in shown  # of the status, which is drawn anew below each line
-    for line in ("✓ connection: port ", "✓ model m: version 1"):
+    for line in ("✓ connection: ", "✓ model m: version 1"):
         assert line in shown
 
 
@@ -77,22 +77,17 @@ def test_all_is_well(server: sonic.LocalServer, tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(DECLARATIONS)
     steps = checked(server.url, "tagger", "--against", "analysis:Analysis", ok=True, cwd=tmp_path)
     assert list(steps) == [
-        "socket",
-        "protocol",
-        "access",
+        "connection",
         "readiness",
         "declaration of tagger",
         "model tagger",
         "inference",
-        "latency",
-        "bandwidth",
     ]
-    assert "triton" in steps["access"]["detail"]
+    assert "triton" in steps["connection"]["detail"]
     assert "features FP32 [2, -1]" in steps["model tagger"]["detail"]
     assert "at most 64 rows" in steps["model tagger"]["detail"]
     assert "scores [1, 2]" in steps["inference"]["detail"]
     assert "the same beside another row" in steps["inference"]["detail"]
-    assert "MB/s" in steps["bandwidth"]["detail"]
     shown = run("check", server.url)
     assert shown.returncode == 0
     assert "✓ models: tagger v1 READY" in shown.stdout
@@ -119,31 +114,21 @@ def test_models_that_are_not_there(server: sonic.LocalServer) -> None:
     assert "has version 1" in failed(server.url, "tagger", "--version", "7")["detail"]
 
 
-def test_a_name_that_nobody_knows() -> None:
-    step = failed("grpc://no-such-host.invalid:8001")
-    assert step["name"] == "name"
-    assert "no-such-host.invalid" in step["detail"]
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "a" * 64 + ".example"])
+def test_a_name_that_nobody_knows(host: str) -> None:
+    step = failed(f"grpc://{host}:8001")
+    assert step["name"] == "connection"
+    assert "no address is known for this name" in step["detail"]
+    assert host in step["detail"]
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
-def test_a_name_that_cannot_be(host: str) -> None:
-    step = failed(f"grpc://{host}:1")
-    assert step["name"] == "name"
-    assert f"{host!r} is no name of a host" in step["detail"]
-
-
-def test_nobody_listens() -> None:
+def test_nobody_listens(tmp_path: Path) -> None:
     with held_port() as port:
         step = failed(f"grpc://127.0.0.1:{port}")
     assert step["name"] == "connection"
-    assert "nothing listens at port" in step["detail"]
-
-
-def test_no_socket(tmp_path: Path) -> None:
+    assert "nothing listens at this port" in step["detail"]
     step = failed(f"unix:{tmp_path}/grpc:1")
-    assert step["name"] == "socket"
-    assert "No such file or directory" in step["detail"]
-    assert "on its own machine only" in step["remedy"]
+    assert "another machine, where only its own processes" in step["detail"]
 
 
 @pytest.mark.server
@@ -154,8 +139,8 @@ def test_the_port_of_http(repository: Path) -> None:
             # Triton opens it after the port of gRPC.
             until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, what="the port of HTTP")
             step = failed(f"grpc://127.0.0.1:{port}")
-    assert "speaks HTTP/1" in step["detail"]
     assert "8001" in step["remedy"]
+    assert "HTTP" in step["remedy"]
 
 
 @pytest.fixture
@@ -188,17 +173,13 @@ def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def test_tls_and_none(tls: tuple[int, Path], fake: FakeServer) -> None:
-    port, root = tls
+    port, _ = tls
     step = failed(f"grpc://127.0.0.1:{port}")
-    assert f"try grpcs://127.0.0.1:{port}" in step["remedy"]
+    assert f"the port wants TLS; did you mean grpcs://127.0.0.1:{port}?" in step["detail"]
     step = failed(f"grpcs://127.0.0.1:{port}")
-    assert step["name"] == "TLS"
-    assert "certificate is not trusted" in step["detail"]
+    assert "tls_root= names the certificate authority to trust" in step["detail"]
     assert "--tls-root" in step["remedy"]
-    step = failed(f"grpcs://127.0.0.1:{port}", "--tls-root", root)
-    assert step["name"] == "access"
-    step = failed(fake.url.replace("grpc", "grpcs"))
-    assert f"try {fake.url}" in step["remedy"]
+    assert "did you mean grpc://?" in failed(fake.url.replace("grpc", "grpcs"))["detail"]
 
 
 @pytest.mark.parametrize("option", ["root", "cert", "key"])
@@ -214,16 +195,16 @@ def test_files_for_tls_that_cannot_be_used(
     files[option].write_text("no certificate")
     options = [part for name, file in files.items() for part in (f"--tls-{name}", file)]
     step = failed(f"grpcs://127.0.0.1:{tls[0]}", *options)
-    assert step["name"] == "TLS"
-    assert "cannot use the certificate" in step["detail"]
+    assert step["name"] == "connection"
+    assert "cannot read the" in step["detail"]
     assert str(files[option]) in step["detail"]
-    assert "PEM" in step["remedy"]
+    assert "PEM" in step["detail"]
 
 
 def test_access(fake: FakeServer, tmp_path: Path) -> None:
     fake.headers["authorization"] = "Bearer let-me-in"
     step = failed(fake.url, "m")
-    assert step["name"] == "access"
+    assert step["name"] == "connection"
     assert "--token-file" in step["remedy"]
     (tmp_path / "token").write_text("let-me-in\n")
     checked(fake.url, "m", "--token-file", tmp_path / "token", ok=True)

@@ -45,12 +45,13 @@ def test_one_worker_of_each_host_tries_all_servers(one_worker: Client, server: F
     assert not checks.ok
     assert [host.process for host in checks] == ["this process", address(one_worker)]
     for host, (good, bad) in zip(checks, zip(*[checks.rows()] * 2, strict=True), strict=True):
-        assert [step.name for step in host.servers[server.url]][-1] == "bandwidth"
-        assert good[2:5:2] == (server.url, "✓ bandwidth")
+        assert [step.name for step in host.servers[server.url]][-1] == "inference"
+        assert good[2:5:2] == (server.url, "✓ inference")
         assert good[3].endswith(" ms")
         assert good[5] == bad[5] == ""
         assert bad[2:4] == (nobody, "")
-        assert f"✗ connection: nothing listens at port {port}" in bad[4]
+        assert bad[4].startswith("✗ connection: ")
+        assert "nothing listens at this port" in bad[4]
 
 
 @pytest.mark.server
@@ -58,7 +59,7 @@ def test_the_command(one_worker: Client, server: FakeServer, tmp_path: Path) -> 
     scheduler = one_worker.scheduler.address
     done = run("check", server.url, "m", "--scheduler", scheduler)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "✓ bandwidth" in done.stdout
+    assert "✓ inference" in done.stdout
     done = run("check", server.url, "n", "--scheduler", scheduler, "--json")
     assert done.returncode == 1
     (host,) = json.loads(done.stdout)["hosts"]
@@ -101,18 +102,17 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
     assert here.ok
     token.unlink()
     there = check_here(settings, process="tcp://there")
-    assert there.unreadable == {"token_file": f"cannot read {token}: No such file or directory"}
     versions = {**here.versions, "awkward": "1.0", "coffea": None}
     checks = Checks([here, replace(there, versions=versions)])
     assert not checks.ok
     good, bad = checks.rows()
     assert good[5] == ""
     assert bad[5].splitlines() == [
-        f"token_file: {there.unreadable['token_file']}",
         f"awkward 1.0, here {here.versions['awkward']}",
-        "coffea is not installed",
+        f"coffea is not installed, here {here.versions['coffea']}",
     ]
-    assert "✗ access" in bad[4]
+    assert bad[4].startswith("✗ connection: cannot read the token")
+    assert str(token) in bad[4]
     assert "secret" not in json.dumps(checks.to_dict()) + repr(checks) + checks._repr_html_()
     # Another version may do; a missing package does not.
     step = Step(name="readiness", ok=True, seconds=0.0012)

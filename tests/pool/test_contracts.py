@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
+from tests.pool.scripted import MODEL, ScriptedServer, doubled, objects, pool_of
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -17,62 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sonic_coffea.transport import Contract
-
-
-def test_the_first_question_is_asked_again(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    answer = one.contract
-    failures = iter([LOST, errors.OverloadError("busy")])
-
-    def contract(model: str, version: str | None) -> Contract:
-        for failure in failures:
-            raise failure
-        return answer(model, version)
-
-    one.contract = contract  # type: ignore[method-assign]
-    with pool_of("grpc://s1:8001") as pool:
-        assert doubled(MODEL(objects(5), pool=pool)) == list(range(5))
-        assert pool.servers[0].usable
-
-
-def test_nobody_is_asked_for_ever(servers: dict[str, ScriptedServer]) -> None:
-    asked = []
-
-    def contract(model: str, version: str | None) -> Contract:
-        asked.append(model)
-        raise LOST
-
-    for one in servers.values():
-        one.contract = contract  # type: ignore[method-assign]
-    with pool_of(*servers, retry_timeout_s=0.3) as pool:
-        with pytest.raises(errors.ServerLostError):
-            MODEL(objects(5), pool=pool)
-        first = len(asked)
-        assert first > 2
-        # A runner that tries again learns at once that they are still gone.
-        with pytest.raises(errors.ServerLostError):
-            MODEL(objects(5), pool=pool)
-        assert len(asked) == first + 2
-
-
-def test_the_strictest_server_sets_the_limit(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
-    one.max_rows, two.max_rows = 7, 3
-    with pool_of(*servers) as pool:
-        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
-    assert max(len(r) for r in one.requests + two.requests) == 3
-
-
-def test_servers_with_different_models_of_a_name_are_refused(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    _one, two = servers.values()
-    two.width = 2
-    with (
-        pool_of(*servers) as pool,
-        pytest.raises(errors.ContractError, match="different models of this name"),
-    ):
-        MODEL(objects(5), pool=pool)
 
 
 @pytest.fixture
@@ -141,53 +85,6 @@ def test_the_deadline_is_that_of_the_whole_call(slow: SimpleNamespace, on_error:
         slow.released.set()
         waiting.join()
         assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
-
-
-def test_the_deadline_is_over_before_lost_servers_are_given_up(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-
-    def lost(*_: Any) -> Any:
-        raise LOST
-
-    variations = sonic.Variations(up=objects(2), down=objects(3))
-    with pool_of("grpc://s1:8001") as pool:
-        MODEL(variations, pool=pool)  # kernels are compiled by now
-    one.contract = lost  # type: ignore[method-assign]
-    with (
-        pool_of("grpc://s1:8001", retry_timeout_s=600) as pool,
-        pytest.raises(errors.DeadlineError, match=r"within 2 s.*gone.*model m"),
-    ):
-        MODEL(variations, pool=pool, timeout_s=2)
-
-
-def test_why_servers_were_asked_again_is_told_when_the_time_is_over(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    asked, released = [], threading.Event()
-
-    def lost_then_slow(*_: Any) -> Any:
-        asked.append(None)
-        if len(asked) > 1:
-            released.wait(60)
-        raise LOST
-
-    one.contract = lost_then_slow  # type: ignore[method-assign]
-    with pool_of("grpc://s1:8001", retry_timeout_s=600) as pool:
-        with pytest.raises(errors.DeadlineError, match=r"within 2 s.*gone"):
-            MODEL(objects(4), pool=pool, timeout_s=2)
-        assert len(asked) == 2
-        released.set()
-
-
-def test_a_server_without_the_model_is_passed_over(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.lacks = True
-    with pool_of(*servers) as pool:
-        assert doubled(MODEL(objects(10), pool=pool)) == list(range(10))
-    assert one.requests == []
 
 
 def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(

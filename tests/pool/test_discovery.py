@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
 
@@ -58,9 +60,10 @@ def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
     assert not scenario.at(ONE)
 
 
-def test_different_models_of_a_name_are_refused() -> None:
+@pytest.mark.parametrize("different", [{"width": 2}, {"digest": "of another file"}])
+def test_different_models_of_a_name_are_refused(different: dict[str, Any]) -> None:
     scenario = Scenario()
-    scenario.served[TWO] = contract(width=2)
+    scenario.served = {ONE: contract(digest="of a file"), TWO: contract(**different)}
     assert isinstance(scenario.ask().outcome, errors.ContractError)
 
 

@@ -122,19 +122,6 @@ def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, Fa
     assert not plain[0].closed
 
 
-def test_threads_with_blocks_of_one_server_cancel_nothing_of_each_other() -> None:
-    with server(2) as one:
-
-        def score() -> list[float]:
-            found = []
-            for _ in range(25):
-                with sonic.connect(one.url):
-                    found.append(factor(MODEL(JETS, timeout_s=60)))
-            return found
-
-        assert in_parallel([score] * 4) == [[2.0] * 25] * 4
-
-
 def test_a_pool_closes_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
     with sonic.connect(two[0].url) as outer:
         with sonic.connect(two[0].url) as inner:
@@ -156,14 +143,6 @@ def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
         sonic.connect(other.url)  # for the rest of the block
         assert factor(MODEL(JETS)) == 3
     assert factor(MODEL(JETS)) == 3
-
-
-def test_the_default_is_back_after_a_block(two: tuple[FakeServer, FakeServer]) -> None:
-    sonic.connect(two[0].url)
-    with sonic.connect(two[1].url) as inner:
-        assert factor(MODEL(JETS)) == 3
-    assert inner.closed
-    assert factor(MODEL(JETS)) == 2
 
 
 def test_a_later_connect_cancels_nothing(two: tuple[FakeServer, FakeServer]) -> None:
@@ -236,7 +215,7 @@ def test_alternating_pickles_open_two_pools(two: tuple[FakeServer, FakeServer]) 
             pools.add(model.pool_of_pickle)
         threads = threads or threading.active_count()
     assert len(pools) == 2
-    assert threading.active_count() <= threads
+    until(lambda: threading.active_count() <= threads)
 
 
 def test_pickles_of_many_settings_leave_few_threads() -> None:

@@ -42,7 +42,7 @@ async def register(client: Client, settings: Settings) -> Pool:
     _registered[client] = [*others, plugin]
     await _send(client, plugin)
     await _check_sockets(client, settings.servers)
-    pool.check_also(partial(check_workers, client))
+    pool.check_elsewhere = partial(check_workers, client)
     return pool
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
-from sonic_coffea.pool._check import Step, check
+from sonic_coffea.pool._check import Checks, HostCheck, Step, check, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import ServerState
-from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import MAX_RTT_RATIO, Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT

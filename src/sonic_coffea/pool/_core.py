@@ -150,6 +150,7 @@ class PoolCore:
         elif again or awaited or request.queued:
             self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
+            self.models.mark_stale()  # it may have been refused by another model
             self._dispatcher.give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(

@@ -31,8 +31,8 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
-from sonic_coffea.pool._servers import Servers, close_all
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S
+from sonic_coffea.pool._servers import Servers, close_all, read_certificates
+from sonic_coffea.pool._signature import QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Engine:
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
-        self._delivered_at: dict[ModelKey, float] = {}
+        self._delivered_at = -math.inf
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -130,11 +130,10 @@ class Engine:
             self._post_open(submitted)
 
     def recent_contract(self, key: ModelKey) -> Contract | None:
-        """Return a model's contract, if servers gave it recently."""
+        """Return a model's contract, unless it is in doubt."""
         contract, received_at = self.contracts.get(key, (None, -math.inf))
-        now = time.monotonic()
-        in_use = self.busy or now - self._delivered_at.get(key, -math.inf) < QUIET_S
-        return contract if now - received_at < (FRESH_S if in_use else QUIET_S) else None
+        quiet_s = time.monotonic() - max(received_at, self._delivered_at)
+        return contract if self.busy or quiet_s < QUIET_S else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -158,14 +157,12 @@ class Engine:
         return outcome
 
     def set_servers(self, servers: Sequence[str]) -> None:
-        """Change the servers; connections to new ones are made first: to all, or to none."""
-        known = self.run_on_thread(lambda: set(self._servers.senders))
-        new = [url for url in servers if url not in known] if self.started else []
-        connected = self._servers.connect(new, self.settings)
+        """Change the servers: all, or none if one of them cannot be used."""
+        read_certificates(servers, self.settings)
 
         def changed() -> None:
             if self.started:
-                self._servers.add(servers, self.settings, connected)
+                self._servers.add(servers, self.settings)
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 
@@ -276,7 +273,7 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
-                self._delivered_at[answered.attempt.key] = time.monotonic()
+                self._delivered_at = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()
@@ -350,6 +347,8 @@ class Engine:
         tally.record_trip(rtt_s)
         self._record(call, attempt.url, tally, span, response.version)
         if failure is not None:
+            self.core.models.forget(call.key)
+            self.contracts.pop(call.key, None)
             self._fail(request, failure)
             return
         call.finish(request)

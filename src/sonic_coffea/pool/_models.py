@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
+from sonic_coffea.pool._signature import QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ def passes(error: SonicError) -> bool:
 
 @dataclass(slots=True)
 class KnownContract:
-    """A contract, and when servers gave it; stale if a server was lost since."""
+    """A contract, and when servers gave it; stale if there was a reason to doubt it since."""
 
     contract: Contract
     received_at: float
@@ -93,23 +93,6 @@ class Discovery:
     failing_since: float | None = None
     transient: bool = False
 
-    def begin_round(self, urls: Iterable[str], until: float) -> None:
-        self.in_round, self.wakes_at = True, until
-        self.awaited, self.contracts = set(urls), {}
-        self.failures = {url: error for url, error in self.failures.items() if url in self.awaited}
-
-    def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
-        """Take a server's answer."""
-        if url not in self.awaited:
-            return
-        self.awaited.discard(url)
-        if isinstance(outcome, SonicError):
-            self.failures[url] = outcome
-            self.transient |= passes(outcome)
-        else:
-            self.contracts[url] = outcome
-            self.wakes_at = min(self.wakes_at, now + OTHERS_S)
-
     def unavailable(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
         name, version = self.key
@@ -120,14 +103,6 @@ class Discovery:
             where = error.server or next(iter(servers))
             return error.because(f"sonic-coffea check {where} {name} tries it step by step")
         return error
-
-    def deadline_passed(self, timeout_s: float) -> SonicError:
-        """Return the error for a caller whose deadline has passed."""
-        name, version = self.key
-        what = f"no server has described the model within {timeout_s:g} s"
-        error: SonicError = DeadlineError(what, model=name, version=version)
-        reason = next(iter(self.failures.values()), None)
-        return error if reason is None else error.because(str(reason))
 
 
 class ServedModels:
@@ -149,8 +124,8 @@ class ServedModels:
         self._known: dict[ModelKey, KnownContract] = {}
         # Not forgotten: a fallback must have the model of the servers, however long they are gone.
         self._of_servers: dict[ModelKey, Contract] = {}
-        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
+        self._answered_at = -math.inf
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
         self.starts_at = -math.inf
@@ -166,25 +141,22 @@ class ServedModels:
                 else:
                     self._plan_round(discovery, now)
 
-    def _recent(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract if servers gave it recently."""
+    def _valid(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract, unless it is in doubt."""
         if (known := self._known.get(key)) is None:
             return None
         # Only while rows wait or are in flight, a lost server is noticed.
-        in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if not in_use and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
-            valid_s = QUIET_S
-        else:
-            valid_s = VALID_S if known.stale else FRESH_S
-        return known.contract if now - known.received_at < valid_s else None
+        used = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
+        quiet_since = now if used else max(self._answered_at, known.received_at)
+        lost = known.stale and now - known.received_at >= VALID_S
+        return None if lost or now - quiet_since >= QUIET_S else known.contract
 
     def answered(self, key: ModelKey, version: str, now: float) -> None:
         """Take the version of a response; if it is a new one, servers are asked anew."""
-        self._answered_at[key] = now
+        self._answered_at = now
         known = self._contract(key)
-        if known is None or key.version is not None:
-            return
-        if len({version, known.version} - {""}) > 1:  # some servers name no version
+        # Some servers name no version.
+        if known and key.version is None and len({version, known.version} - {""}) > 1:
             self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -192,7 +164,7 @@ class ServedModels:
         key = request.key
         if anew:
             self.forget(key)
-        if (contract := self._recent(key, now)) is not None:
+        if (contract := self._valid(key, now)) is not None:
             self._instructions.append(e.Resolve(request, contract))
             return
         if key not in self.discoveries:
@@ -205,22 +177,31 @@ class ServedModels:
         if discovery is None or request not in discovery.requests:  # it has just been resolved
             return
         discovery.requests.remove(request)
-        error = discovery.deadline_passed(request.timeout_s or 0.0)
+        what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
+        error: SonicError = DeadlineError(what, model=request.key.name, version=request.key.version)
+        for reason in list(discovery.failures.values())[:1]:
+            error = error.because(str(reason))
         self._instructions.append(e.Resolve(request, error))
         if not discovery.requests:
             del self.discoveries[request.key]
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
-        key, outcome = event.key, event.outcome
-        known = self._contract(key)
+        key, url, outcome = event.key, event.url, event.outcome
+        expected = self._contract(key)
+        if (
+            url == self._fallback.url
+        ):  # it must have the model of the servers, even if they are gone
+            expected = expected or self._of_servers.get(key)
         if (discovery := self.discoveries.get(key)) is not None:
-            known = self._discovered(discovery, event, now)
-        endpoint = self._endpoints.by_url.get(event.url)
+            self._discovered(discovery, event, expected, now)
+            if url != self._fallback.url:
+                expected = None  # compared when the others have answered, too
+        endpoint = self._endpoints.by_url.get(url)
         if endpoint is None:
             return
         # A server that answers late must have the model that is known by now.
-        expected = endpoint.signatures.validating.pop(key, None) or known
+        expected = endpoint.signatures.validating.pop(key, None) or expected
         if not isinstance(outcome, SonicError):
             endpoint.liveness.answered(now)
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
@@ -256,19 +237,23 @@ class ServedModels:
         self.mark_stale()
         self._fail_if_lost(key, endpoint.url, error, now)
 
-    def _discovered(self, discovery: Discovery, event: e.Validated, now: float) -> Contract | None:
-        """Have a discovery take an answer, and return the contract that it must agree with."""
-        discovery.take(event.url, event.outcome, now)
-        if event.url != self._fallback.url:
-            return None  # compared when the others have answered, too
-        # The fallback must have the model of the servers, even if they are gone.
-        known = self._contract(event.key)
-        expected = known or self._of_servers.get(event.key)
-        answer = discovery.contracts.get(event.url)
-        differs = answer is not None and expected is not None and not serves(answer, expected)
-        if known is not None or differs:
-            discovery.contracts.pop(event.url, None)
-        return expected
+    def _discovered(
+        self, discovery: Discovery, event: e.Validated, expected: Contract | None, now: float
+    ) -> None:
+        """Have a discovery take an answer."""
+        url, outcome = event.url, event.outcome
+        if url not in discovery.awaited:
+            return
+        discovery.awaited.discard(url)
+        if isinstance(outcome, SonicError):
+            discovery.failures[url] = outcome
+            discovery.transient |= passes(outcome)
+            return
+        discovery.wakes_at = min(discovery.wakes_at, now + OTHERS_S)
+        # A fallback tells nothing new of a model that is known, or that it has otherwise.
+        fits = expected is None or (discovery.key not in self._known and serves(outcome, expected))
+        if fits or url != self._fallback.url:
+            discovery.contracts[url] = outcome
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -310,7 +295,10 @@ class ServedModels:
             endpoints = self._endpoints.active
             # If no server answers now, the contract that is known serves.
             until = now + OTHERS_S if key in self._known else math.inf
-            discovery.begin_round((endpoint.url for endpoint in endpoints), until)
+            discovery.in_round, discovery.wakes_at, discovery.contracts = True, until, {}
+            discovery.awaited = {endpoint.url for endpoint in endpoints}
+            failures = discovery.failures.items()
+            discovery.failures = {u: error for u, error in failures if u in discovery.awaited}
             for endpoint in endpoints:
                 if key not in endpoint.signatures.validating:
                     self._validate(endpoint, key)
@@ -394,7 +382,7 @@ class ServedModels:
         return self._known[key].contract if key in self._known else None
 
     def mark_stale(self) -> None:
-        """Have contracts expire sooner, as the lost server may come back with other models."""
+        """Doubt contracts: a server was lost, which may come back with other models, or refused."""
         for key, known in self._known.items():
             if not known.stale:
                 known.stale = True

@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
+from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._engine import Engine
-from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._settings import is_in_process, read_servers
 from sonic_coffea.pool._wake import show_status, wake
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._check import Declaration
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
@@ -110,7 +110,8 @@ class Pool:
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
         self._connect = connect or open_transport
-        self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Also called by `check`, for other hosts.
+        self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
         # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
         self._claims, self._entered = 0, list[Block]()
         self.begin(settings)
@@ -230,7 +231,7 @@ class Pool:
         self,
         model: Any = None,
         version: str | None = None,
-        declared: Sequence[Declaration] = (),
+        declared: Sequence[Any] = (),
     ) -> Checks:
         """Try each server step by step, from its name to an inference, and say what helps.
 
@@ -264,14 +265,11 @@ class Pool:
             model = own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
         declared = [declaration for one in declared for declaration in _declarations(one)]
-        here = check_here(self.settings, model, version, declared)
-        elsewhere = self._check_elsewhere
-        others = elsewhere(self.settings, model, version, declared) if elsewhere else []
-        return Checks([here, *others], here.versions)
+        tried = self.settings, model, version, declared
+        elsewhere = self.check_elsewhere
+        return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
 
-    def wake(
-        self, *models: str | Declaration, timeout_s: float | None = 600.0, progress: bool = True
-    ) -> float:
+    def wake(self, *models: Any, timeout_s: float | None = 600.0, progress: bool = True) -> float:
         """Start a service that sleeps, and wait until a server is ready.
 
         A service without a running server starts one when a client asks for its list of models,
@@ -313,10 +311,6 @@ class Pool:
         with show_status(progress=progress) as show:
             return wake(self.connections(), keys, limit_s, self._engine.closing, show)
 
-    def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
-        """Have `check` call a function for other hosts, with the settings and its arguments."""
-        self._check_elsewhere = elsewhere
-
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.
 
@@ -347,18 +341,10 @@ class Pool:
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
-        served = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
-        statistics: dict[tuple[str, ModelKey], ModelStatistics] = {}
-
-        def request(url: str, connection: Connection, key: ModelKey) -> None:
-            try:
-                statistics[url, key] = connection.statistics(*key)
-            except SonicError as error:
-                logger.debug("%s gives no statistics: %s", url, error)
-
-        with ThreadPoolExecutor(len(served) or 1, thread_name_prefix="sonic-statistics") as threads:
-            list(threads.map(lambda args: request(*args), served))
-        return statistics
+        served = {(url, key): c for url, c, keys in self._engine.served() for key in keys}
+        outcomes = _ask([partial(c.statistics, *key) for (_, key), c in served.items()])
+        each = zip(served, outcomes, strict=True)
+        return {which: given for which, given in each if not isinstance(given, SonicError)}
 
     def connections(self) -> list[Connection]:
         """Return a connection to each server."""
@@ -403,9 +389,9 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        recent = None if anew or self.closed else self._engine.recent_contract(key)
-        if recent is not None:
-            return recent
+        known = None if anew or self.closed else self._engine.recent_contract(key)
+        if known is not None:
+            return known
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
@@ -419,7 +405,7 @@ class Pool:
         return contract, time.monotonic() - received_at
 
     def digests(
-        self, contract: Contract, servers: Sequence[str], *, times: int, timeout_s: float | None
+        self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float
     ) -> list[str | SonicError]:
         """Ask servers which digest a version has now.
 
@@ -428,35 +414,23 @@ class Pool:
         times : int
             How often each server is asked, over all connections to it: there may be several servers
             behind a URL.
-        timeout_s : float or None
-            How long they may take; None for as long as any metadata.
+        timeout_s : float
+            How long they may take.
 
         Returns
         -------
         list
             The answers, empty where a server tells no digest, or why there is none.
         """
-        lost = ServerLostError("no connection to it is left")
-        asked: list[Connection] = []
-        outcomes: list[str | SonicError] = []
-        for url, connections in zip(servers, self._engine.connections(servers), strict=True):
-            number = max(times, len(connections))
-            asked += islice(cycle(connections), number)
-            outcomes += [] if connections else [lost.at(server=url)]
-
-        def ask(connection: Connection) -> str | SonicError:
-            try:
-                return connection.digest(contract.model, contract.version)
-            except SonicError as error:
-                return error
-
-        threads = ThreadPoolExecutor(len(asked) or 1, thread_name_prefix="sonic-digest")
-        futures = [threads.submit(ask, connection) for connection in asked]
-        threads.shutdown(wait=False)
-        done, late = wait(futures, timeout_s)
-        outcomes += [future.result() for future in done]
-        what = f"not all servers have told their digest within {timeout_s} s"
-        return outcomes + [DeadlineError(what, model=contract.model) for _ in late]
+        connections = self._engine.connections(servers)
+        asked = [c for each in connections for c in islice(cycle(each), max(times, len(each)))]
+        outcomes = _ask(
+            [partial(c.digest, contract.model, contract.version) for c in asked], timeout_s
+        )
+        lost = ServerLostError("no connection to it is left", model=contract.model)
+        return outcomes + [
+            lost.at(server=url) for url, each in zip(servers, connections, strict=True) if not each
+        ]
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
@@ -491,7 +465,24 @@ class Pool:
             ).start()
 
 
-def _declarations(model: Any) -> Sequence[Declaration]:
+def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None) -> list[Any]:
+    """Ask servers at the same time, and return each answer, or why there is none."""
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except SonicError as error:
+            return error
+
+    threads = ThreadPoolExecutor(len(questions) or 1, thread_name_prefix="sonic-ask")
+    futures = [threads.submit(ask, question) for question in questions]
+    threads.shutdown(wait=False)
+    done, _ = wait(futures, timeout_s)
+    late = DeadlineError(f"the server has not answered within {timeout_s} s")
+    return [future.result() if future in done else late for future in futures]
+
+
+def _declarations(model: Any) -> Sequence[Any]:
     """Return a declaration, or those of `Folds` or a `Choice`."""
     declared = getattr(model, "models", (model,))
     for each in declared:

@@ -1,16 +1,10 @@
-"""The process of a pool: the wait for an event, the memory limit, and the switch interval.
-
-A dask worker installs its own wait and memory limit.
-"""
+"""The process of a pool: the wait for an event, the switch interval, and what dask knows of it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
 from typing import Any
 
 Wait = Callable[[threading.Event, float | None], bool]
@@ -18,13 +12,6 @@ Wait = Callable[[threading.Event, float | None], bool]
 _wait: Wait = threading.Event.wait
 _memory_bytes: float | None = None
 _pool_of_task: Callable[[], Any] | None = None
-
-# By version of control groups: the controller in /proc/self/cgroup, where its groups are, and the
-# file with a group's limit.
-_CGROUPS = {
-    "": (PurePosixPath("sys/fs/cgroup"), "memory.max"),
-    "memory": (PurePosixPath("sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-}
 
 # A response and the next request pass through four threads. Beside Python code that computes, each
 # thread waits until the interpreter interrupts that code, after 5 ms by default, and the server
@@ -61,55 +48,13 @@ def pool_of_task() -> Any:
 
 
 def memory_bytes() -> float | None:
-    """Return the memory that tasks of this process may use; None if it is not limited."""
-    return memory_limit_bytes() if _memory_bytes is None else _memory_bytes
+    """Return the memory that tasks of this process may use; None if nobody knows."""
+    return _memory_bytes
 
 
 def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
     """Wait for an event; False if the timeout passes first."""
     return event.is_set() or _wait(event, timeout_s)
-
-
-def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the lowest memory limit of this process; None if the system has none.
-
-    Limits are the machine's memory, control groups of batch systems and containers, and those of
-    the shell (``ulimit -v``, ``ulimit -m``). ``root`` is the folder of the system's files.
-    """
-    return min([*_machine(), *_control_groups(root), *_resource_limits()], default=None)
-
-
-def _machine() -> Iterator[int]:
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _control_groups(root: Path) -> Iterator[int]:
-    """Yield the limits of the groups of this process, and of their parents."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in {"", "memory"}.intersection(controllers.split(",")):
-            mount, name = _CGROUPS[controller]
-            group = PurePosixPath(path)
-            for folder in (group, *group.parents):
-                file = root / mount / str(folder).lstrip("/") / name
-                with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-                    yield int(file.read_text())
-
-
-def _resource_limits() -> Iterator[int]:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_RSS):
-        limit, _ = resource.getrlimit(kind)
-        if limit != resource.RLIM_INFINITY:
-            yield limit
 
 
 def switch_sooner(user: object) -> None:

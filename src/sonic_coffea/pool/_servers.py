@@ -12,7 +12,6 @@ import threading
 import time
 from functools import partial
 from queue import SimpleQueue
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Connection, ConnectionOptions, Lend, Response, RpcHandle
+    from sonic_coffea.transport import Connection, Lend, Response, RpcHandle
 
     Connect = Callable[..., Connection]
     Task = Callable[[], e.Event | None]
@@ -155,35 +154,18 @@ class Servers:
         """Return the connection to a server for metadata and probes."""
         return self.senders[url].connections[0]
 
-    def add(
-        self,
-        urls: Iterable[str],
-        settings: Settings,
-        connected: Mapping[str, Sender] = MappingProxyType({}),
-    ) -> None:
-        """Keep each server's sender, or take one from `connected`, or make one."""
-        options = settings.connection_options()
-        for url in urls:
-            if url not in self.senders:
-                self.senders[url] = connected.get(url) or self._new(url, options)
+    def add(self, urls: Iterable[str], settings: Settings) -> None:
+        """Make the senders of servers that have none."""
+        self.senders = self.connect(urls, settings) | self.senders
 
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
-        """Return senders for new servers: for all, or for none."""
-        urls, senders = list(urls), {}
+        """Return senders of servers that have none; they connect by their first call."""
         options = settings.connection_options()
-        if any(url.startswith("grpcs://") for url in urls):
-            # The connections read the certificates on first use; errors are raised now.
-            options.tls.read()
-        try:
-            for url in urls:
-                senders[url] = self._new(url, options)
-        except BaseException:
-            close_all(senders.values())
-            raise
-        return senders
-
-    def _new(self, url: str, options: ConnectionOptions) -> Sender:
-        return Sender(self._connect(url, options=options), self._post)
+        return {
+            url: Sender(self._connect(url, options=options), self._post)
+            for url in urls
+            if url not in self.senders
+        }
 
     def remove(self, url: str) -> None:
         """Close the sender of a server; before the pool is used, there is none."""
@@ -233,14 +215,16 @@ class Servers:
 
         def start() -> None:
             (url,) = settings.with_servers(source() if callable(source) else str(source)).servers
+            read_certificates([url], settings)
             connected = self.connect([url], settings)
-            self._post(partial(started, url, connected))
+
+            def started() -> e.Event:
+                self.senders = connected | self.senders
+                return e.FallbackStarted(url)
+
+            self._post(started)
             if closing.is_set():
                 close_all(connected.values())
-
-        def started(url: str, connected: Mapping[str, Sender]) -> e.Event:
-            self.add(connected, settings, connected)
-            return e.FallbackStarted(url)
 
         def failed(error: BaseException) -> None:
             failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
@@ -262,6 +246,12 @@ def _run_apart(name: str, work: Callable[[], Any], failed: Callable[[BaseExcepti
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as error:  # no more threads
         failed(error)
+
+
+def read_certificates(urls: Iterable[str], settings: Settings) -> None:
+    """Raise if certificates cannot be used, which connections read on first use; this may block."""
+    if any(url.startswith("grpcs://") for url in urls):
+        settings.connection_options().tls.read()
 
 
 def close_all(senders: Iterable[Sender]) -> None:

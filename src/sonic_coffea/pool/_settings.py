@@ -31,7 +31,7 @@ from sonic_coffea.pool._options import (
 from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
-_IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
+_IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
 # Of this process, so that its secrets cannot be guessed from what tells them apart.
 _KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
@@ -79,7 +79,7 @@ class Settings:
         Requests in flight, for each model and server, from this process. The adaptive in-flight
         limit stays below.
     max_in_flight_bytes : int or None
-        Tensor bytes in flight, over all servers. None: chosen by the memory limit of this process.
+        Tensor bytes in flight, over all servers. None: 128 MB, or 1/32 of a dask worker's memory.
     max_request_bytes : int
         Tensor bytes of one request.
     max_suspended_chunks : int or None

@@ -29,20 +29,18 @@ MAX_MISSES = 16
 # not know yet which server is dead may lead each second request there, and the endpoint would only
 # be validated.
 VALID_S = 5.0
-# A server may get another file of the same version. So a call asks again for a contract that is
-# older than 30 s; or than 1 s, if nothing was answered for 1 s: a server without requests may have
-# been restarted unnoticed.
-FRESH_S, QUIET_S = 30.0, 1.0
+# If nothing was answered for this time, a server may have been restarted with other models.
+QUIET_S = 1.0
 
 
 @dataclass(slots=True)
 class Missing:
-    """A model that an endpoint lacks."""
+    """A model that an endpoint lacks, `since` a time, or that it could not be asked for."""
 
-    since: float
-    at: float = 0.0
+    since: float | None = None
+    at: float = -math.inf
     times: int = 0
-    retry_at: float = 0.0
+    retry_at: float = -math.inf
 
 
 class Signatures:
@@ -63,7 +61,6 @@ class Signatures:
         self._rng = rng
         self._misses: dict[ModelKey, int] = {}
         self._missing: dict[ModelKey, Missing] = {}
-        self._failures: dict[ModelKey, tuple[int, float]] = {}
         self.valid: set[ModelKey] = set()
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
         self.validating: dict[ModelKey, Contract | None] = {}
@@ -80,13 +77,14 @@ class Signatures:
 
     def retry_at(self, key: ModelKey) -> float:
         """Return when the endpoint may be asked again for a model."""
-        lacked = self._missing[key].retry_at if key in self._missing else -math.inf
-        return max(lacked, self._failures.get(key, (0, -math.inf))[1])
+        return self._missing[key].retry_at if key in self._missing else -math.inf
 
-    def failed(self, key: ModelKey, now: float) -> None:
+    def failed(self, key: ModelKey, now: float) -> Missing:
         """Record that it could not be asked; it is asked again after a back-off."""
-        times = self._failures.get(key, (0, 0.0))[0] + 1
-        self._failures[key] = times, now + back_off_s(times, self._rng)
+        missing = self._missing.setdefault(key, Missing())
+        missing.times += 1
+        missing.retry_at = now + back_off_s(missing.times, self._rng)
+        return missing
 
     def missing_since(self, key: ModelKey) -> float | None:
         """Return since when the endpoint lacks a model; None if it may have the model."""
@@ -97,7 +95,6 @@ class Signatures:
     def accept(self, key: ModelKey, now: float) -> None:
         self._rejected.pop(key, None)
         self._misses.pop(key, None)
-        self._failures.pop(key, None)
         self.valid.add(key)
         # A server that confirms the model, and refuses each request for it, still lacks it.
         if key in self._missing and now - self._missing[key].at > VALID_S:
@@ -118,9 +115,8 @@ class Signatures:
         """Record that the endpoint does not have the model; it is asked again after a back-off."""
         self.valid.discard(key)
         self._misses.pop(key, None)
-        missing = self._missing.setdefault(key, Missing(now))
-        missing.times += 1
-        missing.at, missing.retry_at = now, now + back_off_s(missing.times, self._rng)
+        missing = self.failed(key, now)
+        missing.at, missing.since = now, now if missing.since is None else missing.since
 
     def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
         """Record that the endpoint has another model of this name."""

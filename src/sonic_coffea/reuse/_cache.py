@@ -20,7 +20,7 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport import STRINGS, from_wire, to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,7 +46,7 @@ _FREED = 0.2
 class ScoreCache:
     """Scores of rows in an SQLite file, which processes of one machine may share.
 
-    If the file is broken, it is renamed; if it is busy, it is not used. Both log a warning, and the
+    If the file is broken, it is deleted; if it is busy, it is not used. Both log a warning, and the
     rows are sent. A file that this class has not written is never touched, and one that others
     could have written is not read.
 
@@ -101,36 +101,26 @@ class ScoreCache:
             return hits
         return {}
 
-    def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the scores of some rows: ``outputs`` has one element for each key."""
+    def put(self, answers: Iterable[tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]]) -> None:
+        """Keep scores: of some keys, outputs that have one element for each."""
         now = int(time.time())
-        rows = [(key, scores, now) for key, scores in _encode(keys, outputs)]
+        rows = ((key, scores, now) for each in answers for key, scores in _encode(*each))
         with self._failures_logged(), self._open() as database:
             database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._shrink(database)
 
     @contextlib.contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """Go on without the file where it cannot be used; put it aside if it is broken."""
+        """Go on without the file where it cannot be used; delete it if it is broken."""
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:
             logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
         except (sqlite3.DatabaseError, ValueError) as error:  # one of its own messages, at times
-            aside = self.path.with_name(f"{self.path.name}.broken")
-            logger.warning(
-                "%s is broken (%s); it is put aside as %s, unless there is a file of that name",
-                self.path,
-                error,
-                aside.name,
-            )
-            with contextlib.suppress(OSError):
-                if aside.exists():  # perhaps not ours
-                    self.path.unlink()
-                else:
-                    self.path.rename(aside)
-                for suffix in _BESIDE:
-                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            logger.warning("%s is broken (%s), and begun anew", self.path, error)
+            for suffix in ("", *_BESIDE):
+                with contextlib.suppress(OSError):
+                    self.path.with_name(self.path.name + suffix).unlink()
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,9 +70,7 @@ class Part:
         self._contract, self._pool = contract, pool
         self._is_sure = False
         self._outputs = outputs
-        # By form: `keep` writes all answers of a form at once, which is faster.
-        self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
-        self._keeping = threading.Lock()
+        self._kept: list[tuple[list[bytes], Answer]] = []
         self._duplicates: Duplicates | None = None
         sent, different, lost_with = inputs, len(inputs), None
         if deduplicate or cache is not None:
@@ -118,8 +115,7 @@ class Part:
         if self.cache is not None:
             # A copy, as the answer may lie in memory that is used again.
             copied = {name: np.array(tensor) for name, tensor in answer.items()}
-            with self._keeping:
-                self._kept.setdefault(_form(answer, 1), []).append((selection, copied))
+            self._kept.append(([self._keys[row] for row in selection.tolist()], copied))
 
     def _spread(self, selection: Any, rows: int, answer: Answer) -> None:
         # The outputs refuse an answer of another length.
@@ -144,7 +140,7 @@ class Part:
         misses = []
         for row in rows.tolist():
             if self._keys[row] in hits:
-                alike.setdefault(_form(hits[self._keys[row]], 0), []).append(row)
+                alike.setdefault(_form(hits[self._keys[row]]), []).append(row)
             else:
                 misses.append(row)
         for form, members in alike.items():
@@ -190,36 +186,36 @@ class Part:
         ContractError
             If a server has another file by now: nobody knows which of them scored which rows.
         """
-        contract, call, cache = self._contract, self.call, self.cache
+        contract, call = self._contract, self.call
         if not call.served_versions <= {contract.version}:
             return
+        kept, self._kept = self._kept, []
         servers = sorted({server for (server, _, _), tally in call.statistics if tally.rows})
-        if contract.digest and servers:
-            times, timeout_s = (MAX_MISSES, None) if self._kept else (1, _ASKED_WITHIN_S)
-            outcomes = self._pool.digests(contract, servers, times=times, timeout_s=timeout_s)
-            self._check_same(outcomes)
-            failures = [outcome for outcome in outcomes if outcome != contract.digest]
-            self._is_sure = not failures
-            if failures:
-                if cache is not None and self._kept:
-                    why = failures[0] or "not all servers tell the digest any more"
-                    logger.warning("scores are not kept in %s: %s", cache.path, why)
-                return
         self._is_sure = True
+        problem: Any = None
+        if contract.digest and servers:
+            times = MAX_MISSES if kept else 1
+            outcomes = self._pool.digests(contract, servers, times, _ASKED_WITHIN_S)
+            self._check_same(outcomes)
+            others = [outcome for outcome in outcomes if outcome != contract.digest]
+            self._is_sure = not others
+            problem = (others[0] or "not all servers tell the digest any more") if others else None
         # Not scores of a fallback: another processor rounds differently.
-        if cache is not None and set(servers) <= set(self._pool.settings.servers):
+        named = set(servers) <= set(self._pool.settings.servers)
+        if kept and self.cache is not None and named:
             try:
-                self._keep(cache)
+                if problem is None:
+                    self.cache.put(kept)
             except SonicError as error:
-                logger.warning("scores are not kept in %s: %s", cache.path, error)
+                problem = error
+            if problem is not None:
+                logger.warning("scores are not kept in %s: %s", self.cache.path, problem)
 
     def _check_same(self, outcomes: Sequence[str | SonicError]) -> None:
         """Raise if a digest is another one than before; the next call asks for it anew."""
         contract = self._contract
         for digest in outcomes:
             if isinstance(digest, str) and digest not in ("", contract.digest):
-                with self._keeping:
-                    self._kept = {}
                 with contextlib.suppress(SonicError):
                     within = Deadline.after(_ASKED_WITHIN_S)
                     self._pool.contract(
@@ -234,19 +230,11 @@ class Part:
                     version=contract.version,
                 )
 
-    def _keep(self, cache: ScoreCache) -> None:
-        with self._keeping:
-            kept, self._kept = self._kept, {}
-        for form, members in kept.items():
-            keys = [self._keys[row] for rows, _ in members for row in rows.tolist()]
-            answers = {n: np.concatenate([scores[n] for _, scores in members]) for n, *_ in form}
-            cache.put(keys, answers)
-
 
 def _file(contract: Contract) -> tuple[str, str]:
     return contract.version, contract.digest
 
 
-def _form(answer: Answer, axis: int) -> tuple[Any, ...]:
-    """Return the names, types and shapes of an answer, these from an axis on."""
-    return tuple((name, t.dtype, t.shape[axis:]) for name, t in answer.items())
+def _form(answer: Answer) -> tuple[Any, ...]:
+    """Return the names, types and shapes of an answer."""
+    return tuple((name, t.dtype, t.shape) for name, t in answer.items())
