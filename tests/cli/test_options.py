@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -40,7 +39,7 @@ def fake() -> Iterator[FakeServer]:
 def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], Any]:
     declared = {**DECLARATION, "outputs": {"y": ["top"]}}
     (folder / "m.yaml").write_text(json.dumps(declared))  # JSON is YAML
-    arguments = ["--declare", "m.yaml", "--collection", "FatJet", "--file", FILE, "-o", "s.parquet"]
+    arguments = ["--declare", "m.yaml", "--collection", "FatJet", FILE, "-o", "s.parquet"]
     done = run("score", *arguments, "-s", fake.url, "--json", *more, cwd=folder)
     if done.returncode:
         return {"error": done.stderr}, None
@@ -105,17 +104,6 @@ def test_options_are_for_configured_servers_too() -> None:
     with dask.config.set({"sonic.servers": "grpc://s:1"}):
         settings = settings_of(None, header=["a=b"])
     assert (settings.servers, settings.headers) == (("grpc://s:1",), {"a": "b"})
-
-
-def test_bench_takes_the_length_of_open_axes() -> None:
-    model = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"y": ["top"]})
-    served = replace(FakeModel.of(model), inputs={"x": ("float32", (1, -1))})
-    sizes = []
-    with FakeServer({"m": served}) as fake:
-        for length in (10, 20):
-            done = run("bench", fake.url, "m", "--seconds", "0.01", "--json", "--length", length)
-            sizes.append(json.loads(done.stdout)["row_bytes"])
-    assert sizes[1] - sizes[0] == 4 * 10
 
 
 def test_build_for_a_platform_and_anew(tmp_path: Path) -> None:

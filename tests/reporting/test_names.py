@@ -21,7 +21,6 @@ from sonic_coffea import errors
 from sonic_coffea.errors import printable
 from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.tools import Curve
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def test_the_table_in_a_terminal(name: str) -> None:
     text = io.StringIO()
     Console(file=text, width=400, color_system=None).print(report_of(name))
     assert f"m {printable(name)} v1 {printable(name)}" in text.getvalue()
-    assert f"requests for m {printable(name)} wait on" in text.getvalue()
+    assert f"requests for m {printable(name)} on s {printable(name)} wait there" in text.getvalue()
     assert f"d {printable(name)} " in text.getvalue()
     assert is_harmless(text.getvalue())
 
@@ -118,21 +117,6 @@ def test_plots_of_a_report(name: str) -> None:
     assert shown.count(f"m {text} v1 {text}") >= 2  # of a bar, and in a legend
     assert f"worker {text}" in shown
     assert f"{text} v1</text>" in shown
-
-
-@named
-def test_plots_of_a_curve(name: str) -> None:
-    curve = Curve(
-        model=name,
-        version=name,
-        server=name,
-        rows=(1, 2, 4),
-        seconds=(0.1, 0.2, 0.3),
-        rows_per_s=1.0,
-        in_flight=1,
-        row_bytes=1.0,
-    )
-    assert f"{printable(name)} v{printable(name)}" in drawn(curve.plot())
 
 
 @named

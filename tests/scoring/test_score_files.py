@@ -418,7 +418,7 @@ def test_the_command_takes_folds(
 ) -> None:
     (tmp_path / "trained.py").write_text(FOLDS_MODULE)
     arguments = ["--declare", "trained:FOLDS", "--collection", "FatJet", "--server", folded.url]
-    arguments += ["--file", str(FILES[0]), "-o", "jets.parquet", "--json"]
+    arguments += [str(FILES[0]), "-o", "jets.parquet", "--json"]
     done = run("score", *arguments, "--fold", fold, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scores = ak.from_parquet(tmp_path / "jets.parquet")
@@ -462,7 +462,7 @@ def test_the_command_has_workers(
     (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
     arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--server", server.url]
     arguments += ["--features", "analysis:jets"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     done = run("score", *arguments, "--workers", "2", "-o", "jets.parquet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     workers = {path.stem for path in tmp_path.glob("*.worker")}
@@ -471,7 +471,7 @@ def test_the_command_has_workers(
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
-    arguments = ["--model", "toptagger", "--collection", "FatJet", "--file", FILES[0], "--json"]
+    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0], "--json"]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
     # No variable of this network is in the file: they are not made up.
     lacking = run("score", *arguments, "-o", tmp_path / "jets.parquet")
@@ -502,7 +502,7 @@ def test_a_killed_command_goes_on(
     (tmp_path / "mass.yaml").write_text(DECLARATION)
     arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
     arguments += ["--server", server.url, "-o", "jets.parquet", "--chunksize", "400"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     release = threading.Event()
     server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
     process = subprocess.Popen([sys.executable, "-m", "sonic_coffea", *arguments], cwd=tmp_path)
@@ -535,7 +535,7 @@ def test_workers_elsewhere_have_no_module_of_the_user(
     (tmp_path / "mass.yaml").write_text(DECLARATION)
     arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
     arguments += ["--server", server.url, "-o", "jets.parquet"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     with LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", local_directory=tmp_path
     ) as cluster:
@@ -592,7 +592,7 @@ def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> N
     [
         (["-o", "jets.csv"], 2, "ends in .parquet or .root, got jets.csv"),
         (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
-        (["--file", "nowhere.root"], 1, "no file"),
+        (["nowhere.root"], 1, "no file"),
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
         (["--labels", FILES[0]], 2, "--labels belongs to --weaver"),
         (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
@@ -602,7 +602,7 @@ def test_what_cannot_be_is_one_line(
     options: list[Any], code: int, message: str, server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
     arguments += ["-o", "jets.parquet", "--json", "--server", server.url, *options]
     done = run("score", *arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
@@ -613,7 +613,7 @@ def test_what_cannot_be_is_one_line(
 
 def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"grpc://127.0.0.1:{bound.getsockname()[1]}"
