@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # What the extra `demo` adds to the package's own requirements.
-_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
+_PACKAGES = ("bokeh", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,10 @@ class DemoResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-            "directory": str(self.directory),
-            "jets": str(self.jets),
-            "plots": [str(p) for p in self.plots],
-            "report": self.report.to_dict(),
-        }
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        paths = {"directory": str(self.directory), "jets": str(self.jets)}
+        plots = [str(path) for path in self.plots]
+        return {**plain, **paths, "plots": plots, "report": self.report.to_dict()}
 
 
 def run(
@@ -119,7 +116,7 @@ def run(
     import pyarrow.parquet as pq
 
     from sonic_coffea.dask import cluster
-    from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
+    from sonic_coffea.demo.analysis import TopTagging
     from sonic_coffea.demo.plots import draw
 
     datasets, with_constituents = _datasets(files)
@@ -149,16 +146,17 @@ def run(
         # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
         jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
         provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
-    plots, area = draw(out, jets, directory, cut=SCORE_CUT, network=network)
+    plots, area = draw(jets, directory, network=network)
+    report = sonic.report(out, wall_s=wall_s)
     result = DemoResult(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
         area_under_roc=area,
-        report=sonic.report(out, wall_s=wall_s),
-        events=sum(out["events"].values()),
-        n_jets=sum(out["jets"].values()),
-        n_scored=sum(out["scored"].values()),
+        report=report,
+        events=report.statistics.events,
+        n_jets=len(jets),
+        n_scored=int(ak.sum(~ak.is_none(jets.top))),
         network=network,
         wall_s=wall_s,
     )
