@@ -1,13 +1,11 @@
-"""Output of commands: results as JSON or text, progress, and files checked before the work."""
+"""Output of commands: results as JSON or text, and progress."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -67,24 +65,3 @@ def tensors(specs: Iterable[tuple[str, str, Sequence[int | str]]]) -> list[str]:
         f"{name} {dtype} [{', '.join('?' if n == -1 else str(n) for n in shape)}]"
         for name, dtype, shape in specs
     ]
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Replace an `OSError` with an error that names the file that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def writable(path: Path | None) -> Path | None:
-    """Make the folder of an option's file, and try whether the file can be written: it stays."""
-    if path is not None:
-        with usage(), writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                path.open("ab").close()
-            else:
-                tempfile.TemporaryFile(dir=path.parent).close()
-    return path

@@ -10,7 +10,7 @@ import typer
 from dask.utils import format_time
 
 from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, option
-from sonic_coffea.cli._output import show, usage, working, writable, writing
+from sonic_coffea.cli._output import show, usage, working
 from sonic_coffea.reporting import tables
 
 
@@ -22,7 +22,14 @@ def bench(
     version: Version = None,
     output: Annotated[
         Path | None,
-        option("FILE", "Write the curve as JSON, for `plan`.", "--output", "-o", callback=writable),
+        option(
+            "FILE",
+            "Write the curve as JSON, for `plan`.",
+            "--output",
+            "-o",
+            dir_okay=False,
+            writable=True,
+        ),
     ] = None,
     length: Annotated[
         int, option("N", "Length of axes of variable length, such as constituents.", min=1)
@@ -35,9 +42,6 @@ def bench(
 
     with working("measuring") as progress:
         curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
-    if output is not None:
-        with writing(output):
-            curve.save(output)
     points = [
         (f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
         for rows, took_s in zip(curve.rows, curve.seconds, strict=True)
@@ -50,6 +54,8 @@ def bench(
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s",
         as_json=as_json,
     )
+    if output is not None:
+        curve.save(output)
 
 
 def plan(

@@ -16,6 +16,8 @@ from typing import Any
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest
 
+EVENT_ID = ("run", "luminosityBlock", "event")
+
 
 def run_files(
     processor: Any,
@@ -57,6 +59,7 @@ def run_files(
 
     class Schema(NanoAODSchema):  # type: ignore[misc]
         warn_missing_crossrefs = False
+        error_missing_event_ids = False  # a processor that needs them says so
 
     if client is None:
         executor: Any = IterativeExecutor(status=progress)
@@ -127,6 +130,8 @@ def _branches(path: Path) -> set[str]:
         raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
     if "Events" not in trees:
         raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    if missing := [name for name in EVENT_ID if name not in branches]:
+        raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
     return branches
 
 

@@ -54,8 +54,18 @@ class Curve:
     length: int = 64
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the curve as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+        """Write the curve as JSON, and make the folder of the file if need be.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be written.
+        """
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curve:
