@@ -86,22 +86,6 @@ def test_networks_tell_tops_from_other_jets(sample_run: dict[str, Any]) -> None:
     assert sample_run["area_under_roc"] >= 0.93
 
 
-def test_training_report_says_the_same() -> None:
-    written = json.loads((DATA / "toptagger.training.json").read_text())
-    found = [v for v in _numbers(written, "auc") if isinstance(v, float)]
-    assert found
-    assert max(found) >= 0.93
-
-
-def _numbers(tree: Any, key: str) -> list[Any]:
-    if not isinstance(tree, dict):
-        return []
-    here = [v for k, v in tree.items() if key in k.lower()]
-    nested = [_numbers(v, key) for v in tree.values()]
-    inside = [w for v in here if isinstance(v, dict) for w in v.values()]
-    return here + inside + [n for some in nested for n in some]
-
-
 def test_scores_equal_direct_inference(sample_run: dict[str, Any]) -> None:
     expected = direct_scores(DATA / "TTbar_2.root", events=30)
     scored: dict[tuple[int, int], list[float]] = {}
@@ -222,30 +206,24 @@ def test_missing_branches_are_named(tmp_path: Path, keep: Any, message: str) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
+def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "nano_tt.root").touch()
-    done = demo(tmp_path / "nano_t.root")
-    assert done.returncode == 1
-    assert "did you mean 'nano_tt.root'?" in done.stderr
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.root"
-    path.write_text("not a ROOT file at all\n" * 20)
-    done = demo(path)
-    assert done.returncode == 1
-    assert "cannot read notes.root as a ROOT file" in done.stderr
-
-
-def test_a_truncated_file_is_one_line(tmp_path: Path) -> None:
+    notes, half, out = (tmp_path / name for name in ("notes.root", "half.root", "out"))
+    notes.write_text("not a ROOT file at all\n" * 20)
     whole = (DATA / "TTbar_1.root").read_bytes()
-    (tmp_path / "nano.root").write_bytes(whole[: len(whole) // 2])
-    done = demo(tmp_path / "nano.root", "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        f"error: nano.root is truncated: it has {len(whole) // 2:,} of {len(whole):,} bytes"
-    ]
-    assert not (tmp_path / "out").exists()
+    half.write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "link.root").symlink_to(DATA / "TTbar_1.root")
+    for files, message in (
+        (["nano_t.root"], "did you mean 'nano_tt.root'"),
+        (["notes.root"], "cannot read notes.root as a ROOT file"),
+        (["half.root"], f"half.root is truncated: it has {len(whole) // 2:,} of {len(whole):,}"),
+        (["link.root", DATA / "TTbar_1.root"], "expected each file once, got more than once"),
+    ):
+        done = demo(*(tmp_path / file for file in files), "--output", out)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert not out.exists()
 
 
 def test_packages_of_the_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,14 +244,6 @@ def test_files_of_which_nothing_is_scored(tmp_path: Path) -> None:
     assert (result["events"], result["n_scored"]) == (20, 0)
     assert result["plots"] == []
     assert len(ak.from_parquet(result["jets"])) == 0
-
-
-def test_a_file_that_is_given_twice(tmp_path: Path) -> None:
-    path = rewrite(tmp_path / "nano.root", bare, events=20)
-    (tmp_path / "link.root").symlink_to(path)
-    done = demo(path, tmp_path / "link.root", "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert "expected each file once, got more than once" in done.stderr
 
 
 def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
