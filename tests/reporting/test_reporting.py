@@ -102,6 +102,14 @@ def test_report_of_what_carries_statistics() -> None:
         assert sonic.report(pool).statistics.total().requests == 0
 
 
+def test_times_have_the_unit_that_suits_them() -> None:
+    for seconds, shown in ((5e-6, "5.00 µs"), (0.25, "250.00 ms"), (90.0, "1.50 min")):
+        tally = Tally(requests=1, pack_s=seconds)
+        statistics = Statistics()
+        statistics.record("grpc://s:1", "m", "1", tally)
+        assert shown in sonic.report(statistics)._repr_html_()
+
+
 def test_statistics_of_a_pool_are_a_snapshot() -> None:
     model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
     with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url) as pool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from dask.utils import format_time
 
 from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, option
 from sonic_coffea.cli._output import show, usage, working
@@ -94,7 +93,7 @@ def plan(
         ("utilisation of a server", f"{planned.utilisation:.0%}"),
         ("network, to the servers and back", f"{planned.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
         ("events/s", f"{planned.events_per_s:,.0f}"),
-        ("time to solution", format_time(planned.seconds)),
+        ("time to solution", tables.duration(planned.seconds)),
         ("bottleneck", planned.bottleneck),
     ]
     for name, rate in planned.capacities.items():

@@ -6,10 +6,10 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask.utils import format_time
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import printable
+from sonic_coffea.reporting._tables import duration
 from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _latency(axes: Any, statistics: Statistics) -> None:
         label = _label(f"{name} on {server}" if several else name)
         if tally.has_quantiles:
             p50, p99 = (tally.latency_s(quantile) for quantile in (0.5, 0.99))
-            label += f"\np50 {format_time(p50)} (dashed), p99 {format_time(p99)} (dotted)"
+            label += f"\np50 {duration(p50)} (dashed), p99 {duration(p99)} (dotted)"
             axes.axvline(p50, color=color, linestyle="--", linewidth=1)
             axes.axvline(p99, color=color, linestyle=":", linewidth=1)
         axes.stairs(_drawn_counts(tally), edges, label=label, color=color, linewidth=1.5)

@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dask.utils import format_time
 from rich.filesize import decimal
 
 from sonic_coffea import provenance
@@ -132,7 +131,7 @@ class Report:
         hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
         rows = [
             ("date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
-            ("duration", format_time(self.wall_s) if self.wall_s else ""),
+            ("duration", tables.duration(self.wall_s) if self.wall_s else ""),
             ("processes", f"{len(workers)} on {_listed(hosts, 'hosts')}" if workers else ""),
             ("host of this report", socket.gethostname()),
             ("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items())),
@@ -228,16 +227,18 @@ def _column(tally: Tally, timings: ModelStatistics | None) -> dict[str, str]:
     column = {}
     for stage, label in STAGES.items():
         mean_s = getattr(tally, stage) / max(tally.requests, 1)
-        column[label] = format_time(mean_s) if tally.requests else ""
+        column[label] = tables.duration(mean_s) if tally.requests else ""
         if stage == "trip_s":
             for name, quantile in (("  p50", 0.5), ("  p99", 0.99)):
-                shown = format_time(tally.latency_s(quantile)) if tally.has_quantiles else ""
+                shown = tables.duration(tally.latency_s(quantile)) if tally.has_quantiles else ""
                 column[name] = shown
     column |= {name: f"{getattr(tally, name):,}" for name in ("rows", "requests", "retries")}
     if timings is not None:
         requests = max(timings.requests, 1)
-        column["the server says, of all clients: queue"] = format_time(timings.queue_s / requests)
-        column["  inference"] = format_time(timings.work_s / requests)
+        column["the server says, of all clients: queue"] = tables.duration(
+            timings.queue_s / requests
+        )
+        column["  inference"] = tables.duration(timings.work_s / requests)
         column["  mean batch size"] = f"{timings.rows / max(timings.executions, 1):.1f}"
     return column
 

@@ -95,6 +95,13 @@ def table(
     return Table(title, [*rows], **options).html() + notes_below(notes)
 
 
+def duration(seconds: float) -> str:
+    """Return a time with the unit that suits it."""
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+    unit, unit_s = next((unit for unit in units if seconds >= unit[1]), ("µs", 1e-6))
+    return f"{seconds / unit_s:.2f} {unit}"
+
+
 def notes_below(sentences: Iterable[str]) -> str:
     """Return sentences as paragraphs that stand below a table."""
     return "".join(f"<p {_NOTE}>{escape(_text(sentence))}</p>" for sentence in sentences)
