@@ -406,7 +406,8 @@ MODELS = [
     sonic.Model(f"fold_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
     for k in range(3)
 ]
-FOLDS = sonic.Folds(MODELS)
+FOLDS = sonic.Folds(MODELS, fold="event % 3")
+MEAN = sonic.Folds(MODELS, fold=None)
 CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
 """
 
@@ -414,17 +415,17 @@ CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
 @pytest.mark.parametrize(
     ("declared", "shift"),
     [
-        (["analysis.py:FOLDS", "--fold", "event % 3"], lambda event: 1000.0 * (event % 3)),
-        (["analysis.py:FOLDS", "--fold", "mean"], lambda event: 1000.0),
-        (["analysis.py:CHOICE"], lambda event: 2000.0 * (event % 2)),
+        ("analysis.py:FOLDS", lambda event: 1000.0 * (event % 3)),
+        ("analysis.py:MEAN", lambda event: 1000.0),
+        ("analysis.py:CHOICE", lambda event: 2000.0 * (event % 2)),
     ],
 )
 def test_command_takes_folds_and_choices(
-    folded: FakeServer, declared: list[str], shift: Any, tmp_path: Path
+    folded: FakeServer, declared: str, shift: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "analysis.py").write_text(TRAINED)
     arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
-    arguments += ["-o", "jets.parquet", "--json", "--declare", *declared]
+    arguments += ["-o", "jets.parquet", "--json", "--declare", declared]
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scores = ak.from_parquet(tmp_path / "jets.parquet")

@@ -52,10 +52,6 @@ def score(
     keep: Annotated[
         list[str] | None, option("FIELD", "Also write this field of the objects; may be repeated.")
     ] = None,
-    fold: Annotated[
-        str | None,
-        option("EXPRESSION", "Of Folds: the fold, such as 'event % 3'; or 'mean' of all models."),
-    ] = None,
     workers: Workers = 1,
     scheduler: Annotated[
         str | None, option("ADDRESS", "Run on the dask cluster with this scheduler.")
@@ -66,7 +62,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
-    from sonic_coffea.model import Folds, Model
+    from sonic_coffea.model import Model
     from sonic_coffea.pool import install
     from sonic_coffea.scoring import check_output, score_files
 
@@ -83,11 +79,6 @@ def score(
         declared.version = version or declared.version
     elif model or version:
         raise UsageError("--model and --version are of one Model, not of Folds or a Choice")
-    if fold is not None:
-        if not isinstance(declared, Folds):
-            raise UsageError(f"--fold is for Folds, got a {type(declared).__name__}")
-        with usage():
-            declared = Folds(declared.models, fold=None if fold == "mean" else fold)
     function = None if features is None else load(features, "--features")
     if scheduler is not None and workers > 1:
         raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
