@@ -154,40 +154,23 @@ def shows(printed: str, name: str) -> bool:
 
 
 @pytest.mark.usefixtures("wide")
-@pytest.mark.parametrize("command", ["models", "check"])
-def test_commands_that_list_models(server: FakeServer, command: str) -> None:
-    listed, as_json = run(command, server.url), run(command, server.url, "--json")
-    assert listed.returncode == as_json.returncode == 0, listed.stderr
-    assert all(shows(listed.stdout, name) for name in NAMES.values())
-    assert is_harmless(listed.stdout)
-    assert is_harmless(as_json.stdout)
-    content = json.loads(as_json.stdout)
-    if command == "models":
-        assert sorted(row["model"] for row in content) == sorted(NAMES.values())
-
-
-# Only pages and plots make something of the others.
-IN_COMMANDS = [key for key in NAMES if "formula" not in key and key not in ("script", "comment")]
-
-
-@pytest.mark.parametrize("name", [NAMES[key] for key in IN_COMMANDS], ids=IN_COMMANDS)
-@pytest.mark.usefixtures("wide")
-def test_commands_for_a_model(server: FakeServer, name: str, tmp_path: Path) -> None:
-    model = "--", server.url, name
-    bench = "bench", "--seconds", "0.01"
-    for command in ((*bench, "--output", tmp_path / "curve.json"), ("check",)):
-        shown = run(*command, *model)
-        assert shown.returncode == 0, shown.stderr
-        assert shows(shown.stdout, name)
-        assert is_harmless(shown.stdout)
-    measured, checked = run(*bench, "--json", *model), run("check", "--json", *model)
-    assert is_harmless(measured.stdout)
-    assert is_harmless(checked.stdout)
-    assert json.loads(measured.stdout)["model"] == name
-    assert f"model {name}" in [step["name"] for step in json.loads(checked.stdout)["steps"]]
-    missing = run("bench", "--", server.url, f"{name}?")
-    assert missing.returncode == 1
-    assert is_harmless(missing.stderr)
+def test_commands_show_names_as_they_are(server: FakeServer, tmp_path: Path) -> None:
+    for command in ("models", "check"):
+        listed, as_json = run(command, server.url), run(command, server.url, "--json")
+        assert listed.returncode == as_json.returncode == 0, listed.stderr
+        assert all(shows(listed.stdout, name) for name in NAMES.values())
+        assert is_harmless(listed.stdout)
+        assert is_harmless(as_json.stdout)
+    for name in (NAMES[key] for key in ("markup", "end of no markup", "escapes", "line")):
+        bench = ("bench", "--seconds", "0.01", "--output", tmp_path / "curve.json")
+        for command in (bench, ("check",)):
+            shown = run(*command, "--", server.url, name)
+            assert shown.returncode == 0, shown.stderr
+            assert shows(shown.stdout, name)
+            assert is_harmless(shown.stdout)
+        missing = run("bench", "--", server.url, f"{name}?")
+        assert missing.returncode == 1
+        assert is_harmless(missing.stderr)
 
 
 @named
