@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,20 +102,18 @@ def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Serve
     """Return the models to be built, with the declarations of a JSON file."""
     from sonic_coffea.server import Served
 
-    known = {field.name for field in dataclasses.fields(Served)} - {"source"}
     try:
-        text = "{}" if declare is None else declare.read_text(encoding="utf-8")
-        declared = json.loads(text)
-        unknown = set(declared) - set(sources)
-        unknown |= {key for options in declared.values() for key in options if key not in known}
+        declared = {} if declare is None else json.loads(declare.read_text(encoding="utf-8"))
+        served = {
+            name: Served(source, **declared.get(name, {})) for name, source in sources.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"expected declarations as JSON in {declare}: {error}") from None
-    if unknown:
+    if unknown := set(declared) - set(sources):
         raise ConfigError(
-            f"expected models of this build with {', '.join(sorted(known))} in {declare}, "
-            f"got {', '.join(map(repr, sorted(unknown)))}"
+            f"expected models of this build in {declare}, got {', '.join(map(repr, unknown))}"
         )
-    return {name: Served(source, **declared.get(name, {})) for name, source in sources.items()}
+    return served
 
 
 def _show(entries: Sequence[ModelVersion], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,16 +78,15 @@ class Curve:
         """
         try:
             content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-            known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-            known |= {name: tuple(known[name]) for name in ("rows", "seconds") if name in known}
-            curve = cls(**known)
-        except (OSError, ValueError, TypeError) as error:
+            points = {name: tuple(content[name]) for name in ("rows", "seconds")}
+            curve = cls(**{**content, **points})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
             ) from None
-        points: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
-        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
-            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {points}")
+        numbers: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
+        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
+            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {numbers}")
         return curve
 
 
