@@ -50,7 +50,7 @@ HOMES = {
     "numba": {"layouts"},
     "dask_awkward": {"layouts"},
     "bokeh": {"dask"},
-    "matplotlib": {"reporting", "tools", "demo"},
+    "matplotlib": {"reporting", "demo"},
     "typer": {"cli"},
 }
 # What users import beside the top of the package.
@@ -63,7 +63,6 @@ PUBLIC = {
     "demo.plots",
     "demo.samples",
     "demo.workflow",
-    "reporting.plots",
 }
 
 MODULES = {

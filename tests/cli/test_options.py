@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-import dask
 import grpc
 import pytest
 import uproot
@@ -16,7 +14,6 @@ from tests.commands import run
 from tests.ports import held_port
 
 import sonic_coffea as sonic
-from sonic_coffea.cli._options import settings_of
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -40,7 +37,7 @@ def fake() -> Iterator[FakeServer]:
 def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], Any]:
     declared = {**DECLARATION, "outputs": {"y": ["top"]}}
     (folder / "m.yaml").write_text(json.dumps(declared))  # JSON is YAML
-    arguments = ["--declare", "m.yaml", "--collection", "FatJet", "--file", FILE, "-o", "s.parquet"]
+    arguments = ["--declare", "m.yaml", "--collection", "FatJet", FILE, "-o", "s.parquet"]
     done = run("score", *arguments, "-s", fake.url, "--json", *more, cwd=folder)
     if done.returncode:
         return {"error": done.stderr}, None
@@ -81,41 +78,13 @@ def test_serve_passes_its_options_to_the_runtime(tmp_path: Path) -> None:
     assert f"--model-repository={tmp_path / 'models'}" in arguments
 
 
-def test_certificates_reach_the_connection(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("root.pem", "cert.pem", "key.pem")]
-    for file in files:
-        file.write_text("PEM")
-    named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
-    settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
-    used = [settings.tls_root, settings.tls_cert, settings.tls_key]
-    assert used == [str(file) for file in files]
-    assert settings.headers == {"a": "b=c"}
-
-
-def test_a_header_may_be_empty_and_its_name_not() -> None:
-    settings = settings_of("grpc://s:1", header=["a=", "b=c"])
-    assert settings.headers == {"a": "", "b": "c"}
+def test_header_may_be_empty_and_its_name_not(fake: FakeServer) -> None:
+    assert run("models", fake.url, "--header", "a=").returncode == 0
+    assert ("a", "") in fake.calls[-1][1].items()
     for wrong in ("=c", "=", "a"):
         done = run("models", "grpc://s:1", "--header", wrong)
         assert done.returncode == 2
         assert "expected --header NAME=VALUE, got something else" in " ".join(done.stderr.split())
-
-
-def test_options_are_for_configured_servers_too() -> None:
-    with dask.config.set({"sonic.servers": "grpc://s:1"}):
-        settings = settings_of(None, header=["a=b"])
-    assert (settings.servers, settings.headers) == (("grpc://s:1",), {"a": "b"})
-
-
-def test_bench_takes_the_length_of_open_axes() -> None:
-    model = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"y": ["top"]})
-    served = replace(FakeModel.of(model), inputs={"x": ("float32", (1, -1))})
-    sizes = []
-    with FakeServer({"m": served}) as fake:
-        for length in (10, 20):
-            done = run("bench", fake.url, "m", "--seconds", "0.01", "--json", "--length", length)
-            sizes.append(json.loads(done.stdout)["row_bytes"])
-    assert sizes[1] - sizes[0] == 4 * 10
 
 
 def test_build_for_a_platform_and_anew(tmp_path: Path) -> None:

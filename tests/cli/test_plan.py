@@ -1,8 +1,10 @@
-"""What `plan` takes."""
+"""`bench` measures a model within the time that is named; `plan` sizes a run by the figures."""
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,45 +12,145 @@ import pytest
 from tests.commands import run
 from tests.curves import CURVE
 
+from sonic_coffea import errors
+from sonic_coffea.pool import Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import Curve, measure, plan
+
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sonic_coffea.tools import Curve
+LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 64
+RUN: dict[str, Any] = {"cores": 1000, "cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
 
 
-def planned(
-    curve: Curve, folder: Path, *more: str, **changes: str
-) -> subprocess.CompletedProcess[str]:
+def echo(delay_s: Callable[[int], float], **options: Any) -> FakeModel:
+    def function(inputs: Any) -> dict[str, Any]:
+        time.sleep(delay_s(len(inputs["x"])))
+        return {"y": inputs["x"].reshape(len(inputs["x"]), -1)[:, :1]}
+
+    inputs = options.pop("inputs", {"x": ("float32", (10,))})
+    outputs = {"y": ("float32", (1,))}
+    return FakeModel(inputs=inputs, outputs=outputs, function=function, max_rows=ROWS, **options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with FakeServer({"m": echo(lambda n: LAUNCH_S + ROW_S * n)}, threads=1) as running:
+        yield running
+
+
+def test_curve_is_what_the_model_takes(server: FakeServer, tmp_path: Path) -> None:
+    curve = measure(Settings.make(server.url), "m", seconds=0.1)
+    assert curve.rows == (1, 2, 4, 8, 16, 32, 64)
+    assert curve.row_bytes == 44
+    # It cannot be faster than it sleeps; how much slower, depends on the machine.
+    assert all(t >= LAUNCH_S + ROW_S * n for n, t in zip(curve.rows, curve.seconds, strict=True))
+    assert curve.rows_per_s <= ROWS / (LAUNCH_S + ROW_S * ROWS)
+    curve.save(tmp_path / "curve.json")
+    assert Curve.load(tmp_path / "curve.json") == curve
+
+
+def test_slow_models_are_saturated_with_few_requests() -> None:
+    """Requests of ten times what is measured for; 32 of them at a time are served."""
+    with FakeServer({"m": echo(lambda n: 0.1 * (n == ROWS))}, threads=32) as running:
+        curve = measure(Settings.make(running.url), "m", seconds=0.01)
+    assert curve.in_flight > 4
+    assert curve.rows_per_s <= 32 * ROWS / 0.1
+
+
+def test_points_of_slow_models_are_two_requests() -> None:
+    sizes: list[int] = []
+
+    def slow(rows: int) -> float:
+        sizes.append(rows)
+        return 0.02
+
+    with FakeServer({"m": echo(slow)}) as running:
+        measure(Settings.make(running.url, max_in_flight=1), "m", seconds=0.01)
+    assert sizes == [1, *(n for n in (1, 2, 4, 8, 16, 32, 64) for _ in range(2))]
+
+
+def test_bench_takes_the_length_of_open_axes() -> None:
+    sizes = []
+    with FakeServer({"m": echo(lambda _: 0.0, inputs={"x": ("float32", (1, -1))})}) as fake:
+        for length in (10, 20):
+            done = run("bench", fake.url, "m", "--seconds", "0.01", "--json", "--length", length)
+            sizes.append(json.loads(done.stdout)["row_bytes"])
+    assert sizes[1] - sizes[0] == 4 * 10
+
+
+def test_bottleneck_limits_a_run() -> None:
+    free = plan(CURVE, **RUN)
+    assert free.servers == 25  # four fifths of what 25 do
+    assert free.bottleneck == "cores"
+    assert free.seconds == pytest.approx(10.0)
+    assert free.utilisation == pytest.approx(0.8)
+    assert free.sent_bytes_per_s == pytest.approx(2e8)
+    few = plan(CURVE, **RUN, servers=5)
+    assert (few.bottleneck, few.events_per_s, few.utilisation) == ("servers", 25_000, 1.0)
+    thin = plan(CURVE, **RUN, bytes_per_s=1e8)
+    assert (thin.bottleneck, thin.events_per_s) == ("network", 50_000)
+
+
+@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("name", [*RUN, "servers", "bytes_per_s"])
+def test_impossible_numbers_are_refused(name: str, number: float) -> None:
+    message = f"{name}: expected a finite number above 0, got {number}"
+    with pytest.raises(errors.ConfigError, match=message):
+        plan(CURVE, **{**RUN, name: number})
+
+
+def planned(curve: Curve, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     curve.save(folder / "curve.json")
-    options = {"cores": "500", "cpu-ms": "10", "rows-per-event": "3", **changes}
-    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return run("plan", folder / "curve.json", *arguments, *more)
+    numbers = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3"]
+    return run("plan", folder / "curve.json", *numbers, *more)
 
 
-def test_shown_and_as_json(tmp_path: Path) -> None:
-    shown = planned(CURVE, tmp_path, gbps="25").stdout
-    for label in ("bottleneck", "utilisation", "capacity of the network", "Gb/s", "in flight"):
+def test_plan_is_shown_and_as_json(tmp_path: Path) -> None:
+    shown = planned(CURVE, tmp_path, "--gbps", "25").stdout
+    for label in ("bottleneck", "utilisation", "capacity of the network", "Gb/s"):
         assert label in shown
-    plan = json.loads(planned(CURVE, tmp_path, "--json", gbps="25").stdout)
+    plan = json.loads(planned(CURVE, tmp_path, "--json", "--gbps", "25").stdout)
     assert (plan["bottleneck"], plan["servers"]) == ("cores", 19)
-    saturated = planned(CURVE, tmp_path, servers="1").stdout
-    assert "time of a request" not in saturated
+    wrong = planned(CURVE, tmp_path, "--gbps", "0")
+    assert wrong.returncode == 2
+    assert "expected a finite number above 0" in wrong.stderr
 
 
-@pytest.mark.parametrize("name", ["cpu-ms", "rows-per-event", "events", "gbps"])
-@pytest.mark.parametrize("value", ["inf", "nan", "0"])
-def test_numbers_that_cannot_be(name: str, value: str, tmp_path: Path) -> None:
-    done = planned(CURVE, tmp_path, **{name: value})
-    assert done.returncode == 2
-    assert "expected a finite number above 0" in " ".join(done.stderr.split())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"rows_per_s": 0}, {"rows_per_s": "many"}, {"row_bytes": 0}, {"seconds": (0, 0, 0)}],
-)
-def test_a_curve_that_cannot_be(changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"rows_per_s": 0}, {"rows_per_s": "many"}, {"seconds": (0,)}])
+def test_impossible_curves_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     done = planned(replace(CURVE, **changes), tmp_path)
     assert done.returncode == 1
     assert "expected finite numbers above 0 in the curve" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])
+def test_files_without_a_curve_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(errors.ConfigError, match="expected a curve as `sonic-coffea bench`"):
+        Curve.load(tmp_path / "c.json")
+
+
+def test_bench_writes_a_curve_into_a_new_folder(server: FakeServer, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "curve.json"
+    done = run("bench", server.url, "m", "--seconds", "0.01", "--output", file)
+    assert done.returncode == 0, done.stderr
+    assert "saturated with" in done.stdout
+    assert "time, ms" in done.stdout
+    assert Curve.load(file).model == "m"
+
+
+def test_figures_are_shown_though_the_file_cannot_be_written(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("as it was")
+    bench = ("bench", server.url, "m", "--seconds", "0.01", "--output")
+    done = run(*bench, tmp_path / "file" / "c.json")
+    assert done.returncode == 1
+    assert "saturated with" in done.stdout
+    assert done.stderr.startswith("error: cannot write")
+    assert (tmp_path / "file").read_text() == "as it was"
+    assert run(*bench, tmp_path).returncode == 2  # a folder

@@ -120,7 +120,7 @@ def test_a_declaration_is_used_as_it_is(tmp_path: Path) -> None:
             text.replace("field_1", "pt").replace("field_2", "eta")
         )
         arguments = ["--declare", "analysis:model", "--collection", "FatJet", "--keep", "pt"]
-        arguments += ["--file", DATA / "QCD_1.root", "-o", "s.parquet", "--server", fake.url]
+        arguments += [DATA / "QCD_1.root", "-o", "s.parquet", "--server", fake.url]
         done = run("score", *arguments, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         wrong = run("score", *arguments, "--declare", "analysis:sonic", cwd=tmp_path)

@@ -214,13 +214,13 @@ class Flagged(Hard):
         return {"tau1": ak.sum(events.FatJet["tau1"]), "scores": ak.sum(scores["m"].gev)}
 
 
-def test_a_trace_finds_the_branches_of_variations() -> None:
-    assert traced(Plain()) == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}
-
-
-def test_a_trace_finds_the_branches_of_a_processor_that_sends_nothing() -> None:
-    assert traced(OfNothing()) == {"nFatJet", "FatJet_tau1"}
-
-
-def test_a_trace_finds_what_a_filter_reads_before_and_after_the_cut() -> None:
-    assert traced(Flagged(1)) == {"run", "nFatJet", "FatJet_pt", "FatJet_tau1"}
+@pytest.mark.parametrize(
+    ("analysis", "branches"),
+    [
+        (Plain(), {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}),
+        (OfNothing(), {"nFatJet", "FatJet_tau1"}),
+        (Flagged(1), {"run", "nFatJet", "FatJet_pt", "FatJet_tau1"}),
+    ],
+)
+def test_traces_find_what_is_read(analysis: sonic.SonicProcessor, branches: set[str]) -> None:
+    assert traced(analysis) == branches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -65,23 +64,6 @@ class Tagging(sonic.SonicProcessor, processor.ProcessorABC):
             "scores": dict(zip(where, map(tuple, tops.tolist()), strict=True)),
             "n": {events.metadata["dataset"]: len(events)},
         }
-
-    def postprocess(self, accumulator: Any) -> Any:
-        return accumulator
-
-
-class ByHand(processor.ProcessorABC):
-    """The same without the mixin."""
-
-    def __init__(self) -> None:
-        self.model = toptagger()
-
-    def process(self, events: Any) -> dict[str, Any]:
-        constituents = sonic.constituents(events)
-        pending = self.model.submit(features.constituent_features(events.FatJet, constituents))
-        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
-        tops = pending.result().Top.tolist()
-        return {"scores": dict(zip(where, map(tuple, tops), strict=True))}
 
     def postprocess(self, accumulator: Any) -> Any:
         return accumulator
@@ -172,15 +154,6 @@ def test_iterative(top_server: Any, expected: dict[Any, Any], chunksize: int) ->
     check(out, expected)
 
 
-def test_blocks_of_a_chunk(top_server: Any, expected: dict[Any, Any]) -> None:
-    tagging = Tagging()
-    tagging.block_size = 150
-    with sonic.connect(top_server):
-        out = runner(processor.IterativeExecutor(status=False), 400)(FILES, tagging)
-    check(out, expected)
-    assert sonic.report(out).statistics.chunks == 4
-
-
 class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
     """Remembers in acquire what it compares in produce, and says where in the file it was."""
 
@@ -218,7 +191,7 @@ def same_server() -> Iterator[testing.FakeServer]:
         (300, {0: [300, 300], 300: [500, 200], 500: [800, 300], 800: [1000, 200]}),
     ],
 )
-def test_a_block_knows_where_it_is(
+def test_blocks_know_where_they_are(
     same_server: testing.FakeServer, block_size: int | None, expected: dict[int, list[int]]
 ) -> None:
     files = {"TTbar": FILES["TTbar"]}
@@ -236,12 +209,9 @@ def test_blocks_do_not_share_what_is_set_on_the_processor(same_server: testing.F
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("pool", [None, concurrent.futures.ProcessPoolExecutor])
-def test_futures(top_server: Any, expected: dict[Any, Any], pool: Any) -> None:
-    options = {} if pool is None else {"pool": pool}
-    executor = processor.FuturesExecutor(workers=2, status=False, **options)
+def test_futures(top_server: Any, expected: dict[Any, Any]) -> None:
     with sonic.connect(top_server):
-        out = runner(executor, 400)(FILES, Tagging())
+        out = runner(processor.FuturesExecutor(workers=2, status=False), 400)(FILES, Tagging())
     check(out, expected)
 
 
@@ -287,14 +257,6 @@ def test_statistics_of_trees_metrics_and_chunks_that_ran_again(
     assert sonic.report(out).statistics.chunks == len(list(tmp_path.iterdir())) == 9
     assert metrics["entries"] == 1750
     assert metrics["chunks"] == 9
-
-
-def test_by_hand(top_server: Any, expected: dict[Any, Any]) -> None:
-    with sonic.connect(top_server):
-        run = runner(processor.IterativeExecutor(status=False), 700)
-        out = run({"QCD": FILES["QCD"]}, ByHand())
-    assert len(out["scores"]) == 750
-    compare(out["scores"], {where: expected[where] for where in out["scores"]})
 
 
 def test_events_without_jets(top_server: Any, expected: dict[Any, Any]) -> None:
@@ -425,15 +387,6 @@ def test_a_saved_output_needs_no_package_of_ours(
     assert found.stdout.strip() == f"{of_the_user(out)} 2 1000"
 
 
-def test_hooks_must_be_written() -> None:
-    class Nothing(sonic.SonicProcessor, processor.ProcessorABC):
-        def postprocess(self, accumulator: Any) -> Any:
-            return accumulator
-
-    with pytest.raises(NotImplementedError, match="Nothing must define acquire"):
-        Nothing().process(None)
-
-
 class FakePending:
     def __init__(self) -> None:
         self.statistics = Statistics(objects=1)
@@ -508,54 +461,40 @@ def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> Non
         "use [5]",
     ]
     assert counts(out) == (1, 5, 6)
-    blocks.order.clear()
-    blocks.block_size = 0
-    with pytest.raises(errors.ConfigError, match="block_size: expected at least 1 event"):
-        blocks.process(ak.Array([1]))
 
 
 @pytest.mark.parametrize("where", ["second", "own"])
-def test_what_is_out_is_cancelled_when_something_else_fails(where: str) -> None:
+def test_calls_are_cancelled_when_something_else_fails(where: str) -> None:
     failing = Two(**{where: ZeroDivisionError("mine")})  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError, match="mine"):
         failing.process(ak.Array([1, 2, 3]))
     assert failing.models["a"].pending.cancelled  # type: ignore[attr-defined]
 
 
-def test_acquire_must_return_a_dict() -> None:
-    class Wrong(Two):
-        def acquire(self, events: Any) -> Any:
-            return [events]
-
-    with pytest.raises(errors.ConfigError, match="must return a dict .* got list"):
-        Wrong().process(ak.Array([1]))
-
-
 @pytest.mark.parametrize(
-    ("models", "message"),
+    ("wrong", "message"),
     [
-        (None, "Wrong.models must be a dict of name and sonic.Model, got NoneType"),
-        ([InBlocks.models["m"]], "Wrong.models must be a dict of .*, got list"),
-        (InBlocks.models["m"], "Wrong.models must be a dict of .*, got Model"),
-        ({"a": "m", "b": "m"}, "Wrong.models: expected a sonic.Model as 'a', got str"),
-        ({1: InBlocks.models["m"]}, "names model 'a'; there are: 1"),
+        ({"acquire": lambda *_: [1]}, "Wrong.acquire must return a dict .* got list"),
+        ({"models": None}, "Wrong.models must be a dict of name and sonic.Model, got NoneType"),
+        ({"models": InBlocks.models["m"]}, "Wrong.models must be a dict of .*, got Model"),
+        ({"models": {"a": "m", "b": "m"}}, "Wrong.models: expected a sonic.Model as 'a', got str"),
+        ({"models": {1: InBlocks.models["m"]}}, "names model 'a'; there are: 1"),
+        ({"block_size": 0}, "block_size: expected at least 1 event"),
+        ({"block_size": 2.5}, "block_size: expected at least 1 event"),
+        ({"block_size": True}, "block_size: expected at least 1 event"),
+        ({"produce": lambda _, e, s: s["aa"]}, "sent nothing to a model 'aa'; did you mean 'a'"),
+        ({"produce": lambda *_: ak.Array([{"Top": 1.0}]).top}, "did you mean 'Top'"),
     ],
 )
-def test_models_must_be_a_dict_of_models(models: Any, message: str) -> None:
-    class Wrong(Two):
-        def __init__(self) -> None:
-            self.models = models
+def test_mistakes_of_a_processor_are_explained(wrong: dict[str, Any], message: str) -> None:
+    def init(self: Any) -> None:
+        Two.__init__(self)
+        vars(self).update({k: v for k, v in wrong.items() if k not in methods})
 
-    with pytest.raises(errors.ConfigError, match=message):
-        Wrong().process(ak.Array([1]))
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.5, "2", True])
-def test_blocks_have_whole_numbers_of_events(size: Any) -> None:
-    blocks = Two()
-    blocks.block_size = size
-    with pytest.raises(errors.ConfigError, match="block_size: expected at least 1 event"):
-        blocks.process(ak.Array([1]))
+    methods = {k: v for k, v in wrong.items() if k in ("acquire", "produce")}
+    kind: Any = type("Wrong", (Two,), {"__init__": init, **methods})
+    with pytest.raises((errors.ConfigError, errors.FieldError), match=message):
+        kind().process(ak.Array([1]))
 
 
 def test_process_is_not_overridden() -> None:
@@ -576,20 +515,6 @@ def test_process_is_not_overridden() -> None:
             return super().process(events[events > 1])
 
     assert counts(Selecting().process(ak.Array([1, 2, 3]))) == (1, 2, 2)
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_wrong_names_in_produce_are_explained(name: str) -> None:
-    class Wrong(Two):
-        def produce(self, events: Any, scores: Any) -> Any:
-            return scores["aa"] if name == "first" else ak.Array([{"Top": 1.0}]).top
-
-    message = {
-        "first": "sent nothing to a model 'aa'; did you mean 'a'",
-        "second": "did you mean 'Top'",
-    }
-    with pytest.raises(errors.FieldError, match=message[name]):
-        Wrong().process(ak.Array([1]))
 
 
 def test_errors_of_the_user_s_own_pass_unchanged() -> None:

@@ -21,7 +21,6 @@ from sonic_coffea import errors
 from sonic_coffea.errors import printable
 from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.tools import Curve
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def test_the_table_in_a_terminal(name: str) -> None:
     text = io.StringIO()
     Console(file=text, width=400, color_system=None).print(report_of(name))
     assert f"m {printable(name)} v1 {printable(name)}" in text.getvalue()
-    assert f"requests for m {printable(name)} wait on" in text.getvalue()
+    assert f"requests for m {printable(name)} on s {printable(name)} wait there" in text.getvalue()
     assert f"d {printable(name)} " in text.getvalue()
     assert is_harmless(text.getvalue())
 
@@ -121,21 +120,6 @@ def test_plots_of_a_report(name: str) -> None:
 
 
 @named
-def test_plots_of_a_curve(name: str) -> None:
-    curve = Curve(
-        model=name,
-        version=name,
-        server=name,
-        rows=(1, 2, 4),
-        seconds=(0.1, 0.2, 0.3),
-        rows_per_s=1.0,
-        in_flight=1,
-        row_bytes=1.0,
-    )
-    assert f"{printable(name)} v{printable(name)}" in drawn(curve.plot())
-
-
-@named
 def test_the_dashboard(name: str) -> None:
     from sonic_coffea.dask._dashboard import ServersView
     from sonic_coffea.dask._history import History
@@ -170,40 +154,23 @@ def shows(printed: str, name: str) -> bool:
 
 
 @pytest.mark.usefixtures("wide")
-@pytest.mark.parametrize("command", ["models", "check"])
-def test_commands_that_list_models(server: FakeServer, command: str) -> None:
-    listed, as_json = run(command, server.url), run(command, server.url, "--json")
-    assert listed.returncode == as_json.returncode == 0, listed.stderr
-    assert all(shows(listed.stdout, name) for name in NAMES.values())
-    assert is_harmless(listed.stdout)
-    assert is_harmless(as_json.stdout)
-    content = json.loads(as_json.stdout)
-    if command == "models":
-        assert sorted(row["model"] for row in content) == sorted(NAMES.values())
-
-
-# Only pages and plots make something of the others.
-IN_COMMANDS = [key for key in NAMES if "formula" not in key and key not in ("script", "comment")]
-
-
-@pytest.mark.parametrize("name", [NAMES[key] for key in IN_COMMANDS], ids=IN_COMMANDS)
-@pytest.mark.usefixtures("wide")
-def test_commands_for_a_model(server: FakeServer, name: str, tmp_path: Path) -> None:
-    model = "--", server.url, name
-    bench = "bench", "--seconds", "0.01"
-    for command in ((*bench, "--output", tmp_path / "curve.json"), ("check",)):
-        shown = run(*command, *model)
-        assert shown.returncode == 0, shown.stderr
-        assert shows(shown.stdout, name)
-        assert is_harmless(shown.stdout)
-    measured, checked = run(*bench, "--json", *model), run("check", "--json", *model)
-    assert is_harmless(measured.stdout)
-    assert is_harmless(checked.stdout)
-    assert json.loads(measured.stdout)["model"] == name
-    assert f"model {name}" in [step["name"] for step in json.loads(checked.stdout)["steps"]]
-    missing = run("bench", "--", server.url, f"{name}?")
-    assert missing.returncode == 1
-    assert is_harmless(missing.stderr)
+def test_commands_show_names_as_they_are(server: FakeServer, tmp_path: Path) -> None:
+    for command in ("models", "check"):
+        listed, as_json = run(command, server.url), run(command, server.url, "--json")
+        assert listed.returncode == as_json.returncode == 0, listed.stderr
+        assert all(shows(listed.stdout, name) for name in NAMES.values())
+        assert is_harmless(listed.stdout)
+        assert is_harmless(as_json.stdout)
+    for name in (NAMES[key] for key in ("markup", "end of no markup", "escapes", "line")):
+        bench = ("bench", "--seconds", "0.01", "--output", tmp_path / "curve.json")
+        for command in (bench, ("check",)):
+            shown = run(*command, "--", server.url, name)
+            assert shown.returncode == 0, shown.stderr
+            assert shows(shown.stdout, name)
+            assert is_harmless(shown.stdout)
+        missing = run("bench", "--", server.url, f"{name}?")
+        assert missing.returncode == 1
+        assert is_harmless(missing.stderr)
 
 
 @named

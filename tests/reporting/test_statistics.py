@@ -96,9 +96,9 @@ def test_plain_forms_add_by_the_rules_of_coffea(requests: int) -> None:
     spans = total.pop("spans"), expected.pop("spans")
     assert total == expected
     assert repr(forms) == repr(before)
-    assert all(span in spans[1] for span in spans[0])
+    # Of a chunk with many requests, the plain form has a sample.
     assert 0 < len(spans[0]) <= 32 + 4
-    assert len(spans[0]) == len(spans[1]) or requests == 1200
+    assert spans[0] == spans[1] or requests == 1200
 
 
 def test_snapshots_while_another_thread_records() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 import linecache
 import os
@@ -31,7 +31,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.scoring._processor import Scoring
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ IDENTITY = ["run", "luminosityBlock", "event", "index"]
 REFUSED = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
 # Of 64 rows a request, and some 700 jets a chunk.
 IN_THE_SECOND_CHUNK = 18
+SMALL: dict[str, Any] = {"collection": "FatJet", "chunksize": 400}
 DECLARATION = """
 model: mass
 inputs:
@@ -111,53 +111,42 @@ def test_an_interrupted_run_goes_on(
     assert [path.name for path in out.parent.iterdir()] == ["jets.parquet"]
 
 
-def test_scores_of_two_versions_do_not_mix(model: sonic.Model, tmp_path: Path) -> None:
-    out = tmp_path / "jets.parquet"
-    options = {"collection": "FatJet", "chunksize": 400}
-    served = FakeModel.of(model, mass, versions=("1",))
-    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+def interrupted(model: sonic.Model, out: Path, **served: Any) -> FakeModel:
+    """Score the first chunk on a server with a model of its own, and fail in the second one."""
+    served_model = dataclasses.replace(FakeModel.of(model, mass), **served)
+    with FakeServer({"mass": served_model}) as server, sonic.connect(server.url):
         server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
         with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **options)
-    served = FakeModel.of(model, mass, versions=("2",))
-    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
-        with pytest.raises(errors.ConfigError, match="version 1 and version 2 of model mass"):
-            sonic.score_files(model, FILES, out, **options)
-        assert not out.exists()
-        sonic.score_files(model, FILES, out, resume=False, **options)
-    (made_by,) = provenance.read(out)["models"]
-    assert made_by["version"] == "2"
+            sonic.score_files(model, FILES, out, **SMALL)
+    return served_model
 
 
-def test_files_of_one_version_do_not_mix(model: sonic.Model, tmp_path: Path) -> None:
-    out = tmp_path / "jets.parquet"
-    options = {"collection": "FatJet", "chunksize": 400}
-    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
-    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **options)
-    with (
-        FakeServer({"mass": dataclasses.replace(served, digest="two")}) as server,
-        sonic.connect(server.url),
-        pytest.raises(errors.ConfigError, match=r"version 1 \(one\) and version 1 \(two\)"),
-    ):
-        sonic.score_files(model, FILES, out, **options)
-
-
-def test_a_digest_that_is_unknown_for_a_chunk_is_in_the_file(
-    model: sonic.Model, tmp_path: Path
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"versions": ("1",)}, {"versions": ("2",)}, "version 1 and version 2 of model mass"),
+        ({"digest": "one"}, {"digest": "two"}, r"version 1 \(one\) and version 1 \(two\)"),
+    ],
+)
+def test_scores_of_two_models_do_not_mix(
+    model: sonic.Model, first: Any, second: Any, message: str, tmp_path: Path
 ) -> None:
+    out = tmp_path / "jets.parquet"
+    served = dataclasses.replace(interrupted(model, out, **first), **second)
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        with pytest.raises(errors.ConfigError, match=message):
+            sonic.score_files(model, FILES, out, **SMALL)
+        assert not out.exists()
+        sonic.score_files(model, FILES, out, resume=False, **SMALL)
+    assert len(provenance.read(out)["models"]) == 1
+
+
+def test_unknown_digests_of_a_chunk_are_in_the_file(model: sonic.Model, tmp_path: Path) -> None:
     """A server that did not tell it for a moment makes no run start anew."""
     out = tmp_path / "jets.parquet"
-    options = {"collection": "FatJet", "chunksize": 400}
-    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
-    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **options)
+    interrupted(model, out, digest="one")
     with FakeServer({"mass": FakeModel.of(model, mass)}) as server, sonic.connect(server.url):
-        sonic.score_files(model, FILES, out, **options)
+        sonic.score_files(model, FILES, out, **SMALL)
     digests = {record["digest"] for record in provenance.read(out)["models"]}
     assert digests == {"one", None}
 
@@ -183,18 +172,14 @@ def test_root_and_dask(
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
-@pytest.mark.parametrize("kept", [(), ("nConstituents",)])
-def test_a_tree_has_numbers_only(
-    server: FakeServer, model: sonic.Model, kept: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_trees_have_numbers_only(server: FakeServer, model: sonic.Model, tmp_path: Path) -> None:
     out = tmp_path / "jets.root"
     lists = sonic.Model("mass", model.inputs, {"y": None})
     with pytest.raises(errors.ConfigError, match="'score' is no plain number.*write it to a .parq"):
-        sonic.score_files(lists, FILES[0], out, collection="FatJet", keep=kept)
+        sonic.score_files(lists, FILES[0], out, collection="FatJet")
     per_event = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
     with pytest.raises(errors.ConfigError, match="'FatJet' is no plain number"):
         sonic.score_files(per_event, FILES[0], out, keep=["FatJet"])
-    assert not server.requests
     assert not out.exists()
 
 
@@ -327,16 +312,32 @@ def test_features_are_those_of_the_collection(
         )
 
 
-def test_a_variable_that_the_demo_computes_is_not_made_up(
-    server: FakeServer, model: sonic.Model, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["part_deta", "pt"], r"no field 'part_deta'; .* pass features="),
+        (["pt", "pdgId"], r"read constituents as 'constituents.pdgId'"),
+        (["pt", "msoftdop"], "did you mean 'msoftdrop'"),
+    ],
+)
+def test_missing_fields_are_not_made_up(
+    server: FakeServer, fields: list[str], message: str, tmp_path: Path
 ) -> None:
-    own = sonic.Model("mass", {"x": sonic.Padded(["part_deta", "pt"], 2)}, {"y": ["a", "b"]})
-    with pytest.raises(errors.FieldError, match=r"no field 'part_deta'; .* pass features="):
+    own = sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
+    with pytest.raises(errors.FieldError, match=message):
         sonic.score_files(own, FILES, tmp_path / "jets.parquet", collection="FatJet")
-    puppi = sonic.Model("mass", {"x": sonic.Padded(["pt", "pdgId"], 2)}, {"y": ["a", "b"]})
-    with pytest.raises(errors.FieldError, match=r"read constituents as 'constituents.pdgId'"):
-        sonic.score_files(puppi, FILES, tmp_path / "jets.parquet", collection="FatJet")
     assert not server.requests
+
+
+@pytest.mark.usefixtures("server")
+def test_events_without_numbers_are_refused_in_one_line(model: sonic.Model, tmp_path: Path) -> None:
+    with uproot.recreate(tmp_path / "flat.root") as file:
+        file.mktree("Events", {"run": "i4", "pt": "f4", "mass": "f4"})
+        file["Events"].extend(
+            {"run": np.ones(3, "i4"), **dict.fromkeys(("pt", "mass"), np.ones(3))}
+        )
+    with pytest.raises(errors.FieldError, match=r"^flat.root has no luminosityBlock, event, which"):
+        sonic.score_files(model, tmp_path / "flat.root", tmp_path / "scores.parquet")
 
 
 def test_constituents_are_read_by_name(tmp_path: Path) -> None:
@@ -398,42 +399,41 @@ def test_folds_score_files(folded: FakeServer, events: dict[str, Any], tmp_path:
         sonic.score_files("mass", FILES, out, **options)
 
 
-FOLDS_MODULE = """
+TRAINED = """
 import sonic_coffea as sonic
 
-FOLDS = sonic.Folds([
+MODELS = [
     sonic.Model(f"fold_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
     for k in range(3)
-])
+]
+FOLDS = sonic.Folds(MODELS, fold="event % 3")
+MEAN = sonic.Folds(MODELS, fold=None)
+CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
 """
 
 
-@pytest.mark.parametrize(("fold", "expected"), [("event % 3", None), ("mean", 1000.0)])
-def test_the_command_takes_folds(
-    folded: FakeServer,
-    events: dict[str, Any],
-    fold: str,
-    expected: float | None,
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("declared", "shift"),
+    [
+        ("analysis.py:FOLDS", lambda event: 1000.0 * (event % 3)),
+        ("analysis.py:MEAN", lambda event: 1000.0),
+        ("analysis.py:CHOICE", lambda event: 2000.0 * (event % 2)),
+    ],
+)
+def test_command_takes_folds_and_choices(
+    folded: FakeServer, declared: str, shift: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "trained.py").write_text(FOLDS_MODULE)
-    arguments = ["--declare", "trained:FOLDS", "--collection", "FatJet", "--server", folded.url]
-    arguments += ["--file", str(FILES[0]), "-o", "jets.parquet", "--json"]
-    done = run("score", *arguments, "--fold", fold, cwd=tmp_path)
+    (tmp_path / "analysis.py").write_text(TRAINED)
+    arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
+    arguments += ["-o", "jets.parquet", "--json", "--declare", declared]
+    done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scores = ak.from_parquet(tmp_path / "jets.parquet")
-    shift = 1000.0 * (scores.event % 3) if expected is None else expected
     pt = ak.flatten(uproot.open(FILES[0])["Events"]["FatJet_pt"].array())
-    np.testing.assert_allclose(scores.qcd, pt + shift, rtol=1e-6)
-    for wrong, message in (
-        ([], "which fold scores each event"),
-        (["--fold", "event %"], "cannot be read"),
-        (["--fold", "mean", "--model", "m"], "--model and --version are of one Model"),
-    ):
-        done = run("score", *arguments, *wrong, cwd=tmp_path)
-        assert done.returncode > 0
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    np.testing.assert_allclose(scores.qcd, pt + shift(scores.event), rtol=1e-6)
+    done = run(*arguments, "--model", "m", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--model and --version are of one Model" in done.stderr
 
 
 # Each chunk waits until another process has one, too.
@@ -462,7 +462,7 @@ def test_the_command_has_workers(
     (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
     arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--server", server.url]
     arguments += ["--features", "analysis:jets"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     done = run("score", *arguments, "--workers", "2", "-o", "jets.parquet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     workers = {path.stem for path in tmp_path.glob("*.worker")}
@@ -471,7 +471,7 @@ def test_the_command_has_workers(
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
-    arguments = ["--model", "toptagger", "--collection", "FatJet", "--file", FILES[0], "--json"]
+    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0], "--json"]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
     # No variable of this network is in the file: they are not made up.
     lacking = run("score", *arguments, "-o", tmp_path / "jets.parquet")
@@ -488,13 +488,6 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
     assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
 
 
-@pytest.mark.usefixtures("server")
-def test_a_field_that_is_nowhere_is_missed_in_the_collection(tmp_path: Path) -> None:
-    mistyped = sonic.Model("mass", {"x": sonic.Row(["pt", "msoftdop"])}, {"y": ["qcd", "top"]})
-    with pytest.raises(errors.FieldError, match="did you mean 'msoftdrop'"):
-        sonic.score_files(mistyped, FILES[:1], tmp_path / "jets.parquet", collection="FatJet")
-
-
 @pytest.mark.server
 def test_a_killed_command_goes_on(
     server: FakeServer, events: dict[str, Any], tmp_path: Path
@@ -502,7 +495,7 @@ def test_a_killed_command_goes_on(
     (tmp_path / "mass.yaml").write_text(DECLARATION)
     arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
     arguments += ["--server", server.url, "-o", "jets.parquet", "--chunksize", "400"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     release = threading.Event()
     server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
     process = subprocess.Popen([sys.executable, "-m", "sonic_coffea", *arguments], cwd=tmp_path)
@@ -535,7 +528,7 @@ def test_workers_elsewhere_have_no_module_of_the_user(
     (tmp_path / "mass.yaml").write_text(DECLARATION)
     arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
     arguments += ["--server", server.url, "-o", "jets.parquet"]
-    arguments += [part for path in FILES for part in ("--file", str(path))]
+    arguments += map(str, FILES)
     with LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", local_directory=tmp_path
     ) as cluster:
@@ -565,26 +558,23 @@ def test_a_folder_that_workers_do_not_see(
         sonic.score_files(model, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
 
 
-def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> None:
-    def kind() -> str:
-        path = tmp_path / "written.py"
-        spec = importlib.util.spec_from_file_location("written", path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["written"] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        options = {"collection": None, "keep": (), "on_error": "raise", "flat": False}
-        return Scoring(model, tmp_path, features=module.jets, **options).kind
-
-    kinds = []
-    for cut in (200, 300):
-        text = f"CUT = {cut}\n\ndef jets(events):\n    return events[events.pt > CUT]\n"
-        (tmp_path / "written.py").write_text(text)
-        linecache.checkcache()
-        importlib.invalidate_caches()
-        kinds += [kind(), kind()]
-    del sys.modules["written"]
-    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+def test_edited_functions_score_anew(server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["score", *FILES, "--declare", "mass.yaml", "--features", "analysis.py:jets"]
+    arguments += ["--collection", "FatJet", "--chunksize", 400, "-o", "j.parquet", "--json"]
+    resumed = []
+    for comment in ("", "# edited\n"):
+        for text, fails in (("", True), (comment, False)):
+            file = tmp_path / "analysis.py"
+            file.write_text(f"{text}def jets(events):\n    return events.FatJet\n")
+            linecache.checkcache()
+            importlib.invalidate_caches()
+            if fails:
+                server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+            done = run(*arguments, "--server", server.url, cwd=tmp_path)
+            assert done.returncode == fails, done.stderr
+        resumed.append(json.loads(done.stdout)["resumed"] > 0)
+    assert resumed == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -592,7 +582,7 @@ def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> N
     [
         (["-o", "jets.csv"], 2, "ends in .parquet or .root, got jets.csv"),
         (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
-        (["--file", "nowhere.root"], 1, "no file"),
+        (["nowhere.root"], 1, "no file"),
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
         (["--labels", FILES[0]], 2, "--labels belongs to --weaver"),
         (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
@@ -602,7 +592,7 @@ def test_what_cannot_be_is_one_line(
     options: list[Any], code: int, message: str, server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
     arguments += ["-o", "jets.parquet", "--json", "--server", server.url, *options]
     done = run("score", *arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
@@ -613,7 +603,7 @@ def test_what_cannot_be_is_one_line(
 
 def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"grpc://127.0.0.1:{bound.getsockname()[1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,12 +21,10 @@ from sonic_coffea.cli._options import (
     declarations,
     option,
 )
-from sonic_coffea.cli._output import literal, print_table, tensors
+from sonic_coffea.cli._output import literal, show, tensors
 from sonic_coffea.errors import SonicError
+from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -56,12 +54,15 @@ def check(
     ]
     console = Console(quiet=as_json, soft_wrap=True)
     result: dict[str, Any]
+    shown = []
     with console.status("trying"):
         if scheduler is not None:
             from sonic_coffea.dask import check_cluster
 
             checks = check_cluster(scheduler, settings, model, version, declared)
             result = checks.to_dict()
+            title = "the server, as hosts see it"
+            shown.append(tables.Table(title, [*checks.rows()], checks.header))
         else:
             steps = []
             for step in tools.check(settings, model, version, declared):
@@ -73,11 +74,7 @@ def check(
                     console.print(literal(f"  → {step.remedy}"))
             ok = all(step.ok for step in steps)
             result = {"url": settings.servers[0], "ok": ok, "steps": [*map(asdict, steps)]}
-    if as_json:
-        typer.echo(json.dumps(result))
-    elif scheduler is not None:
-        rows = ([literal(cell, lines=True) for cell in row] for row in checks.rows())
-        print_table("the server, as hosts see it", checks.header, rows)
+    show(result, *shown, as_json=as_json)
     raise typer.Exit(0 if result["ok"] else 1)
 
 
@@ -96,10 +93,9 @@ def wake(
 
     with Pool(settings) as pool:
         seconds = pool.wake(*([model] if model else []), timeout_s=timeout, progress=not as_json)
-    if as_json:
-        typer.echo(json.dumps({"url": settings.servers[0], "seconds": seconds}))
-    else:
-        typer.echo(f"{settings.servers[0]} is ready, after {seconds:.0f} s")
+    url = settings.servers[0]
+    ready = f"{url} is ready, after {seconds:.0f} s"
+    show({"url": url, "seconds": seconds}, ready, as_json=as_json)
 
 
 @connected
@@ -111,7 +107,7 @@ def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
         for entry in connection.models():
             plain = asdict(entry)
             plain = {"model": plain.pop("name"), **plain}
-            row: list[str | Text] = [entry.name, entry.version, entry.reason or entry.state]
+            row: list[Any] = [[entry.name], [entry.version], [entry.reason or entry.state]]
             with contextlib.suppress(SonicError):
                 contract = connection.contract(entry.name, entry.version or None)
                 specs = asdict(contract)
@@ -123,11 +119,9 @@ def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
                 row.append(str(contract.max_rows or "any"))
             described.append(plain)
             rows.append(row)
-    if as_json:
-        typer.echo(json.dumps(described))
-        return
     columns = ("model", "version", "state", "inputs", "outputs", "most rows")
-    print_table(f"models of {settings.servers[0]}", columns, rows)
+    table = tables.Table(f"models of {settings.servers[0]}", rows, columns)
+    show(described, table, as_json=as_json)
 
 
 @connected

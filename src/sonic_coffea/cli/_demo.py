@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sonic_coffea.cli._options import AsJson, Chunksize, Workers, option
-from sonic_coffea.cli._output import stdout
+from sonic_coffea.cli._output import show
 from sonic_coffea.errors import printable
 
 
 def demo(
-    *,
-    file: Annotated[
+    files: Annotated[
         list[Path] | None,
-        option("FILE", "NanoAOD file, v9 to v15; may be repeated; else a sample.", "--file", "-f"),
+        typer.Argument(metavar="[FILE]...", help="NanoAOD files, v9 to v15; else a sample."),
     ] = None,
+    *,
     output: Annotated[Path, option("DIR", "Folder for the results.", "--output", "-o")] = Path(
         "sonic-demo"
     ),
@@ -29,19 +28,13 @@ def demo(
     """Score the large-radius jets of NanoAOD files, with a Triton and a dask cluster it starts."""
     from sonic_coffea.demo import run
 
-    result = run(file or (), output=output, workers=workers, chunksize=chunksize)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
-        return
-    stdout().print(result.report)
-    unscored = result.n_jets - result.n_scored
-    if unscored:
-        typer.echo(f"{unscored:,} jets have no stored constituents, and so no score (None).")
+    result = run(files or (), output=output, workers=workers, chunksize=chunksize)
+    shown: list[Any] = [result.report]
+    if unscored := result.n_jets - result.n_scored:
+        shown.append(f"{unscored:,} jets have no stored constituents, and so no score (None).")
     if result.area_under_roc is not None:
-        typer.echo(
-            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} "
-            f"({result.network})."
-        )
+        auc = f"AUC {result.area_under_roc:.3f} ({result.network})"
+        shown.append(f"Merged top quarks against other jets: {auc}.")
     plots = ", ".join(map(str, result.plots))
     summary = (
         f"{result.n_scored:,} jets of {result.events:,} events were scored in "
@@ -49,4 +42,4 @@ def demo(
         f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
         f"{result.directory / 'report.html'}."
     )
-    typer.echo(printable(summary))
+    show(result.to_dict(), *shown, printable(summary), as_json=as_json)

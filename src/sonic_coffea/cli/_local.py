@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonic_coffea.cli._options import AsJson, option
-from sonic_coffea.cli._output import working
+from sonic_coffea.cli._output import show, working
 from sonic_coffea.errors import ServerError, SonicError, nearest, printable
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
 
@@ -68,11 +67,9 @@ def serve(
         server = LocalServer(repository, **options, progress=progress).start()
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
-        if as_json:
-            typer.echo(json.dumps({"url": server.url, "models": models}))
-        else:
-            shown = printable(", ".join(models)) or "no model"
-            typer.echo(f"{shown} at {server.url}; Ctrl-C stops it")
+        shown = printable(", ".join(models)) or "no model"
+        plain = {"url": server.url, "models": models}
+        show(plain, f"{shown} at {server.url}; Ctrl-C stops it", as_json=as_json)
         server.wait()
         if not server.ended_on_request:
             raise ServerError(f"the server ended again and again; its log: {server.log_path}")
@@ -90,26 +87,24 @@ def status(
     records = local_servers()
     if stop is not None:
         stopped = _stop(records, stop)
-        shown = "\n".join(f"stopped {url}" for url in stopped) or _NONE
-        typer.echo(json.dumps({"stopped": stopped}) if as_json else shown)
+        lines = [f"stopped {url}" for url in stopped] or [_NONE]
+        show({"stopped": stopped}, *lines, as_json=as_json)
         return
-    servers = [_described(record) for record in records]
-    if as_json:
-        typer.echo(json.dumps(servers))
-        return
+    servers, lines = [_described(record) for record in records], []
     for server in servers:
         # Not a table: paths are to be copied, and a terminal is narrow.
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
         models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
-        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}")
-        typer.echo(f"  models      {printable(models)}")
-        typer.echo(f"  repository  {printable(server['repository'])}")
-        typer.echo(f"  log         {printable(server['log'])}")
-    if not servers:
-        typer.echo(_NONE)
+        lines.append(f"{server['url']}  pid {server['pid']}, since {since}")
+        lines.append(f"  models      {printable(models)}")
+        lines.append(f"  repository  {printable(server['repository'])}")
+        lines.append(f"  log         {printable(server['log'])}")
+    show(servers, *(lines or [_NONE]), as_json=as_json)
 
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
+    from sonic_coffea.server import local_servers
+
     if which != "all":
         urls = [record.url for record in records]
         if which not in urls:
@@ -119,20 +114,13 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
         # The supervisor ends its server, and removes the server's files.
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.supervisor_pid, signal.SIGTERM)
+    stopped = {record.url for record in records}
     until = time.monotonic() + _ENDS_WITHIN_S
-    while alive := [r.url for r in records if _is_alive(r)]:
+    while alive := stopped & {record.url for record in local_servers()}:
         if time.monotonic() > until:
             raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
         time.sleep(0.05)
-    return [record.url for record in records]
-
-
-def _is_alive(record: ServerRecord) -> bool:
-    try:
-        os.kill(record.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return sorted(stopped)
 
 
 def _described(record: ServerRecord) -> dict[str, Any]:
@@ -165,9 +153,7 @@ def install(
     with working("installing Triton") as progress:
         installed = ensure(progress=progress, extras=extras or ())
     added = list(installed.extras)
-    if as_json:
-        result = {"version": installed.version, "root": str(installed.root), "extras": added}
-        typer.echo(json.dumps(result))
-    else:
-        beside = f" with {', '.join(added)}" if added else ""
-        typer.echo(printable(f"Triton {installed.version}{beside} is in {installed.root}"))
+    beside = f" with {', '.join(added)}" if added else ""
+    plain = {"version": installed.version, "root": str(installed.root), "extras": added}
+    text = printable(f"Triton {installed.version}{beside} is in {installed.root}")
+    show(plain, text, as_json=as_json)

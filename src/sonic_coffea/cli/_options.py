@@ -50,7 +50,7 @@ Labels = Annotated[
 ]
 Declaration = Annotated[
     str | None,
-    option("PLACE", "Declaration: YAML file, or MODULE:NAME of a Model, Folds or a processor."),
+    option("PLACE", "A YAML file, or FILE.py:NAME of a Model, Folds, Choice or processor."),
 ]
 # The type of the first argument of a command that is `connected`.
 ServerSettings = Settings
@@ -130,20 +130,28 @@ def pairs(
     return named
 
 
-def load(path: str, option: str) -> Any:
-    """Return the object ``MODULE:NAME``; the module is in the current folder, or installed."""
+def load(place: str, option: str) -> Any:
+    """Return an object of ``FILE.py:NAME``, or of ``MODULE:NAME``, installed or in this folder."""
     import cloudpickle
 
-    module, _, name = path.partition(":")
+    module, _, name = place.rpartition(":")
     if not module or not name:
-        raise UsageError(f"{option}: expected MODULE:NAME, got {path!r}")
-    sys.path.insert(0, str(Path.cwd()))
+        raise UsageError(f"{option}: expected FILE.py:NAME or MODULE:NAME, got {place!r}")
+    path = Path(module).absolute()
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise UsageError(f"{option}: no file {module!r}")
+    sys.path.insert(0, str(path.parent))
+    if is_file:
+        module = path.stem
     file = module
     try:
         file = getattr(importlib.util.find_spec(module), "origin", None) or module
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
         raise ConfigError(f"cannot import {file}: {type(error).__name__}: {error}") from None
+    if is_file and Path(str(loaded.__file__)).resolve() != path.resolve():
+        raise UsageError(f"{option}: {path.name} has the name of another module; rename it")
     # Workers on other machines do not have its file.
     cloudpickle.register_pickle_by_value(loaded)
     try:
@@ -175,7 +183,7 @@ def declarations(
     if Path(place).is_file():
         return [*declared, Model.from_yaml(place, model)]
     if ":" not in place:
-        raise UsageError(f"{option}: expected a YAML file or MODULE:NAME, got {place!r}")
+        raise UsageError(f"{option}: expected a YAML file or FILE.py:NAME, got {place!r}")
     loaded = load(place, option)
     models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
     declared += models.values() if isinstance(models, Mapping) else [models]

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from dask.utils import format_time
 
 from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, option
-from sonic_coffea.cli._output import (
-    print_table,
-    stdout,
-    usage,
-    working,
-    writable,
-    writing,
-)
-
-
-def _positive(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise typer.BadParameter(f"expected a finite number above 0, got {value:g}")
-    return value
-
-
-def _drawable(path: Path | None) -> Path | None:
-    """Refuse a name that no plot can have, and a file that cannot be written, before the work."""
-    if path is not None:
-        from sonic_coffea.reporting.plots import check_name
-
-        with usage():
-            check_name(path)
-    return writable(path)
-
-
-Plot = Annotated[
-    Path | None, option("FILE", "Draw the result: PNG, PDF or SVG.", callback=_drawable)
-]
+from sonic_coffea.cli._output import show, usage, working
+from sonic_coffea.reporting import tables
 
 
 @connected
@@ -51,9 +21,15 @@ def bench(
     version: Version = None,
     output: Annotated[
         Path | None,
-        option("FILE", "Write the curve as JSON, for `plan`.", "--output", "-o", callback=writable),
+        option(
+            "FILE",
+            "Write the curve as JSON, for `plan`.",
+            "--output",
+            "-o",
+            dir_okay=False,
+            writable=True,
+        ),
     ] = None,
-    plot: Plot = None,
     length: Annotated[
         int, option("N", "Length of axes of variable length, such as constituents.", min=1)
     ] = 64,
@@ -65,24 +41,20 @@ def bench(
 
     with working("measuring") as progress:
         curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
-    if output is not None:
-        with writing(output):
-            curve.save(output)
-    if plot is not None:
-        with writing(plot):
-            curve.plot().savefig(plot)
-    if as_json:
-        typer.echo(json.dumps(asdict(curve)))
-        return
-    columns = ("rows", "time, ms", "rows/s")
-    points = zip(curve.rows, curve.seconds, strict=True)
-    rows = [(f"{n:,}", f"{took_s * 1e3:.2f}", f"{n / took_s:,.0f}") for n, took_s in points]
+    points = [
+        (f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
+        for rows, took_s in zip(curve.rows, curve.seconds, strict=True)
+    ]
     title = f"{curve.model} v{curve.version} on {curve.server}"
-    print_table(title, columns, rows, right=columns)
-    stdout().print(
+    show(
+        asdict(curve),
+        tables.Table(title, points, header=("rows", "time, ms", "rows/s"), numbers=True),
         f"saturated with {curve.in_flight} in flight: {curve.rows_per_s:,.0f} rows/s, "
-        f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
+        f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s",
+        as_json=as_json,
     )
+    if output is not None:
+        curve.save(output)
 
 
 def plan(
@@ -92,50 +64,38 @@ def plan(
     ],
     *,
     cores: Annotated[int, option("N", "Number of workers with one thread each.", min=1)],
-    cpu_ms: Annotated[
-        float, option("MS", "CPU time of an event without inference, in ms.", callback=_positive)
-    ],
-    rows_per_event: Annotated[
-        float, option("N", "Mean number of scored objects per event.", callback=_positive)
-    ],
-    events: Annotated[
-        float, option("N", "Number of events of the run.", show_default="1e9", callback=_positive)
-    ] = 1e9,
+    cpu_ms: Annotated[float, option("MS", "CPU time of an event without inference, in ms.")],
+    rows_per_event: Annotated[float, option("N", "Mean number of scored objects per event.")],
+    events: Annotated[float, option("N", "Number of events of the run.", show_default="1e9")] = 1e9,
     servers: Annotated[
         int | None, option("N", "Number of servers; by default, as many as needed.", min=1)
     ] = None,
-    gbps: Annotated[
-        float | None, option("G", "Capacity of the network, in Gb/s.", callback=_positive)
-    ] = None,
+    gbps: Annotated[float | None, option("G", "Capacity of the network, in Gb/s.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan how many servers a run needs, with network traffic and bottleneck."""
     from sonic_coffea import tools
 
-    planned = tools.plan(
-        tools.Curve.load(curve),
-        cores=cores,
-        cpu_s=cpu_ms / 1e3,
-        rows_per_event=rows_per_event,
-        events=events,
-        servers=servers,
-        bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
-    )
-    if as_json:
-        typer.echo(json.dumps(planned.to_dict()))
-        return
+    measured = tools.Curve.load(curve)
+    with usage():
+        planned = tools.plan(
+            measured,
+            cores=cores,
+            cpu_s=cpu_ms / 1e3,
+            rows_per_event=rows_per_event,
+            events=events,
+            servers=servers,
+            bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
+        )
     rows = [
         ("servers", f"{planned.servers:,}"),
-        ("cores a server", f"{planned.cores / planned.servers:,.0f}"),
+        ("cores a server", f"{cores / planned.servers:,.0f}"),
         ("utilisation of a server", f"{planned.utilisation:.0%}"),
         ("network, to the servers and back", f"{planned.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
         ("events/s", f"{planned.events_per_s:,.0f}"),
-        ("time to solution", format_time(planned.seconds)),
+        ("time to solution", tables.duration(planned.seconds)),
         ("bottleneck", planned.bottleneck),
     ]
     for name, rate in planned.capacities.items():
         rows.append((f"  capacity of the {name}", f"{rate:,.0f} events/s"))
-    if planned.request_s is not None:
-        rows.append(("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms"))
-        rows.append(("requests in flight", f"{planned.in_flight:,.1f}"))
-    print_table("", ("", ""), rows)
+    show(asdict(planned), tables.Table("", rows), as_json=as_json)

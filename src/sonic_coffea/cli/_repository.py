@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonic_coffea.cli._options import AsJson, flag, option, pairs
-from sonic_coffea.cli._output import print_table, tensors
+from sonic_coffea.cli._output import show, tensors
 from sonic_coffea.errors import ConfigError, printable
+from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from sonic_coffea.server import ModelVersion, Served
 
 repository_app = typer.Typer(
@@ -84,16 +82,16 @@ def build(
         record_user=user,
         overwrite=overwrite,
     )
-    _print([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
+    _show([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
 
 
-@repository_app.command()
-def show(path: Root, *, as_json: AsJson = False) -> None:
+@repository_app.command("show")
+def show_models(path: Root, *, as_json: AsJson = False) -> None:
     """List models, versions and tensors, and verify that no file was changed."""
     from sonic_coffea.server import read_repository
 
     entries = read_repository(path)
-    _print(entries, as_json=as_json)
+    _show(entries, as_json=as_json)
     changes = [change for entry in entries for change in entry.changes]
     if changes:
         typer.echo(printable(f"error: {'; '.join(changes)} since it was built"), err=True)
@@ -104,44 +102,40 @@ def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Serve
     """Return the models to be built, with the declarations of a JSON file."""
     from sonic_coffea.server import Served
 
-    known = {field.name for field in dataclasses.fields(Served)} - {"source"}
     try:
-        text = "{}" if declare is None else declare.read_text(encoding="utf-8")
-        declared = json.loads(text)
-        unknown = set(declared) - set(sources)
-        unknown |= {key for options in declared.values() for key in options if key not in known}
+        declared = {} if declare is None else json.loads(declare.read_text(encoding="utf-8"))
+        served = {
+            name: Served(source, **declared.get(name, {})) for name, source in sources.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"expected declarations as JSON in {declare}: {error}") from None
-    if unknown:
+    if unknown := set(declared) - set(sources):
         raise ConfigError(
-            f"expected models of this build with {', '.join(sorted(known))} in {declare}, "
-            f"got {', '.join(map(repr, sorted(unknown)))}"
+            f"expected models of this build in {declare}, got {', '.join(map(repr, unknown))}"
         )
-    return {name: Served(source, **declared.get(name, {})) for name, source in sources.items()}
+    return served
 
 
-def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([entry.to_dict() for entry in entries]))
-        return
+def _show(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
     rows = []
     for entry in entries:
-        cells: list[str | Text] = [*["?"] * 4, "no manifest"]
+        cells: list[Any] = [*["?"] * 4, "no manifest"]
         if (manifest := entry.manifest) is not None:
             built = f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}"
             cells = [
-                manifest["kind"],
+                [manifest["kind"]],
                 _tensors(manifest["inputs"]),
                 _tensors(manifest["outputs"]),
-                built.strip(),
+                [built.strip()],
                 f"{len(entry.changes)} changed" if entry.changes else "as built",
             ]
-        rows.append([entry.model, str(entry.version), *cells])
+        rows.append([[entry.model], str(entry.version), *cells])
     columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
-    print_table("", columns, rows)
+    plain = [entry.to_dict() for entry in entries]
+    show(plain, tables.Table("", rows, columns), as_json=as_json)
 
 
-def _tensors(declared: Sequence[Mapping[str, Any]]) -> Text:
+def _tensors(declared: Sequence[Mapping[str, Any]]) -> list[str]:
     def shape(first: int, *others: int) -> list[int | str]:
         return ["N" if first < 0 else first, *others]
 

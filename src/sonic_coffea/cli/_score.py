@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,16 +23,16 @@ from sonic_coffea.cli._options import (
     load,
     option,
 )
-from sonic_coffea.cli._output import UsageError, stdout, usage
+from sonic_coffea.cli._output import UsageError, show, usage
 from sonic_coffea.errors import printable
 
 
 @connected
 def score(
-    *,
-    file: Annotated[
-        list[str], option("FILE", "NanoAOD file, or its URL; may be repeated.", "--file", "-f")
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
     ],
+    *,
     output: Annotated[
         Path, option("FILE", "File for the scores: .parquet or .root.", "--output", "-o")
     ],
@@ -47,14 +46,11 @@ def score(
         str | None, option("NAME", "Collection to score, such as FatJet; by default, the events.")
     ] = None,
     features: Annotated[
-        str | None, option("MODULE:NAME", "Function of the events that returns the model's inputs.")
+        str | None,
+        option("FILE.py:NAME", "Function of the events that returns the model's inputs."),
     ] = None,
     keep: Annotated[
         list[str] | None, option("FIELD", "Also write this field of the objects; may be repeated.")
-    ] = None,
-    fold: Annotated[
-        str | None,
-        option("EXPRESSION", "Of Folds: the fold, such as 'event % 3'; or 'mean' of all models."),
     ] = None,
     workers: Workers = 1,
     scheduler: Annotated[
@@ -66,7 +62,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
-    from sonic_coffea.model import Folds, Model
+    from sonic_coffea.model import Model
     from sonic_coffea.pool import install
     from sonic_coffea.scoring import check_output, score_files
 
@@ -82,12 +78,7 @@ def score(
         declared.name = model or declared.name
         declared.version = version or declared.version
     elif model or version:
-        raise UsageError("--model and --version are of one Model; Folds have their own")
-    if fold is not None:
-        if not isinstance(declared, Folds):
-            raise UsageError(f"--fold is for Folds, got a {type(declared).__name__}")
-        with usage():
-            declared = Folds(declared.models, fold=None if fold == "mean" else fold)
+        raise UsageError("--model and --version are of one Model, not of Folds or a Choice")
     function = None if features is None else load(features, "--features")
     if scheduler is not None and workers > 1:
         raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
@@ -102,7 +93,7 @@ def score(
             client.sync(register, client, settings)
         scored = score_files(
             declared,
-            file,
+            files,
             output,
             collection=collection,
             features=function,
@@ -113,12 +104,9 @@ def score(
             resume=not restart,
             progress=not as_json,
         )
-    if as_json:
-        typer.echo(json.dumps(scored.to_dict()))
-        return
-    stdout().print(scored.report)
     again = f" ({scored.resumed:,} of an earlier run)" if scored.resumed else ""
-    typer.echo(
+    summary = (
         f"{scored.scored:,} of {scored.rows:,} rows of {scored.events:,} events{again} have "
         f"scores; they are in {printable(str(scored.path))}"
     )
+    show(scored.to_dict(), scored.report, summary, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The demo's processor: each large-radius jet gets a top score, and a place in histograms."""
+"""The demo's processor: each large-radius jet gets a top score, and a row of a file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
-import hist
-import numpy as np
 from coffea import processor
 
 import sonic_coffea as sonic
@@ -16,8 +14,6 @@ from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.model import has_constituents
 from sonic_coffea.processor import chunk_name
-
-SCORE_CUT = 0.5
 
 
 def toptagger() -> sonic.Model:
@@ -45,7 +41,7 @@ def substructure() -> sonic.Model:
 
 
 class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[misc]
-    """Score every ``FatJet``, write it to a folder, and keep what plots and tables need."""
+    """Score every ``FatJet``, and write it to a folder."""
 
     def __init__(self, jets_dir: str | Path) -> None:
         self.jets_dir = str(jets_dir)
@@ -64,7 +60,7 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
         return features.is_merged_top(events.FatJet, events.GenPart)
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        """Fill histograms, and write the jets with their scores."""
+        """Write the jets with their scores."""
         (scored,) = scores.values()
         jets, truth = events.FatJet, scores.overlap
         dataset = events.metadata["dataset"]
@@ -82,22 +78,4 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
         written = ak.drop_none(ak.with_field(flat, dataset, "dataset"), axis=0)
         path = Path(self.jets_dir) / f"{dataset}-{chunk_name(events.metadata)}.parquet"
         provenance.to_parquet(written, path, scored)
-        scored = flat[~ak.is_none(flat.top)]
-        top, mass = np.asarray(scored.top), np.asarray(scored.msoftdrop)
-        weight = np.asarray(scored.weight, np.float64)
-        by_dataset = hist.Hist.new.StrCat([], growth=True, name="dataset")
-        scores_axis = by_dataset.Reg(40, 0, 1, name="score", label="top score")
-        mass_axes = by_dataset.Bool(name="passes").Reg(
-            50, 0, 300, name="mass", label="soft-drop mass [GeV]"
-        )
-        return {
-            "score": scores_axis.Weight().fill(dataset, top, weight=weight),
-            "mass": mass_axes.Weight().fill(dataset, top > SCORE_CUT, mass, weight=weight),
-            "events": {dataset: len(events)},
-            "jets": {dataset: len(flat)},
-            "scored": {dataset: len(scored)},
-        }
-
-    def postprocess(self, accumulator: Any) -> Any:
-        """Nothing is left to do."""
-        return accumulator
+        return {}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import re
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
-from sonic_coffea.processor import run_files
+from sonic_coffea.processor import located, run_files
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # What the extra `demo` adds to the package's own requirements.
-_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
+_PACKAGES = ("bokeh", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +67,10 @@ class DemoResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-            "directory": str(self.directory),
-            "jets": str(self.jets),
-            "plots": [str(p) for p in self.plots],
-            "report": self.report.to_dict(),
-        }
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        paths = {"directory": str(self.directory), "jets": str(self.jets)}
+        plots = [str(path) for path in self.plots]
+        return {**plain, **paths, "plots": plots, "report": self.report.to_dict()}
 
 
 def run(
@@ -113,17 +109,14 @@ def run(
     from rich.console import Console
 
     console = console or Console(stderr=True)
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
-            "that it needs"
-        )
+    with needed("demo", "the demo"):
+        for package in _PACKAGES:
+            importlib.import_module(package)
     import awkward as ak
     import pyarrow.parquet as pq
 
     from sonic_coffea.dask import cluster
-    from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
+    from sonic_coffea.demo.analysis import TopTagging
     from sonic_coffea.demo.plots import draw
 
     datasets, with_constituents = _datasets(files)
@@ -153,16 +146,17 @@ def run(
         # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
         jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
         provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
-    plots, area = draw(out, jets, directory, cut=SCORE_CUT, network=network)
+    plots, area = draw(jets, directory, network=network)
+    report = sonic.report(out, wall_s=wall_s)
     result = DemoResult(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
         area_under_roc=area,
-        report=sonic.report(out, wall_s=wall_s),
-        events=sum(out["events"].values()),
-        n_jets=sum(out["jets"].values()),
-        n_scored=sum(out["scored"].values()),
+        report=report,
+        events=report.statistics.events,
+        n_jets=len(jets),
+        n_scored=int(ak.sum(~ak.is_none(jets.top))),
         network=network,
         wall_s=wall_s,
     )
@@ -183,65 +177,39 @@ def _made_folder(output: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[Path]], bool]:
+def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
     """Return datasets with their files, and whether the files have constituents: look first."""
-    datasets: dict[str, list[Path]] = {} if files else sample_files()
-    paths = [Path(f).expanduser().absolute() for f in files]
-    times = Counter(path.resolve() for path in paths)
-    repeated = [str(path) for path in times if times[path] > 1]
-    if repeated:
-        raise ConfigError(f"expected each file once, got more than once: {', '.join(repeated)}")
-    for path in paths:
-        datasets.setdefault(re.sub(r"[^\w.+-]", "_", path.stem), []).append(path)
-    kinds = {path: _inspect(path) for paths in datasets.values() for path in paths}
+    datasets: dict[str, list[str]] = {}
+    if files:
+        known = located(files)
+        for path in known:
+            datasets.setdefault(re.sub(r"[^\w.+-]", "_", Path(path).stem), []).append(path)
+    else:
+        datasets = {name: [*map(str, paths)] for name, paths in sample_files().items()}
+        known = located(path for paths in datasets.values() for path in paths)
+    kinds = {path: _inspect(Path(path).name, branches) for path, branches in known.items()}
     if len(set(kinds.values())) > 1:
-        bare = next(path for path, has in kinds.items() if not has)
+        bare = next(Path(path).name for path, has in kinds.items() if not has)
         raise ConfigError(
-            f"some files have constituents of FatJet and {bare.name} has none; score them apart"
+            f"some files have constituents of FatJet and {bare} has none; score them apart"
         )
     return datasets, next(iter(kinds.values()))
 
 
-def branches_of(path: Path) -> set[str]:
-    """Return the branches of a file's events, refusing a file that cannot be read whole."""
-    with needed("score", "reading ROOT files"):
-        import uproot
-
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []
-        remedy = nearest(path.name, beside) if beside else "its folder has no .root file"
-        raise ConfigError(f"no file {str(path)!r}; {remedy}")
-    try:
-        with uproot.open(path) as file:
-            trees = [k.partition(";")[0] for k in file.keys(recursive=False)]
-            branches = set(file["Events"].keys()) if "Events" in trees else set()
-            end, size = file.file.fEND, path.stat().st_size
-    except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT
-        problem = f"cannot read {path.name} as a ROOT file: {str(error).strip().splitlines()[0]}"
-        raise ConfigError(problem) from None
-    if size < end:
-        raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
-    if "Events" not in trees:
-        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
-    return branches
-
-
-def _inspect(path: Path) -> bool:
+def _inspect(name: str, branches: Collection[str]) -> bool:
     """Return whether a file has constituents of FatJet, refusing one that is no NanoAOD."""
     from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 
-    branches = branches_of(path)
-
-    def require(what: str, name: str, known: Collection[str]) -> None:
-        if name not in known:
-            raise FieldError(f"{path.name} has no {what} {name!r}; {nearest(name, known)}")
+    def require(what: str, wanted: str, known: Collection[str]) -> None:
+        if wanted not in known:
+            raise FieldError(f"{name} has no {what} {wanted!r}; {nearest(wanted, known)}")
 
     require("collection", "FatJet", {b.split("_")[0] for b in branches if "_" in b})
     has_constituents = any(
-        {f"FatJet{name}_jetIdx", f"{name}_pt"} <= branches for name in ("PFCand", "PFCands")
+        {f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= set(branches) for pf in ("PFCand", "PFCands")
     )
-    needed = ["pt", "eta", "phi", "mass", "msoftdrop"]
-    for field in needed if has_constituents else [*needed, *SUBSTRUCTURE_FIELDS]:
+    more = () if has_constituents else SUBSTRUCTURE_FIELDS
+    for field in ("pt", "eta", "phi", "mass", "msoftdrop", *more):
         require("branch", f"FatJet_{field}", {b for b in branches if b.startswith("FatJet_")})
     return has_constituents
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from sonic_coffea.processor._filter import SonicFilter
 from sonic_coffea.processor._mixin import Request, Scores, SonicProcessor
-from sonic_coffea.processor._run import chunk_name, run_files
+from sonic_coffea.processor._run import EVENT_ID, chunk_name, located, run_files
 
-__all__ = ["Request", "Scores", "SonicFilter", "SonicProcessor", "chunk_name", "run_files"]
+__all__ = [
+    "EVENT_ID",
+    "Request",
+    "Scores",
+    "SonicFilter",
+    "SonicProcessor",
+    "chunk_name",
+    "located",
+    "run_files",
+]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError, SonicError, find
+from sonic_coffea._extras import needed
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest
+
+EVENT_ID = ("run", "luminosityBlock", "event")
 
 
 def run_files(
@@ -54,6 +59,7 @@ def run_files(
 
     class Schema(NanoAODSchema):  # type: ignore[misc]
         warn_missing_crossrefs = False
+        error_missing_event_ids = False  # a processor that needs them says so
 
     if client is None:
         executor: Any = IterativeExecutor(status=progress)
@@ -76,6 +82,57 @@ def run_files(
         if cause is None:
             raise
         raise cause from None
+
+
+def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
+    """Return absolute paths with the branches of their events, and URLs as they are, without.
+
+    Raises
+    ------
+    ConfigError
+        If a file is not there, cannot be read whole or is named twice, or if there is none.
+    FieldError
+        If a file has no events.
+    """
+    found: dict[str, set[str]] = {}
+    seen: Counter[str] = Counter()
+    for file in files:
+        text = str(file)
+        if "://" not in text:
+            text = str(Path(text).expanduser().absolute())
+        found[text] = set() if "://" in text else _branches(Path(text))
+        seen[text if "://" in text else str(Path(text).resolve())] += 1
+    if repeated := [path for path, times in seen.items() if times > 1]:
+        raise ConfigError(f"expected each file once, got more than once: {', '.join(repeated)}")
+    if not found:
+        raise ConfigError("expected files, got none")
+    return found
+
+
+def _branches(path: Path) -> set[str]:
+    """Return the branches of a file's events, refusing a file that cannot be read whole."""
+    with needed("score", "reading ROOT files"):
+        import uproot
+
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []
+        remedy = nearest(path.name, beside) if beside else "its folder has no .root file"
+        raise ConfigError(f"no file {str(path)!r}; {remedy}")
+    try:
+        with uproot.open(path) as file:
+            trees = [k.partition(";")[0] for k in file.keys(recursive=False)]
+            branches = set(file["Events"].keys()) if "Events" in trees else set()
+            end, size = file.file.fEND, path.stat().st_size
+    except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT
+        problem = f"cannot read {path.name} as a ROOT file: {str(error).strip().splitlines()[0]}"
+        raise ConfigError(problem) from None
+    if size < end:
+        raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
+    if "Events" not in trees:
+        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    if missing := [name for name in EVENT_ID if name not in branches]:
+        raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
+    return branches
 
 
 def chunk_name(metadata: Mapping[str, Any]) -> str:

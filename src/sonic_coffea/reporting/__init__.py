@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sonic_coffea.reporting import _tables as tables
-from sonic_coffea.reporting import plots
 from sonic_coffea.reporting._report import Report, report
 from sonic_coffea.reporting._tally import STATISTICS_KEY, Span, Statistics, Tally
 
@@ -13,7 +12,6 @@ __all__ = [
     "Span",
     "Statistics",
     "Tally",
-    "plots",
     "report",
     "tables",
 ]

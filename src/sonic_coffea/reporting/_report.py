@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dask.utils import format_time
 from rich.filesize import decimal
 
 from sonic_coffea import provenance
-from sonic_coffea.errors import ConfigError, printable
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
+from sonic_coffea.reporting._plots import draw
 from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
-from sonic_coffea.reporting.plots import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
 
     from sonic_coffea.transport import ModelStatistics
 
@@ -89,7 +87,7 @@ class Report:
         ImportError
             If there is no matplotlib.
         """
-        return draw(self)
+        return draw(self.statistics)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file: ``.html``, a page without other files, or ``.json``.
@@ -103,8 +101,9 @@ class Report:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
         elif target.suffix == ".html":
-            plots = draw(self, ink=tables.INK) if self.statistics.tallies else None
-            text = tables.page(self.title, self._context_rows(), self._repr_html_(), plots)
+            plots = draw(self.statistics) if self.statistics.tallies else None
+            shown = self._html([self._run_table(), *self._tables()])
+            text = tables.page(self.title, shown, plots)
             target.write_text(text, encoding="utf-8")
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
@@ -112,82 +111,70 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        header, rows = self._server_rows()
-        yield _rich_table("Scoring", ["", ""], self._summary_rows())
-        servers = _rich_table(_SERVERS_TITLE, header, rows)
-        unlimited = options.update(max_width=_ANY_WIDTH)
-        if console.measure(servers, options=unlimited).maximum > options.max_width:
-            for place in range(1, len(header)):
-                column = [(row[0], row[place]) for row in rows]
-                yield _rich_table(_SERVERS_TITLE, ["", header[place]], column)
-        else:
-            yield servers
+        yield from self._tables()
         for advice in self.advice:
             yield Text(f"• {advice}", style="yellow")
 
     def _repr_html_(self) -> str:
-        shown = tables.table("Scoring", self._summary_rows(), numbers=True)
-        header, rows = self._server_rows()
-        if len(header) > 1:
-            shown += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
-        return shown + tables.notes_below(self.advice)
+        return self._html(self._tables())
 
     def __repr__(self) -> str:
         total = self.statistics.total()
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
 
-    def _context_rows(self) -> list[tuple[str, str]]:
-        """Return date, place and subject of the run."""
-        s = self.statistics
-        workers = sorted({span.worker for span in s.spans})
-        hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
-        datasets = [f"{name} ({events:,} events)" for name, events in sorted(s.datasets.items())]
-        servers = sorted({server for (server, _, _), _ in s})
-        models = sorted({f"{model} v{version}" for (_, model, version), _ in s})
-        rows = [
-            ("Date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
-            ("Duration", format_time(self.wall_s) if self.wall_s else ""),
-            ("Datasets", ", ".join(datasets)),
-            ("Models", ", ".join(models)),
-            ("Servers", ", ".join(servers)),
-            ("Processes", f"{len(workers)} on {_listed(hosts, 'hosts')}" if workers else ""),
-            ("Host of this report", socket.gethostname()),
-            ("Versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items())),
-        ]
-        return [(name, value) for name, value in rows if value]
+    def _html(self, shown: Iterable[tables.Table]) -> str:
+        return "".join(table.html() for table in shown) + tables.notes_below(self.advice)
 
-    def _summary_rows(self) -> list[tuple[str, str]]:
-        s, total = self.statistics, self.statistics.total()
+    def _run_table(self) -> tables.Table:
+        """Return when and where the run was."""
+        workers = sorted({span.worker for span in self.statistics.spans})
+        hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
         rows = [
-            ("datasets", ", ".join(map(printable, sorted(s.datasets))) or None),
-            ("chunks", f"{s.chunks:,}" if s.chunks else None),
-            ("events", f"{s.events:,}" if s.events else None),
+            ("date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
+            ("duration", tables.duration(self.wall_s) if self.wall_s else ""),
+            ("processes", f"{len(workers)} on {_listed(hosts, 'hosts')}" if workers else ""),
+            ("host of this report", socket.gethostname()),
+            ("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items())),
+        ]
+        return tables.Table("Run", [row for row in rows if row[1]])
+
+    def _tables(self) -> Iterator[tables.Table]:
+        """Yield the table of all requests, and one with a column for each model and server."""
+        s, total = self.statistics, self.statistics.total()
+        datasets = [f"{name} ({events:,} events)" for name, events in sorted(s.datasets.items())]
+        rows = [
+            ("datasets", datasets),
+            ("chunks", f"{s.chunks:,}" if s.chunks else ""),
+            ("events", f"{s.events:,}" if s.events else ""),
             ("objects scored", f"{s.scored:,} of {s.objects:,}"),
-            ("masked (None)", f"{s.masked:,}" if s.masked else None),
-            ("deduplicated", f"{s.deduplicated:,}" if s.deduplicated else None),
-            ("cache hits", f"{s.cache_hits:,}" if s.cache_hits else None),
+            ("masked (None)", f"{s.masked:,}" if s.masked else ""),
+            ("deduplicated", f"{s.deduplicated:,}" if s.deduplicated else ""),
+            ("cache hits", f"{s.cache_hits:,}" if s.cache_hits else ""),
             ("requests", f"{total.requests:,}"),
-            ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
-            ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
+            ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else ""),
+            ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else ""),
             ("padding", _share(s.padding, s.padding + s.elements)),
             ("truncated", _share(s.truncated, s.truncated + s.elements)),
             ("sent, received", f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}"),
             ("retries", f"{total.retries:,}"),
         ]
-        return [(label, value) for label, value in rows if value is not None]
-
-    def _server_rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return a header, and rows with a column for each model and server."""
-        served = sorted(self.statistics)
-        names = (map(printable, key) for key, _ in served)
-        header = ["", *(f"{model} v{version}\n{server}" for server, model, version in names)]
+        yield tables.Table("Scoring", [row for row in rows if row[1]], numbers=True)
+        served = sorted(s)
+        if not served:
+            return
+        header = ["", *([f"{model} v{version}", server] for (server, model, version), _ in served)]
         columns = [
             _column(tally, self.timings.get((server, model)))
             for (server, model, _), tally in served
         ]
         labels = dict.fromkeys(label for column in columns for label in column)
-        rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
-        return header, [row for row in rows if any(row[1:])]
+        times = [[label, *(column.get(label, "") for column in columns)] for label in labels]
+        yield tables.Table(
+            "A request's time, by model and server (mean)",
+            [row for row in times if any(row[1:])],
+            header=header,
+            numbers=True,
+        )
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
@@ -235,51 +222,34 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     return Report(statistics.copy(), wall_s=wall_s, timings=timings)
 
 
-def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, show_header=any(header), title_justify="left")
-    table.add_column(style="bold")
-    for name in header[1:]:
-        table.add_column(Text(name), justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
 def _column(tally: Tally, timings: ModelStatistics | None) -> dict[str, str]:
     """Return the tally of a model on a server, and the server's statistics of all clients."""
     column = {}
     for stage, label in STAGES.items():
         mean_s = getattr(tally, stage) / max(tally.requests, 1)
-        column[label] = format_time(mean_s) if tally.requests else ""
+        column[label] = tables.duration(mean_s) if tally.requests else ""
         if stage == "trip_s":
             for name, quantile in (("  p50", 0.5), ("  p99", 0.99)):
-                shown = format_time(tally.latency_s(quantile)) if tally.has_quantiles else ""
+                shown = tables.duration(tally.latency_s(quantile)) if tally.has_quantiles else ""
                 column[name] = shown
     column |= {name: f"{getattr(tally, name):,}" for name in ("rows", "requests", "retries")}
     if timings is not None:
         requests = max(timings.requests, 1)
-        work_s = timings.input_s + timings.compute_s + timings.output_s
-        column["the server says, of all clients: queue"] = format_time(timings.queue_s / requests)
-        column["  inference"] = format_time(work_s / requests)
+        column["the server says, of all clients: queue"] = tables.duration(
+            timings.queue_s / requests
+        )
+        column["  inference"] = tables.duration(timings.work_s / requests)
         column["  mean batch size"] = f"{timings.rows / max(timings.executions, 1):.1f}"
     return column
 
 
-_ANY_WIDTH = 10_000
-_SERVERS_TITLE = "A request's time, by model and server (mean)"
-_MANY = 3
-
-
 def _listed(names: Sequence[str], noun: str) -> str:
     """Return up to three names, or the number of names."""
-    if len(names) > _MANY:
+    if len(names) > 3:
         return f"{len(names)} {noun}"
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _share(part: int, whole: int) -> str | None:
-    return f"{part / whole:.1%}" if whole else None
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""

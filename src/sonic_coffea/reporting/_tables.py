@@ -1,9 +1,10 @@
-"""HTML: small tables for notebooks, and a report as a page of its own."""
+"""Tables from one description: in terminals by rich, in notebooks and pages as HTML."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -11,82 +12,108 @@ from sonic_coffea.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-INK = "#012345"
-"""Colour of texts and lines in plots, which the page replaces by that of its text."""
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 _PAGE_STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --line: #d0d7de; --soft: #59636e; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181d; --ink: #e6e9ee; --line: #3a4049; --soft: #9aa4b0; }
-}
-* { box-sizing: border-box; }
-body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
-  margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 3rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 0 0 .25rem; }
-dl { display: grid; gap: .15rem 1.25rem; grid-template-columns: max-content 1fr; margin: 0 0 2rem; }
-dt { color: var(--soft); }
-dd { margin: 0; overflow-wrap: anywhere; }
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 3rem; }
+h1 { font-size: 1.6rem; overflow-wrap: anywhere; }
 .tables { align-items: start; display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; overflow-x: auto; }
 .tables p { flex-basis: 100%; margin: 0; }
 table { border-collapse: collapse; }
-td:first-child { min-width: 8.5rem; }
-tr { border-bottom: 1px solid var(--line); }
-caption { font-size: 1.1rem; }
+tr { border-bottom: 1px solid #8886; }
 svg { display: block; height: auto; margin-top: 2rem; max-width: 50rem; width: 100%; }
-@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
+@media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg); } }
 """
-
-_CELL = "padding:2px 10px;vertical-align:top;white-space:pre-wrap"
-_LEFT = f'style="text-align:left;{_CELL}"'
-_RIGHT = f'style="text-align:right;{_CELL}"'
+_CELL = "padding:2px 10px;vertical-align:top;white-space:pre-wrap;text-align:"
 # Of the theme's own size of text: notebooks have tables smaller than paragraphs.
 _NOTE = 'style="margin:2px 10px;font-size:90%"'
 
 
-def table(
-    title: str,
-    rows: Iterable[Sequence[Any]],
-    *,
-    header: Sequence[str] = (),
-    notes: Iterable[str] = (),
-    numbers: bool = False,
-) -> str:
-    """Return a table as HTML, with sentences below; everything in it is escaped.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, whose texts are shown as they are: no markup, control characters written out.
 
-    With `numbers`, all but the first column hold numbers, which are aligned.
+    A cell is a text, or a list of names, of which each is one line. With `numbers`, all but the
+    first column hold numbers, which are aligned.
     """
 
-    def line(tag: str, row: Sequence[Any]) -> str:
-        cells = "".join(
-            f"<{tag} {_RIGHT if numbers and place else _LEFT}>{_escaped(cell)}</{tag}>"
-            for place, cell in enumerate(row)
-        )
-        return f"<tr>{cells}</tr>"
+    title: str
+    rows: Sequence[Sequence[Any]]
+    header: Sequence[Any] = ()
+    numbers: bool = False
 
-    head = line("th", header) if header else ""
-    body = "".join(line("td", row) for row in rows)
-    caption = f"<caption {_LEFT}><b>{escape(printable(title))}</b></caption>"
-    return f"<table>{caption}{head}{body}</table>{notes_below(notes)}"
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, or, where it is too wide for a terminal, each row as lines."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        title = printable(self.title)
+        table = RichTable(
+            title=Text(title) if title else None, title_justify="left", show_header=any(self.header)
+        )
+        for place in range(max(map(len, [self.header, *self.rows]))):
+            name = Text(_text(self.header[place])) if self.header else ""
+            align = "right" if self.numbers and place else "left"
+            table.add_column(name, justify=align, overflow="fold")  # type: ignore[arg-type]
+        for row in self.rows:
+            table.add_row(*(Text(_text(cell)) for cell in row))
+        unlimited = options.update(max_width=100_000)
+        if console.measure(table, options=unlimited).maximum <= options.max_width:
+            yield table
+            return
+        yield Text(title, style="italic")
+        labels = [_text(name).replace("\n", " on ") for name in self.header[1:]]
+        for first, *cells in self.rows:
+            yield Text(_text(first), style="bold")
+            for label, cell in zip(labels or [""] * len(cells), cells, strict=False):
+                for number, line in enumerate(_text(cell).split("\n")):
+                    shown = "" if number else label
+                    yield Text(f"  {shown:<{max(map(len, labels), default=0)}}  {line}")
+
+    def html(self) -> str:
+        """Return the table as HTML, in which everything is escaped."""
+
+        def line(tag: str, row: Sequence[Any]) -> str:
+            cells = "".join(
+                f'<{tag} style="{_CELL}{"right" if self.numbers and place else "left"}">'
+                f"{escape(_text(cell))}</{tag}>"
+                for place, cell in enumerate(row)
+            )
+            return f"<tr>{cells}</tr>"
+
+        head = line("th", self.header) if self.header else ""
+        body = "".join(line("td", row) for row in self.rows)
+        caption = f'<caption style="{_CELL}left"><b>{escape(printable(self.title))}</b></caption>'
+        return f"<table>{caption}{head}{body}</table>"
+
+
+def table(
+    title: str, rows: Iterable[Sequence[Any]], *, notes: Iterable[str] = (), **options: Any
+) -> str:
+    """Return a `Table` as HTML, with sentences below."""
+    return Table(title, [*rows], **options).html() + notes_below(notes)
+
+
+def duration(seconds: float) -> str:
+    """Return a time with the unit that suits it."""
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+    unit, unit_s = next((unit for unit in units if seconds >= unit[1]), ("µs", 1e-6))
+    return f"{seconds / unit_s:.2f} {unit}"
 
 
 def notes_below(sentences: Iterable[str]) -> str:
     """Return sentences as paragraphs that stand below a table."""
-    return "".join(f"<p {_NOTE}>{_escaped(sentence)}</p>" for sentence in sentences)
+    return "".join(f"<p {_NOTE}>{escape(_text(sentence))}</p>" for sentence in sentences)
 
 
-def page(title: str, context: Iterable[tuple[str, str]], tables: str, plots: Figure | None) -> str:
-    """Return the page: its heading, names and values, tables as HTML, and plots below."""
-    heading = escape(printable(title))
-    terms = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(printable(value))}</dd>" for name, value in context
-    )
-    drawing = ""
+def page(title: str, tables: str, plots: Figure | None) -> str:
+    """Return a page: its heading, tables as HTML, and plots below."""
+    heading, drawing = escape(printable(title)), ""
     if plots is not None:
         written = io.StringIO()
         plots.savefig(written, format="svg", transparent=True)
-        drawing = written.getvalue().replace(INK, "currentColor")
+        drawing = written.getvalue()
         drawing = drawing[drawing.index("<svg") :].replace(
             "<svg", '<svg role="img" aria-label="times of requests"', 1
         )
@@ -94,10 +121,11 @@ def page(title: str, context: Iterable[tuple[str, str]], tables: str, plots: Fig
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{heading}</title><style>{_PAGE_STYLE}</style></head>"
-        f'<body><h1>{heading}</h1><dl>{terms}</dl><div class="tables">{tables}</div>'
-        f"{drawing}</body></html>\n"
+        f'<body><h1>{heading}</h1><div class="tables">{tables}</div>{drawing}</body></html>\n'
     )
 
 
-def _escaped(content: Any) -> str:
-    return escape(printable(str(content), lines=True))
+def _text(cell: Any) -> str:
+    if isinstance(cell, list):
+        return "\n".join(map(printable, cell))
+    return printable(str(cell), lines=True)

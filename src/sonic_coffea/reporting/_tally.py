@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -31,9 +32,8 @@ STAGES = {
 """Where a request's time goes."""
 
 _MAX_SPANS = 500
-_QUANTILES_OF = 20
-# A span in the plain form: 24 bytes.
-_SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
+# A span in the plain form: 20 bytes.
+_SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("rows", "<u4")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,6 @@ class Span:
     begun: float
     seconds: float
     rows: int
-
-    @property
-    def lot(self) -> float:
-        """A number from 0 to 1; a random sample holds the spans with the lowest numbers."""
-        return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +115,7 @@ class Tally:
     @property
     def has_quantiles(self) -> bool:
         """Whether there are 20 round trips or more, so that quantiles say more than the mean."""
-        return int(self.latencies.sum()) >= _QUANTILES_OF
+        return int(self.latencies.sum()) >= 20
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of fewer than 20 round trips are None."""
@@ -154,9 +149,7 @@ class Statistics:
     datasets : dict of str to int
         Events of each dataset, where the processor's events name theirs.
     spans : list of Span
-        When requests were in flight: of all, or of a random sample of at most 500.
-    spans_share : float
-        Probability of a request to be in that sample.
+        When requests were in flight: of all, or of a random sample of some hundreds.
     """
 
     chunks: int = 0
@@ -170,7 +163,6 @@ class Statistics:
     padding: int = 0
     datasets: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list, repr=False)
-    spans_share: float = 1.0
     tallies: defaultdict[TallyKey, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _lock: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
@@ -189,10 +181,10 @@ class Statistics:
         """Add to the tally of a model on a server, and keep when the request was in flight."""
         with self._lock:
             self.tallies[server, model, version] += tally
-            if span is not None and span.lot < self.spans_share:
+            if span is not None:
                 self.spans.append(span)
-                if len(self.spans) > _MAX_SPANS:
-                    self.spans, self.spans_share = _sample(self.spans, self.spans_share)
+                if len(self.spans) > 2 * _MAX_SPANS:
+                    self.spans = _sample(self.spans)
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -208,7 +200,7 @@ class Statistics:
     def copy(self) -> Statistics:
         """Return a snapshot, which does not change while requests go on."""
         with self._lock:
-            copied = replace(self, datasets=self.datasets.copy(), spans=self.spans.copy())
+            copied = replace(self, datasets=self.datasets.copy(), spans=_sample(self.spans))
             copied.tallies = self.tallies.copy()
             for key, tally in self.tallies.items():
                 copied.tallies[key] = replace(tally, latencies=tally.latencies.copy())
@@ -221,10 +213,7 @@ class Statistics:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for name, events in other.datasets.items():
                 self.datasets[name] = self.datasets.get(name, 0) + events
-            share = min(self.spans_share, other.spans_share)
-            # Each call adds its counts before it has spans.
-            if other.spans or share < self.spans_share:
-                self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
+            self.spans = _sample([*self.spans, *other.spans])
             for key, tally in other:
                 self.tallies[key] += tally
         return self
@@ -242,14 +231,13 @@ class Statistics:
 
         ``served`` holds tallies by (server, model, version); ``spans`` packed records by (worker,
         server, model). coffea's rules add two such dicts to the right sum. They drop no spans,
-        so that those of a chunk are few: 24 bytes each.
+        so that those of a chunk are few: 20 bytes each.
         """
         now = self.copy()
         spans: dict[tuple[str, str, str], bytes] = {}
-        sample, share = _sample(now.spans, now.spans_share, max_spans)
-        for span in sample:
+        for span in _sample(now.spans, max_spans):
             key = (span.worker, span.server, span.model)
-            record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
+            record = np.array((span.begun, span.seconds, span.rows), _SPAN)
             spans[key] = spans.get(key, b"") + record.tobytes()
         served = {key: asdict(tally) for key, tally in now}
         counts = {name: getattr(now, name) for name in _COUNTS}
@@ -262,12 +250,13 @@ class Statistics:
         statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
         for key, numbers in plain["served"].items():
             statistics.tallies[key] += Tally(**numbers)
-        spans, shares = [], [1.0]
-        for (worker, server, model), packed in plain["spans"].items():
-            for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
-                spans.append(Span(worker, model, server, begun, seconds, rows))
-                shares.append(share)
-        statistics.spans, statistics.spans_share = _sample(spans, min(shares))
+        statistics.spans = _sample(
+            [
+                Span(worker, model, server, *numbers)
+                for (worker, server, model), packed in plain["spans"].items()
+                for numbers in np.frombuffer(packed, _SPAN).tolist()
+            ]
+        )
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
@@ -289,9 +278,10 @@ class Statistics:
 _COUNTS = [f.name for f in fields(Statistics) if f.type == "int"]
 
 
-def _sample(
-    spans: Sequence[Span], share: float, most: int = _MAX_SPANS
-) -> tuple[list[Span], float]:
-    """Return a random sample and its share of all spans; its members depend on no order."""
-    drawn = [span for span in spans if span.lot < share]
-    return (drawn, share) if len(drawn) <= most else _sample(drawn, share / 2, most)
+def _sample(spans: list[Span], most: int = _MAX_SPANS) -> list[Span]:
+    """Return a random sample, whose members do not depend on the order of sums."""
+    return spans.copy() if len(spans) <= most else heapq.nsmallest(most, spans, key=_lot)
+
+
+def _lot(span: Span) -> int:
+    return zlib.crc32(f"{span.worker} {span.begun}".encode())

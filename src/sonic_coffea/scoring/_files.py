@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea.demo.workflow import branches_of
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
-from sonic_coffea.processor import run_files
+from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
 from sonic_coffea.scoring._processor import Scoring
 
@@ -136,9 +135,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")
     current()  # raises if no server is named
     listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
-    paths = [_located(file) for file in listed]
-    if not paths or len(set(paths)) < len(paths):
-        raise ConfigError(f"expected files, each of them once, got {', '.join(paths) or 'none'}")
+    paths = list(located(listed))
     parts = target.with_name(f".{target.name}.parts")
     try:
         if not resume:
@@ -197,16 +194,6 @@ def check_output(output: str | os.PathLike[str]) -> Path:
             f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
         )
     return target
-
-
-def _located(file: str | os.PathLike[str]) -> str:
-    """Return an absolute path, or a URL as it is; look into files that are here."""
-    text = str(file)
-    if "://" in text:
-        return text
-    path = Path(text).expanduser().absolute()
-    branches_of(path)
-    return str(path)
 
 
 def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:

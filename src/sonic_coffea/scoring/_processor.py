@@ -15,10 +15,9 @@ from sonic_coffea import provenance
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.model import Choice, Model, constituents, has_constituents
-from sonic_coffea.processor import Request, SonicProcessor, chunk_name
+from sonic_coffea.processor import EVENT_ID, SonicProcessor, chunk_name
 from sonic_coffea.scoring._identity import identity
 
-IDENTITY = ("run", "luminosityBlock", "event")
 INDEX = "index"
 
 
@@ -60,26 +59,24 @@ class Scoring(SonicProcessor):
 
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send the objects of the collection, or what the user's function makes of the events."""
+        if missing := [name for name in EVENT_ID if name not in events.fields]:
+            raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
         objects = self._objects(events)
         for name in self.keep:
             if name not in objects.fields:
                 problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
                 raise FieldError(problem)
-        model: Any = self.models["scores"]
         if self.features is not None:
-            sent = self.features(events)
-        else:
-            sent = _sent(events, objects, self.collection, model)
-        if self.flat:
-            self._check_flat(objects, sent)
-        return {"scores": sent}
+            return {"scores": self.features(events)}
+        return {"scores": _sent(events, objects, self.collection, self.models["scores"])}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
         scored = scores["scores"]
         if not isinstance(scored, ak.Array):
             raise ConfigError("score_files scores no Variations; call it once for each")
-        columns = {name: events[name] for name in IDENTITY}
+        depth = 1 if self.collection is None else 2
+        columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
         if self.collection is not None:
             columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
@@ -88,8 +85,12 @@ class Scoring(SonicProcessor):
                 raise ConfigError(
                     f"two columns are called {name!r}; rename the labels in the declaration"
                 )
+            if self.flat and not _is_number(column.type.content, depth):
+                raise ConfigError(
+                    f"{name!r} is no plain number, but {column.type.content}: write it to a "
+                    ".parquet file"
+                )
             columns[name] = column
-        depth = 1 if self.collection is None else 2
         misfit = InputError(
             f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
             "must return inputs with the same events and objects"
@@ -114,20 +115,6 @@ class Scoring(SonicProcessor):
                 "all workers have to see the folder of the output"
             ) from None
         return self._counted(events, path, resumed=0)
-
-    def _check_flat(self, objects: Any, sent: Any) -> None:
-        """Refuse columns that are no plain numbers, before a row is sent."""
-        inputs = sent.objects if isinstance(sent, Request) else sent
-        none = {k: v[:0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:0]
-        model: Any = self.models["scores"]
-        scores = (model.models[0] if isinstance(model, Choice) else model)(none)
-        depth = 1 if self.collection is None else 2
-        for name, column in [*((n, objects[n]) for n in self.keep), *_flat(scores)]:
-            if not _is_number(column.type.content, depth):
-                raise ConfigError(
-                    f"{name!r} is no plain number, but {column.type.content}: write it to a "
-                    ".parquet file"
-                )
 
     def _objects(self, events: Any) -> Any:
         name = self.collection

@@ -8,28 +8,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.reporting.plots import draw_curve
-from sonic_coffea.transport import Response, connect_transport
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sonic_coffea.pool import Settings
 
-_MOST_ROWS = 16_384
-_MOST_BYTES = 32_000_000
-_GAIN = 1.03
-# A server is saturated if more requests in flight gain nothing twice: a machine may be busy for a
-# moment.
-_TRIES = 2
+# Of models that take any number of rows.
+_MAX_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +53,19 @@ class Curve:
     row_bytes: float
     length: int = 64
 
-    @property
-    def launch_s(self) -> float:
-        """Time of a request without its rows, by a straight line through the curve."""
-        return max(float(self._line()[1]), 1e-6)
-
-    @property
-    def row_s(self) -> float:
-        """Time that each row adds."""
-        return max(float(self._line()[0]), 1e-12)
-
-    def _line(self) -> Any:
-        # Of relative residuals: small requests count as much as large ones.
-        return np.polyfit(self.rows, self.seconds, 1, w=1.0 / np.asarray(self.seconds))
-
-    def plot(self) -> Figure:
-        """Draw the time and the rate of requests by their rows.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the curve as JSON, and make the folder of the file if need be.
 
         Raises
         ------
-        ImportError
-            If there is no matplotlib.
+        ConfigError
+            If the file cannot be written.
         """
-        return draw_curve(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the curve as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curve:
@@ -101,16 +78,15 @@ class Curve:
         """
         try:
             content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-            known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-            known |= {name: tuple(known[name]) for name in ("rows", "seconds") if name in known}
-            curve = cls(**known)
-        except (OSError, ValueError, TypeError) as error:
+            points = {name: tuple(content[name]) for name in ("rows", "seconds")}
+            curve = cls(**{**content, **points})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
             ) from None
-        points: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
-        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
-            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {points}")
+        numbers: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
+        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
+            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {numbers}")
         return curve
 
 
@@ -134,7 +110,7 @@ def measure(
     length : int
         Length of axes of variable length, such as constituents.
     seconds : float
-        Approximate duration of each point.
+        Duration of each point: of as many requests as this allows, two at least.
     progress : callable, optional
         Called with a short text at each stage.
     """
@@ -142,31 +118,30 @@ def measure(
     options = settings.connection_options()
     with connect_transport(settings.servers[0], options=options) as connection:
         contract = connection.contract(model, version)
+
+        def ask(tensors: Any, **several: int) -> tuple[Any, float]:
+            return connection.ask(contract, version, tensors, **several)
+
         row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
-        most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
+        most = min(contract.max_rows or _MAX_ROWS, max(1, settings.max_request_bytes // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = connection.ask(contract, version, row)
+        answer, _ = ask(row)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
             tensors = contract.zeros(rows, length)
-            times.append(_median(partial(connection.ask, contract, version, tensors), seconds))
-        best, best_in_flight, in_flight = 0.0, 1, 1
+            times.append(_median(partial(ask, tensors), seconds))
+        best, best_in_flight, in_flight = most / times[-1], 1, 2
         while in_flight <= settings.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
-            # At least as many requests as are to be in flight, for slow models, too.
-            requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
-            rate = 0.0
-            for _ in range(_TRIES):
-                _, took_s = connection.ask(
-                    contract, version, tensors, requests=requests, in_flight=in_flight
-                )
-                rate = max(rate, requests * most / took_s)
-                if rate >= best * _GAIN:
+            requests = max(in_flight, round(seconds * best / most))
+            for _ in range(2):  # as the machine may be busy for a moment
+                rate = requests * most / ask(tensors, requests=requests, in_flight=in_flight)[1]
+                if rate > 1.03 * best:
                     break
-            else:
+            else:  # the server is saturated
                 break
             best, best_in_flight, in_flight = rate, in_flight, in_flight * 2
     return Curve(
@@ -182,9 +157,11 @@ def measure(
     )
 
 
-def _median(request: Callable[[], tuple[Response, float]], seconds: float) -> float:
-    times: list[float] = []
+def _median(request: Callable[[], tuple[Any, float]], seconds: float) -> float:
+    """Return the median time of requests for some seconds: of one at least, after a first one."""
+    request()
     until = time.monotonic() + seconds
-    while len(times) < 5 or (time.monotonic() < until and len(times) < 200):
+    times = [request()[1]]
+    while time.monotonic() < until:
         times.append(request()[1])
-    return statistics.median(times[1:])
+    return statistics.median(times)

@@ -44,6 +44,11 @@ class ModelStatistics:
     compute_s: float = 0.0
     output_s: float = 0.0
 
+    @property
+    def work_s(self) -> float:
+        """Time of the model's executions, with what goes in and out."""
+        return self.input_s + self.compute_s + self.output_s
+
     def __add__(self, other: ModelStatistics) -> ModelStatistics:
         return ModelStatistics(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
