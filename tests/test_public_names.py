@@ -41,6 +41,7 @@ def test_public_names() -> None:
         "Report",
         "Request",
         "Row",
+        "Scaled",
         "SonicFilter",
         "SonicProcessor",
         "Tokens",
