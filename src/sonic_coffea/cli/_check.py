@@ -15,6 +15,7 @@ from sonic_coffea.cli._options import (
     Declaration,
     Labels,
     ServerSettings,
+    ServerSettingsOrFile,
     Version,
     Weaver,
     connected,
@@ -132,13 +133,16 @@ def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
 
 @connected
 def scaffold(
-    settings: ServerSettings,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to declare.")],
+    settings: ServerSettingsOrFile,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The model to declare; a file's is named as it is."),
+    ] = None,
     *,
     version: Version = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a declaration that fits a served model; you fill in the names of fields."""
+    """Print a declaration that fits a served model, or a file's; you fill in names of fields."""
     from sonic_coffea import tools
 
     scaffolded = tools.scaffold(settings, model, version)

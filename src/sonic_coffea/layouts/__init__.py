@@ -23,7 +23,7 @@ from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Dense, Row
-from sonic_coffea.layouts._scalers import Scaled
+from sonic_coffea.layouts._scalers import Scaled, named
 from sonic_coffea.layouts._scores import ByRow, Outputs, assemble
 from sonic_coffea.layouts._source import Source, is_tracer
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure
@@ -66,6 +66,7 @@ __all__ = [
     "file_positions",
     "is_lazy",
     "is_tracer",
+    "named",
     "over_partitions",
     "touch_position",
     "trace",

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError
-from sonic_coffea.layouts import Layout, is_lazy, is_tracer
+from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
+from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
 from sonic_coffea.pool import Deadline, Pool, current
@@ -121,6 +122,87 @@ class Model(Declaration):
             preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
         )
         return cls(name, layouts, {output or weaver.usual_output(layouts): names}, version)
+
+    @classmethod
+    def from_onnx(
+        cls,
+        path: str | Path,
+        name: str | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare a model by its ONNX file, which has the names, types and shapes of the tensors.
+
+        Parameters
+        ----------
+        path : path
+            The file; it need not be that of the server. The package ``onnx`` reads it.
+        name : str, optional
+            Name of the model in the server's model repository; by default, the file's name.
+        inputs : mapping
+            For each input, its fields in the order of the training; or a layout, where the file
+            does not tell what the numbers mean: of masks, of lists of any length, and of pairs.
+        outputs : mapping, optional
+            Labels of outputs, or an `Output`, as in `Model`. By default, numbers of the file's
+            shape.
+        version : str or int, optional
+            A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be read, or an input has not as many fields; the message shows what
+            to fill in.
+        ContractError
+            If a layout does not make what the file takes.
+        """
+        contract = contract_of_file(Path(path), name)
+        filled = filled_in(contract, Path(path), inputs or {}, outputs or {})
+        model = cls(contract.model, *filled, version)
+        model.compare(contract, server=str(path))
+        return model
+
+    @classmethod
+    def from_xgboost(
+        cls,
+        name: str,
+        path: str | Path,
+        *,
+        fields: Any = None,
+        labels: Sequence[str] | None = None,
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare trees by their XGBoost or LightGBM file, which has the names of the features.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model in the server's model repository.
+        path : path
+            The file that `build_repository` serves.
+        fields : sequence or mapping, optional
+            The fields, in the order of the features, whose names they are compared with; or a
+            mapping with the fields of other names: ``{"pt": "Photon.pt"}``. By default, the file's
+            names.
+        labels : sequence of str, optional
+            Labels of the scores. By default, a number, or for several classes an array.
+        version : str or int, optional
+            A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be read, has no names where no fields are given, or other names.
+        """
+        contract = contract_of_file(Path(path), name)
+        (features,), (scores,) = contract.inputs, contract.outputs
+        known = named(fields, contract.features, features.shape[0], str(path))
+        given = {features.name: known}, {scores.name: labels}
+        model = cls(name, *filled_in(contract, Path(path), *given), version)
+        model.compare(contract, server=str(path))
+        return model
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], name: str | None = None) -> Model:
