@@ -10,7 +10,7 @@ from sonic_coffea.layouts._batch import (
     declared,
 )
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns
-from sonic_coffea.layouts._features import Feature, OneHot
+from sonic_coffea.layouts._features import Feature, OneHot, number_of
 from sonic_coffea.layouts._file_positions import (
     FilePositions,
     file_of,
@@ -67,6 +67,7 @@ __all__ = [
     "is_lazy",
     "is_tracer",
     "named",
+    "number_of",
     "over_partitions",
     "touch_position",
     "trace",

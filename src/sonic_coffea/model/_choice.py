@@ -119,13 +119,15 @@ class Choice:
         pool: Pool | None = None,
         on_error: str = "raise",
         deduplicate: bool = False,
+        mask: Any = None,
+        default: float | None = None,
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate
-            As in `Model.submit`.
+        objects, pool, on_error, deduplicate, mask, default
+            As in `Model.submit`; objects of no model have the default, too.
         events : array of records, optional
             The events of the objects, which have the fields of `by` if the objects do not. A
             `SonicProcessor` passes its events.
@@ -137,7 +139,8 @@ class Choice:
         InputError
             If a value has no model.
         """
-        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
+        how: dict[str, Any] = {"on_error": on_error, "deduplicate": deduplicate}
+        how |= {"pool": pool, "mask": mask, "default": default}
         return self._send(objects, NEVER, events=events, **how)
 
     def _send(
@@ -241,13 +244,15 @@ class Folds(Choice):
         pool: Pool | None = None,
         on_error: str = "raise",
         deduplicate: bool = False,
+        mask: Any = None,
+        default: float | None = None,
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate
-            As in `Model.submit`.
+        objects, pool, on_error, deduplicate, mask, default
+            As in `Model.submit`; objects of no model have the default, too.
         fold : array of int, str or None, optional
             The fold of each event, ``events * int``, or of each object, ``events * var * int``,
             counted from 0; None in it is no fold, and the score is None. Or an expression, as in
@@ -266,7 +271,8 @@ class Folds(Choice):
         InputError
             If there is no such fold, or the array does not fit the objects.
         """
-        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
+        how: dict[str, Any] = {"on_error": on_error, "deduplicate": deduplicate}
+        how |= {"pool": pool, "mask": mask, "default": default}
         return self._send(objects, NEVER, fold=fold, events=events, **how)
 
     def _send(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -294,6 +295,8 @@ class Model(Declaration):
         on_error: str = "raise",
         version: Any = None,
         deduplicate: bool = False,
+        mask: Any = None,
+        default: float | None = None,
     ) -> Any:
         """Score objects and wait for the result; see `submit`.
 
@@ -304,7 +307,7 @@ class Model(Declaration):
         """
         deadline = Deadline.after(timeout_s)
         call = Submission((self,), pool, on_error, version, deduplicate, deadline)
-        return call.send(objects).result_by(deadline)
+        return replace(call, mask=mask, default=default).send(objects).result_by(deadline)
 
     def submit(
         self,
@@ -314,6 +317,8 @@ class Model(Declaration):
         on_error: str = "raise",
         version: Any = None,
         deduplicate: bool = False,
+        mask: Any = None,
+        default: float | None = None,
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
@@ -342,13 +347,18 @@ class Model(Declaration):
             trained on the event.
         deduplicate : bool
             Whether rows that are equal in all inputs are sent once.
+        mask : array of bool, optional
+            Which objects are scored: ``events * jets * bool``, or ``events * bool``. What it leaves
+            out is not read and not sent. Of `Variations`, one for all, or a dict with one for each.
+        default : float, optional
+            The score, in each label, of objects that the mask leaves out; by default, None.
 
         Returns
         -------
         Pending
             Its ``result()`` returns the structure of `objects`, with a record in the place of each
             object: ``events * jets * {qcd: float32, top: float32}``. It is None where the object
-            is None.
+            is None, and where no server scored it, whatever the default.
 
         Raises
         ------
@@ -357,4 +367,5 @@ class Model(Declaration):
         ContractError
             If the server's model does not fit the declaration.
         """
-        return Submission((self,), pool, on_error, version, deduplicate).send(objects)
+        call = Submission((self,), pool, on_error, version, deduplicate)
+        return replace(call, mask=mask, default=default).send(objects)
