@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +42,9 @@ def check(
     weaver: Weaver = None,
     labels: Labels = None,
     against: Declaration = None,
+    trained_on: Annotated[
+        Path | None, option("FILE", "Compare the declaration with that of this training data.")
+    ] = None,
     scheduler: Annotated[
         str | None,
         option("ADDRESS", "Try from one worker of each host of this dask scheduler's cluster."),
@@ -55,6 +59,9 @@ def check(
         for one in declarations(model, version, weaver, labels, against, "--against")
         for each in getattr(one, "models", (one,))
     ]
+    if trained_on is not None:
+        for each in declared:
+            each.check_export(trained_on)
     console = Console(quiet=as_json, soft_wrap=True)
     result: dict[str, Any]
     with console.status("trying"):

@@ -1,4 +1,4 @@
-"""``sonic-coffea score``: score NanoAOD files into one file."""
+"""``sonic-coffea score`` and ``export``: NanoAOD files into one file of scores or tensors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sonic_coffea.cli._options import (
     flag,
     load,
     option,
+    pairs,
 )
 from sonic_coffea.cli._output import UsageError, stdout, usage
 from sonic_coffea.errors import printable
@@ -122,3 +123,50 @@ def score(
         f"{scored.scored:,} of {scored.rows:,} rows of {scored.events:,} events{again} have "
         f"scores; they are in {printable(str(scored.path))}"
     )
+
+
+def export(
+    *,
+    file: Annotated[
+        list[str], option("FILE", "NanoAOD file, or its URL; may be repeated.", "--file", "-f")
+    ],
+    output: Annotated[Path, option("FILE", "The .parquet file.", "--output", "-o")],
+    model: Annotated[str | None, option("NAME", "Name of the model, with --weaver.")] = None,
+    weaver: Weaver = None,
+    labels: Labels = None,
+    declare: Declaration = None,
+    collection: Annotated[
+        str | None, option("NAME", "Collection, such as FatJet; by default, the events.")
+    ] = None,
+    features: Annotated[
+        str | None, option("MODULE:NAME", "Function of the events that returns the model's inputs.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        option("NAME=EXPRESSION", "Also write this, of the objects or the events; repeatable."),
+    ] = None,
+    weight: Annotated[str | None, option("EXPRESSION", "Also write this, as weight.")] = None,
+    chunksize: Chunksize = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Write training data of NanoAOD files: the tensors exactly as they would be sent."""
+    from sonic_coffea.scoring import export_files
+
+    models: Any = declarations(model, None, weaver, labels, declare, "--declare")
+    if len(models) != 1:
+        raise UsageError(f"expected one Model as --declare or --weaver, got {len(models)}")
+    rows = export_files(
+        models[0],
+        file,
+        output,
+        collection=collection,
+        features=None if features is None else load(features, "--features"),
+        labels=pairs(label, "--label NAME=EXPRESSION"),
+        weights=weight,
+        chunksize=chunksize,
+        progress=not as_json,
+    )
+    if as_json:
+        typer.echo(json.dumps({"path": str(output), "rows": rows}))
+    else:
+        typer.echo(f"{rows:,} rows are in {printable(str(output))}")

@@ -16,6 +16,7 @@ from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, t
 
 if TYPE_CHECKING:
     from awkward.forms import Form
+    from numpy.typing import NDArray
 
     from sonic_coffea.layouts import Int64, Structure
 
@@ -112,25 +113,31 @@ def as_mask(values: Any) -> ak.Array:
 
 def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
     """Return the number of each row, given the numbers of events or of objects; -1 for None."""
-    if len(numbers) != rows.events:
-        raise InputError(f"expected a {what} for each of {rows.events} events, got {len(numbers)}")
+    of_rows: Int64 = np.full(len(rows), -1)
+    row, number = values_of(rows, numbers, what)
+    of_rows[row] = number
+    return of_rows
+
+
+def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[Int64, NDArray[Any]]:
+    """Return the rows that have a value, and their values, given those of events or of objects."""
+    if len(values) != rows.events:
+        raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
     here = rows.unflatten(NumpyArray(np.arange(len(rows))))
     misfit = InputError(
-        f"expected a {what} for each event or object, {here.type}, got {numbers.type}; take it "
+        f"expected a {what} for each event or object, {here.type}, got {values.type}; take it "
         "from the same collection as the objects, with the same cuts"
     )
-    if numbers.ndim > here.ndim:
+    if values.ndim > here.ndim:
         raise misfit
     try:
         # Lists of fixed length 1 would be broadcast.
-        each = ak.broadcast_arrays(here, ak.from_regular(numbers, axis=None))
+        each = ak.broadcast_arrays(here, ak.from_regular(values, axis=None))
     except ValueError:
         raise misfit from None
-    of_rows: Int64 = np.full(len(rows), -1)
     # What is None in one of them is None in both, and left out.
-    row, number = (ak.to_numpy(ak.flatten(array, axis=None)) for array in each)
-    of_rows[row] = number
-    return of_rows
+    row, value = (ak.to_numpy(ak.flatten(array, axis=None)) for array in each)
+    return row, value
 
 
 def chosen(

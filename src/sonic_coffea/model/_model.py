@@ -16,6 +16,7 @@ from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerEr
 from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
+from sonic_coffea.model._export import check_export, export
 from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
@@ -279,12 +280,66 @@ class Model(Declaration):
         >>> {name: tensor.tolist() for name, tensor in sent.items()}
         {'pf': [[[3.0, 2.0]], [[4.0, 0.0]]], 'mask': [[[1.0, 1.0]], [[1.0, 0.0]]]}
         """
+        self._check_in_memory(objects)
+        return self.bind(objects).pack_all()
+
+    def _check_in_memory(self, objects: Any) -> None:
         if is_lazy(objects) or is_tracer(objects) or isinstance(objects, Variations):
             raise InputError(
                 f"model {self.name!r} packs arrays that are in memory, got "
                 f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
             )
-        return self.bind(objects).pack_all()
+
+    def export(
+        self,
+        objects: Any,
+        path: str | os.PathLike[str],
+        *,
+        labels: Mapping[str, Any] | None = None,
+        weights: Any = None,
+    ) -> None:
+        """Write training data: the tensors exactly as they would be sent, to a Parquet file.
+
+        The file has a column for each input, ``N * F * L`` of its own type, and the declaration in
+        its metadata, which `check_export` compares after the training. Of `Bucketed` inputs, each
+        row has the length to which it is padded. Of inputs that put rows together, such as `Flat`,
+        offsets and numbers are those of the row alone.
+
+        Parameters
+        ----------
+        objects : ak.Array or dict
+            As for `pack`.
+        path : path
+            The ``.parquet`` file.
+        labels : mapping, optional
+            Names of further columns, each with an array of each object or event, or with a field
+            or an expression of the objects: ``{"is_b": "hadronFlavour == 5"}``.
+        weights : array or str, optional
+            The column ``weight``, in the same way.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts, or a label is None.
+        ConfigError
+            If names clash, a type is one that Parquet lacks, or all rows of an event share a
+            request.
+        """
+        self._check_in_memory(objects)
+        export(self, objects, path, labels or {}, weights)
+
+    def check_export(self, path: str | os.PathLike[str]) -> None:
+        """Compare the inputs with those of a file that `export` has written.
+
+        Raises
+        ------
+        ContractError
+            If they differ: a network that was trained on the file would be given other numbers. The
+            message shows each input that differs.
+        ConfigError
+            If the file is not one that `export` has written.
+        """
+        check_export(self, path)
 
     def __call__(
         self,

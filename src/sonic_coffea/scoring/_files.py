@@ -136,7 +136,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")
     current()  # raises if no server is named
     listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
-    paths = [_located(file) for file in listed]
+    paths = [located(file) for file in listed]
     if not paths or len(set(paths)) < len(paths):
         raise ConfigError(f"expected files, each of them once, got {', '.join(paths) or 'none'}")
     parts = target.with_name(f".{target.name}.parts")
@@ -176,7 +176,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
             f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
         )
-    rows, scored = _join(joined, target, made_by)
+    rows, scored = join(joined, target, made_by)
     shutil.rmtree(parts, ignore_errors=True)
     statistics = out if STATISTICS_KEY in out else Statistics()
     return ScoredFiles(
@@ -199,7 +199,7 @@ def check_output(output: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _located(file: str | os.PathLike[str]) -> str:
+def located(file: str | os.PathLike[str]) -> str:
     """Return an absolute path, or a URL as it is; look into files that are here."""
     text = str(file)
     if "://" in text:
@@ -209,7 +209,7 @@ def _located(file: str | os.PathLike[str]) -> str:
     return str(path)
 
 
-def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
+def join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
     """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
     import pyarrow as pa
 
@@ -298,7 +298,7 @@ def _schema(parts: Sequence[Path]) -> Any:
         for schema in schemas
     ]
     joined = pa.unify_schemas(known, promote_options="permissive")
-    return pa.schema([pa.field(name, joined.field(name).type) for name in schemas[0].names])
+    return pa.schema([joined.field(name) for name in schemas[0].names])
 
 
 def _table(part: Path, schema: Any) -> Any:
