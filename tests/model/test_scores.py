@@ -60,6 +60,10 @@ def test_odds_and_discriminants(pool: sonic.Pool) -> None:
     assert grouped.fields == ["QCD", "sig", "D"]
     assert grouped.D.tolist() == pytest.approx([7 / 8, 0.5, 1.0])
     assert str(grouped.type) == "3 * {QCD: float32, sig: float32, D: float32}"
+    for options in ({"groups": {"QCD": ["qcd"]}}, {"discriminants": {"D": "2 * w"}}):
+        output = sonic.Output(LABELS, **options)
+        nothing, some = (echo(output)(each, pool=pool) for each in (OBJECTS[1:], OBJECTS))
+        assert nothing.type.content == some.type.content
 
 
 def test_the_hash_covers_what_is_computed_after_the_network() -> None:

@@ -289,7 +289,7 @@ class Output:
             each = (len(self.labels),)
         values = self._finished(values.reshape(len(values), *each))
         if self.groups is not None:
-            flat = values.reshape(len(values), -1)
+            flat = values.reshape(len(values), math.prod(values.shape[1:]))
             sums = [flat[:, m if isinstance(m, slice) else list(m)].sum(1) for _, m in self.groups]
             return self._record(np.stack(sums, axis=1), [name for name, _ in self.groups])
         if self.discriminants:
