@@ -17,6 +17,7 @@ from sonic_coffea.layouts._file_positions import (
     file_positions,
     touch_position,
 )
+from sonic_coffea.layouts._frames import alike, is_frame, records_of
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
@@ -56,6 +57,7 @@ __all__ = [
     "Source",
     "Structure",
     "Tokens",
+    "alike",
     "assemble",
     "bind_columns",
     "bind_inputs",
@@ -64,11 +66,13 @@ __all__ = [
     "dtype_name",
     "file_of",
     "file_positions",
+    "is_frame",
     "is_lazy",
     "is_tracer",
     "named",
     "number_of",
     "over_partitions",
+    "records_of",
     "touch_position",
     "trace",
 ]

@@ -12,7 +12,7 @@ from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError
-from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, trace
+from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, records_of, trace
 
 if TYPE_CHECKING:
     from awkward.forms import Form
@@ -45,7 +45,7 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     InputError
         If a value is none of the keys.
     """
-    records = {what: as_array(values, what)} if by is None else values
+    records = {what: as_array(values, what)} if by is None else records_of(values)
     is_text = isinstance(keys[0], str)
     # Not integers: a fraction would be cut off.
     dtype = "string" if is_text else "float64"

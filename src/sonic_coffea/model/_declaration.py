@@ -10,9 +10,10 @@ from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import xxhash
 
-from sonic_coffea.errors import ConfigError, ContractError, nearest, printable
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, nearest, printable
 from sonic_coffea.layouts import (
     Inputs,
     Layout,
@@ -256,7 +257,20 @@ class Declaration(WithPool):
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""
-        return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+        try:
+            return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+        except FieldError as error:
+            meant = self._meant(objects)
+            raise (error.because(meant) if meant else error) from None
+
+    def _meant(self, objects: Any) -> str:
+        """Return which parts of the arrays have the fields, if these were given as a whole."""
+        roots = {path.partition(".")[0] for each in self.inputs.values() for path in each.columns}
+        names = list(objects) if isinstance(objects, Mapping) else ak.fields(objects)
+        fit = [name for name in names if roots <= {*ak.fields(objects[name])}] if roots else []
+        if isinstance(objects, Mapping) and fit == names != []:
+            return "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
+        return f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}" if fit else ""
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""

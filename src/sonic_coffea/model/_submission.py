@@ -102,6 +102,7 @@ class Submission:
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
         pending = self._send(objects)
+        pending.objects = objects
         if (calls := _recorded.get()) is not None:
             calls.append(pending)
         return pending
