@@ -47,6 +47,7 @@ def test_public_names() -> None:
         "Tokens",
         "Variations",
         "__version__",
+        "assignments",
         "build_repository",
         "connect",
         "constituents",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.layouts._assignments import assignments
 from sonic_coffea.layouts._batch import (
     Inputs,
     Segment,
@@ -59,6 +60,7 @@ __all__ = [
     "Tokens",
     "alike",
     "assemble",
+    "assignments",
     "bind_columns",
     "bind_inputs",
     "check_told_apart",
