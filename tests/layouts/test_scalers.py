@@ -85,7 +85,7 @@ FITTED = StandardScaler().fit(TRAINED)
         (StandardScaler().fit(SEEN), None, "has no names; name its 3 fields in order"),
         (StandardScaler(), None, "the StandardScaler is not fitted"),
         (QuantileTransformer(), None, "cannot express a QuantileTransformer.*ONNX file"),
-        ("no.json", None, "cannot read the statistics in 'no.json': No such file"),
+        ("no.json", None, "cannot read the file of statistics 'no.json': No such file"),
         ({"pt": {"mean": 1.0}}, None, "'pt': expected either mean and std, or min and max"),
         ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, "either mean and std, or min and max"),
         ({"pt": {"min": 1, "max": 1}}, None, "finite numbers and a width"),

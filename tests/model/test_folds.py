@@ -69,6 +69,12 @@ def test_each_event_is_scored_by_its_fold(server: FakeServer) -> None:
     assert same.tolist() == MODELS[1](EVENTS).tolist()
 
 
+def test_a_fold_of_each_event_scores_lists_of_fixed_length(server: FakeServer) -> None:
+    pairs = ak.to_regular(ak.Array([[{"pt": 1.0, "pf": [1.0]}, {"pt": 2.0, "pf": []}]] * 2))
+    scores = sonic.Folds(MODELS)(pairs, fold=np.array([0, 2]))
+    assert scores.y.a.tolist() == [[1.0, 2.0], [3.0, 6.0]]
+
+
 def test_the_mean_of_all(server: FakeServer) -> None:
     folds = sonic.Folds(MODELS)
     scores = folds(EVENTS, fold=None)

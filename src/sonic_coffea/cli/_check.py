@@ -156,9 +156,7 @@ def scaffold(
     if not as_json:
         typer.echo(scaffolded.text, nl=False)
         return
-    contract, layouts = asdict(scaffolded.contract), scaffolded.layouts
-    for spec in contract["inputs"]:
-        spec["layout"] = layouts[spec["name"]]
+    contract = asdict(scaffolded.contract)
     for spec in contract["outputs"]:
         spec["labels"] = scaffolded.labels.get(spec["name"])
     names = ("model", "version", "max_rows", "inputs", "outputs")

@@ -25,7 +25,7 @@ from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Dense, Row
-from sonic_coffea.layouts._scalers import Scaled, named
+from sonic_coffea.layouts._scalers import Scaled, named, read_json
 from sonic_coffea.layouts._scores import ByRow, Outputs, assemble
 from sonic_coffea.layouts._source import Source, is_tracer
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure
@@ -74,6 +74,7 @@ __all__ = [
     "named",
     "number_of",
     "over_partitions",
+    "read_json",
     "records_of",
     "touch_position",
     "trace",

@@ -53,7 +53,7 @@ def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N80
     (Feature('Jet.pt', shift=50.0, scale=0.05),)
     """
     if isinstance(scaler, (str, os.PathLike)):
-        scaler = _loaded(Path(scaler))
+        scaler = read_json(scaler, "the file of statistics")
     names, options = _of_statistics(scaler) if isinstance(scaler, Mapping) else _of_sklearn(scaler)
     features = named(fields, names, len(options), "the scaler")
     for feature in features:
@@ -153,12 +153,19 @@ def _of_statistics(content: Mapping[str, Any]) -> tuple[list[str], list[dict[str
     return list(content), options
 
 
-def _loaded(path: Path) -> Mapping[str, Any]:
+def read_json(path: str | os.PathLike[str], what: str) -> Mapping[str, Any]:
+    """Return the object that a JSON file holds; errors call the file `what`."""
+    file = f"{what} {str(path)!r}"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot read the statistics in {str(path)!r}: {problem}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"expected {str(path)!r} to have the statistics of each feature by name")
-    return content
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = f"cannot read {file}: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = f"{file} is not JSON: it is not a text"
+    except ValueError as error:
+        problem = f"{file} is not JSON: {error}"
+    else:
+        if isinstance(content, dict):
+            return content
+        problem = f"{file} holds no JSON object"
+    raise ConfigError(problem)

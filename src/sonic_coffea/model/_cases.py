@@ -131,8 +131,8 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[Int64, NDAr
     if values.ndim > here.ndim:
         raise misfit
     try:
-        # Lists of fixed length 1 would be broadcast.
-        each = ak.broadcast_arrays(here, ak.from_regular(values, axis=None))
+        # Lists of fixed length are broadcast as numpy does, from the right, and of length 1 at all.
+        each = ak.broadcast_arrays(*(ak.from_regular(a, axis=None) for a in (here, values)))
     except ValueError:
         raise misfit from None
     # What is None in one of them is None in both, and left out.

@@ -111,26 +111,18 @@ class Choice:
         deadline = Deadline.after(timeout_s)
         return self._send(objects, deadline, **options).result_by(deadline)
 
-    def submit(
-        self,
-        objects: Any,
-        *,
-        events: Any = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        deduplicate: bool = False,
-        mask: Any = None,
-        default: float | None = None,
-    ) -> Pending:
+    def submit(self, objects: Any, *, events: Any = None, **options: Any) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate, mask, default
-            As in `Model.submit`; objects of no model have the default, too.
+        objects : ak.Array, dict or Variations
+            As in `Model.submit`.
         events : array of records, optional
             The events of the objects, which have the fields of `by` if the objects do not. A
             `SonicProcessor` passes its events.
+        **options
+            As in `Model.submit`; objects of no model have the default, too.
 
         Raises
         ------
@@ -139,9 +131,7 @@ class Choice:
         InputError
             If a value has no model.
         """
-        how: dict[str, Any] = {"on_error": on_error, "deduplicate": deduplicate}
-        how |= {"pool": pool, "mask": mask, "default": default}
-        return self._send(objects, NEVER, events=events, **how)
+        return self._send(objects, NEVER, events=events, **options)
 
     def _send(
         self,
@@ -236,23 +226,14 @@ class Folds(Choice):
         return f"Folds({self.name}{fold})"
 
     def submit(
-        self,
-        objects: Any,
-        *,
-        fold: Any = _DECLARED,
-        events: Any = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        deduplicate: bool = False,
-        mask: Any = None,
-        default: float | None = None,
+        self, objects: Any, *, fold: Any = _DECLARED, events: Any = None, **options: Any
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate, mask, default
-            As in `Model.submit`; objects of no model have the default, too.
+        objects : ak.Array, dict or Variations
+            As in `Model.submit`.
         fold : array of int, str or None, optional
             The fold of each event, ``events * int``, or of each object, ``events * var * int``,
             counted from 0; None in it is no fold, and the score is None. Or an expression, as in
@@ -261,6 +242,9 @@ class Folds(Choice):
         events : array of records, optional
             The events of the objects, which have the fields of the expression if the objects do
             not. A `SonicProcessor` passes its events.
+
+        **options
+            As in `Model.submit`; objects of no fold have the default, too.
 
         Raises
         ------
@@ -271,9 +255,7 @@ class Folds(Choice):
         InputError
             If there is no such fold, or the array does not fit the objects.
         """
-        how: dict[str, Any] = {"on_error": on_error, "deduplicate": deduplicate}
-        how |= {"pool": pool, "mask": mask, "default": default}
-        return self._send(objects, NEVER, fold=fold, events=events, **how)
+        return self._send(objects, NEVER, fold=fold, events=events, **options)
 
     def _send(
         self, objects: Any, deadline: Deadline, *, fold: Any = _DECLARED, **how: Any

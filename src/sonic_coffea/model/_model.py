@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,19 +340,8 @@ class Model(Declaration):
         """
         check_export(self, path)
 
-    def __call__(
-        self,
-        objects: Any,
-        *,
-        timeout_s: float | None = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        version: Any = None,
-        deduplicate: bool = False,
-        mask: Any = None,
-        default: float | None = None,
-    ) -> Any:
-        """Score objects and wait for the result; see `submit`.
+    def __call__(self, objects: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
+        """Score objects and wait for the result; see `submit` for the options.
 
         Raises
         ------
@@ -361,8 +349,8 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission((self,), pool, on_error, version, deduplicate, deadline)
-        return replace(call, mask=mask, default=default).send(objects).result_by(deadline)
+        call = Submission((self,), deadline=deadline, **options)
+        return call.send(objects).result_by(deadline)
 
     def submit(
         self,
@@ -422,5 +410,6 @@ class Model(Declaration):
         ContractError
             If the server's model does not fit the declaration.
         """
-        call = Submission((self,), pool, on_error, version, deduplicate)
-        return replace(call, mask=mask, default=default).send(objects)
+        how: dict[str, Any] = {"pool": pool, "on_error": on_error, "version": version}
+        how |= {"deduplicate": deduplicate, "mask": mask, "default": default}
+        return Submission((self,), **how).send(objects)

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,14 @@ from sonic_coffea.layouts import (
     Row,
     dtype_name,
 )
+from sonic_coffea.model._weaver import group_of
 from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, connect_transport, kserve_name
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
 
-_WIDTH = 100
-# Between the items of a list.
-_BREAK = "\0"
+# A space in a string, where no line is broken.
+_SPACE = "\0"
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
 _POSITIONAL = ("fields", "field", "length", "labels")
@@ -57,14 +56,6 @@ class Scaffold:
     server: str
 
     @property
-    def layouts(self) -> dict[str, str]:
-        """A layout for each input, as Python."""
-        each = {
-            spec.name: _python(_layout(spec, self.contract)[0]) for spec in self.contract.inputs
-        }
-        return {name: code.replace(_BREAK, " ") for name, code in each.items()}
-
-    @property
     def text(self) -> str:
         """The declaration, as Python."""
         contract, labels = self.contract, self.labels
@@ -79,7 +70,7 @@ class Scaffold:
                 "model.pack(objects)."
             ),
             "model = sonic.Model(",
-            f"    {_quoted(contract.model)},",
+            f"    {_quoted(contract.model)},".replace(_SPACE, " "),
             "    inputs={",
             *(line for s in contract.inputs for line in _entry(s, *_layout(s, contract))),
             "    },",
@@ -257,13 +248,13 @@ def _constituents(
 
 def _mask(spec: TensorSpec, contract: Contract, dtype: str) -> tuple[Layout, str]:
     length = math.prod(spec.shape)
-    group = _group(spec.name)
+    group = group_of(spec.name)
     jagged = [
         s
         for s in contract.inputs
         if not _is_mask(s) and (s.shape == (-1,) or (len(s.shape) == 2 and 1 not in s.shape))
     ]
-    beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
+    beside = next((s.name for s in jagged if group and group_of(s.name) == group), None)
     order = "L" if len(spec.shape) == 1 else "FL" if spec.shape[0] == 1 else "LF"
     remark = "1 where there is a constituent"
     if beside is None and len(jagged) > 1:
@@ -275,10 +266,6 @@ def _mask(spec: TensorSpec, contract: Contract, dtype: str) -> tuple[Layout, str
 def _is_mask(spec: TensorSpec) -> bool:
     named = "mask" in spec.name.lower()
     return named and (len(spec.shape) == 1 or (len(spec.shape) == 2 and 1 in spec.shape))
-
-
-def _group(name: str) -> str:
-    return re.sub(r"__\d+$", "", name).rpartition("_")[0]
 
 
 def _axes(spec: TensorSpec, contract: Contract, fields: int) -> tuple[str, bool]:
@@ -326,26 +313,28 @@ def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> Iterator[st
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-    )
+    return _wrapped(text, f"{indent}# ", f"{indent}# ")
 
 
 def _entry(spec: TensorSpec, declared: Layout | Output | None, remark: str) -> Iterator[str]:
-    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output.
-
-    It goes on in further lines where a list has a break.
-    """
+    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output."""
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
     tensor = f"{spec.datatype} [{shape}]"
     yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
-    line = " " * 8
-    for part in f"{_quoted(spec.name)}: {_python(declared)},".split(_BREAK):
-        if line.strip() and len(line) + len(part) > _WIDTH:
-            yield line.rstrip()
-            line = " " * 12
-        line += part + " "
-    yield line.rstrip()
+    code = f"{_quoted(spec.name)}: {_python(declared)},"
+    for line in _wrapped(code, " " * 8, " " * 12):
+        yield line.replace(_SPACE, " ")
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        100,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _python(declared: Layout | Output | None) -> str:
@@ -370,17 +359,13 @@ def _python(declared: Layout | Output | None) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], Feature):
         names = [_quoted(f.name) if f == Feature(f.name) else f"sonic.{f!r}" for f in value]
-        return _list(names)
+        return f"[{', '.join(names)}]"
     if isinstance(value, tuple) and value and isinstance(value[0], str):
-        return _list(map(_quoted, value))
+        return f"[{', '.join(map(_quoted, value))}]"
     if isinstance(value, str):
         return _quoted(value)
     return _quoted(dtype_name(value)) if hasattr(value, "itemsize") else repr(value)
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _list(items: Iterable[str]) -> str:
-    return f"[{f',{_BREAK}'.join(items)}]"
+    return json.dumps(text, ensure_ascii=False).replace(" ", _SPACE)

@@ -34,7 +34,7 @@ from sonic_coffea.layouts import (
     over_partitions,
     trace,
 )
-from sonic_coffea.model._cases import as_array, as_mask, by_row, is_optional, numbered
+from sonic_coffea.model._cases import as_array, as_mask, by_row, is_optional, values_of
 from sonic_coffea.model._pending import Combined, Deferred, Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -314,16 +314,17 @@ class Submission:
             yield model.version if self.version is None else str(self.version), inputs
             return
         versions = as_array(self.version, "version")
-        keys = np.unique(ak.to_numpy(ak.flatten(versions, axis=None)))
-        if keys.dtype.kind not in "iuU":
+        row, value = values_of(inputs.rows, versions, "version")
+        if value.dtype.kind not in "iuU":
             raise InputError(f"expected versions as whole numbers, got {versions.type}")
-        numbers = numbered(versions, keys.tolist(), None, "version")
+        every = np.full(len(inputs.rows), "", object)
+        every[row] = value.astype(str)
         rows = inputs.numbers(0, len(inputs))
-        of_rows = by_row(inputs.rows, numbers, "version")[rows]
-        if np.any(of_rows < 0):
+        of_rows = every[rows]
+        if not of_rows.all():
             raise InputError("expected a version for each event, got None for some")
-        for number in np.unique(of_rows):
-            yield str(keys[number]), inputs.only(rows[of_rows == number])
+        for version in dict.fromkeys(of_rows):
+            yield version, inputs.only(rows[of_rows == version])
 
     def _lazy(self, objects: Any) -> Pending:
         if self.pool is not None:
