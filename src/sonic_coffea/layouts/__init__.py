@@ -18,7 +18,7 @@ from sonic_coffea.layouts._file_positions import (
     file_positions,
     touch_position,
 )
-from sonic_coffea.layouts._frames import alike, is_frame, records_of
+from sonic_coffea.layouts._frames import giving_back, records_of
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
@@ -58,7 +58,6 @@ __all__ = [
     "Source",
     "Structure",
     "Tokens",
-    "alike",
     "assemble",
     "assignments",
     "bind_columns",
@@ -68,7 +67,7 @@ __all__ = [
     "dtype_name",
     "file_of",
     "file_positions",
-    "is_frame",
+    "giving_back",
     "is_lazy",
     "is_tracer",
     "named",

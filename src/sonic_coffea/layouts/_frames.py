@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import awkward as ak
@@ -35,19 +36,19 @@ def _column(series: Any) -> Any:
     return ak.from_iter([None if na else v for v, na in zip(series, series.isna(), strict=True)])
 
 
-def alike(scores: ak.Array, objects: Any) -> Any:
-    """Return scores as a data frame, or a dict of NumPy arrays, if the objects are that."""
+def giving_back(objects: Any) -> Callable[[ak.Array], Any]:
+    """Return what makes of scores a data frame, or a dict of NumPy arrays, as the objects are."""
     if is_frame(objects):
-        return _framed(objects, scores)
+        return partial(_framed, objects[[]])  # its index
     is_dict = isinstance(objects, dict) and bool(objects)
     if is_dict and all(isinstance(values, np.ndarray) for values in objects.values()):
-        return _plain(scores)
-    return scores
+        return _plain
+    return lambda scores: scores
 
 
-def _framed(objects: Any, scores: ak.Array) -> Any:
+def _framed(empty: Any, scores: ak.Array) -> Any:
     columns = {name or "score": _filled(values) for name, values in _flat(_plain(scores)).items()}
-    frame = type(objects)(columns, index=objects.index)
+    frame = type(empty)(columns, index=empty.index)
     frame.attrs.update(scores.attrs)
     return frame
 

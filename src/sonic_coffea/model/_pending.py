@@ -14,7 +14,6 @@ import numpy as np
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError, SonicError, printable
-from sonic_coffea.layouts import alike
 from sonic_coffea.model._cases import chosen, mean
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
@@ -46,13 +45,13 @@ class Pending:
         The number of events of each variation, if variations travel together.
     unsent : Statistics
         Statistics of rows that were given up before they were sent.
-    objects : arrays, or dict
-        What was sent: scores of plain arrays are plain arrays.
+    give_back : callable, or mapping
+        What makes plain arrays of the scores of plain arrays; of variations, one for each.
     """
 
     lengths: Mapping[str, int] | None = None
     unsent = Statistics()
-    objects: Any = None
+    give_back: Any = None
 
     def __init__(self, model: Declaration, rows: Structure, outputs: Outputs) -> None:
         self._model = model.name
@@ -161,10 +160,10 @@ class Pending:
         """Return the scores; the deadline may be that of a call that began before; see `result`."""
         scores = self.scores_by(deadline, progress=progress)
         if self.lengths is None:
-            return alike(scores, self.objects)
+            return self.give_back(scores)
         stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
         return {
-            name: alike(scores[stop - length : stop], self.objects[name])
+            name: self.give_back[name](scores[stop - length : stop])
             for (name, length), stop in stops
         }
 

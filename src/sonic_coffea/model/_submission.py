@@ -28,6 +28,7 @@ from sonic_coffea.layouts import (
     Int64,
     Outputs,
     Structure,
+    giving_back,
     is_lazy,
     is_tracer,
     number_of,
@@ -102,7 +103,9 @@ class Submission:
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
         pending = self._send(objects)
-        pending.objects = objects
+        pending.give_back = giving_back(objects)
+        if isinstance(objects, Variations):
+            pending.give_back = {name: giving_back(each) for name, each in objects.items()}
         if (calls := _recorded.get()) is not None:
             calls.append(pending)
         return pending
