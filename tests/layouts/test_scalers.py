@@ -68,6 +68,12 @@ def test_statistics_of_a_file(tmp_path: Path) -> None:
     assert features == sonic.Scaled(STATISTICS)
     np.testing.assert_allclose(rows(features)[:, 0], (SEEN[:, 0] - 50) / 20)
     np.testing.assert_allclose(rows(features)[:, 1], (SEEN[:, 1] + 2) / 4)
+    declared = tmp_path / "model.yaml"
+    fields = f"fields: {{scaler: {file}, fields: [pt, eta]}}"
+    declared.write_text(
+        f"{{model: m, inputs: {{x: {{layout: Row, {fields}}}}}, outputs: {{y: [a]}}}}"
+    )
+    assert sonic.Model.from_yaml(declared).inputs["x"] == sonic.Row(features)
     renamed = sonic.Scaled(file, {"eta": "Jet.absEta"})
     assert [feature.name for feature in renamed] == ["pt", "Jet.absEta"]
 

@@ -110,6 +110,12 @@ def test_a_declaration_is_compared_after_the_training(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "exported Row(fields=(Feature('pt', scale=0.3, function='log'),)" in message
     assert "declared Row(fields=(Feature('pt', scale=0.4, function='log'),)" in message
+    served = FakeModel.of(model(), lambda inputs: {"y": inputs["x"]})
+    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
+        scores = model()(JETS, pool=pool)
+    sonic.provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
+    with pytest.raises(errors.ConfigError, match="expected a file that export has written"):
+        model().check_export(tmp_path / "scores.parquet")
     ak.to_parquet(JETS, tmp_path / "other.parquet")
     with pytest.raises(errors.ConfigError, match="does not say what made"):
         model().check_export(tmp_path / "other.parquet")

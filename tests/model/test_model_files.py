@@ -114,6 +114,32 @@ def test_what_an_onnx_file_does_not_say_is_filled_in(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ([4, 3], sonic.Padded(NAMES, 4, axis_order="LF")),
+        ([3, 1], sonic.Row(NAMES, axis_order="FL")),
+        ([3], sonic.Row(NAMES)),
+        ([3, 3], "3 fields of each constituent; or 3 of them, with the axes the other way round"),
+        ([3, "L"], "3 fields of each constituent, of any length"),
+        ([3, 5, 5], "an array of each object"),
+    ],
+)
+def test_what_is_not_sure_is_asked(shape: list[Any], expected: Any, tmp_path: Path) -> None:
+    file = tmp_path / "m.onnx"
+    tensors = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", *shape]) for n in ("x", "y")
+    ]
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", tensors[:1], tensors[1:])), file)
+    if not isinstance(expected, str):
+        assert sonic.Model.from_onnx(file, inputs={"x": NAMES}).inputs == {"x": expected}
+        return
+    with pytest.raises(ConfigError) as caught:
+        sonic.Model.from_onnx(file, inputs={"x": NAMES})
+    assert expected in " ".join(str(caught.value).replace("#", "").split())
+
+
 def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     model = sonic.Model.from_xgboost("id_EB", trees, labels=["signal"])
     assert model.inputs == {"features": sonic.Row(NAMES)}

@@ -144,7 +144,8 @@ class Model(Declaration):
             Name of the model in the server's model repository; by default, the file's name.
         inputs : mapping
             For each input, its fields in the order of the training; or a layout, where the file
-            does not tell what the numbers mean: of masks, of lists of any length, and of pairs.
+            does not tell what the numbers mean: of masks, pairs, lists of any length, and as many
+            fields as constituents.
         outputs : mapping, optional
             Labels of outputs, or an `Output`, as in `Model`. By default, numbers of the file's
             shape.
@@ -214,8 +215,9 @@ class Model(Declaration):
         path : path
             The file has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of
             a layout, and the layout's arguments. A field is a name, a number, or the arguments of a
-            `Feature` or a `OneHot`. An output is a list of labels, nothing, or the arguments of an
-            `Output`. Further keys are other arguments of `Model`, such as ``version``.
+            `Feature` or a `OneHot`; fields may be the arguments of `Scaled`. An output is a list of
+            labels, nothing, or the arguments of an `Output`. Further keys are other arguments of
+            `Model`, such as ``version``.
         name : str, optional
             The model's name, instead of the file's.
 

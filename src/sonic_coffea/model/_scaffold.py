@@ -148,8 +148,11 @@ def filled_in(
             continue
         features = () if given is None else Row(given).features
         layout, remark = _layout(spec, contract, features)
-        # The file tells neither what a mask means, nor how long lists may be.
-        if isinstance(layout, (Row, Padded, Dense)) and layout.features == features:
+        # The file tells neither what a mask means, nor how long lists may be, nor which of two
+        # axes of the same length is which.
+        is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
+        is_told = type(layout) in (Row, Padded, Dense) and not is_square
+        if layout is not None and is_told and _fields(layout) == features:
             layouts[spec.name] = layout
         else:
             lines += _entry(spec, layout, remark)
@@ -163,6 +166,11 @@ def filled_in(
             "inputs={\n" + "\n".join(line.removeprefix("    ") for line in lines) + "\n}"
         )
     return layouts, {s.name: _output(s, outputs.get(s.name)) for s in contract.outputs}
+
+
+def _fields(layout: Layout | None) -> Sequence[Feature]:
+    fields: Sequence[Feature] = getattr(layout, "features", ())
+    return fields
 
 
 def fitting(
@@ -181,8 +189,7 @@ def fitting(
     for spec in contract.inputs:
         known = packed.get(spec.name)
         if known is None or not spec.takes(kserve_name(known[0]), known[1]):
-            fields = getattr(inputs.get(spec.name), "features", ())
-            lines += _entry(spec, *_layout(spec, contract, fields))
+            lines += _entry(spec, *_layout(spec, contract, _fields(inputs.get(spec.name))))
     for name in packed:
         if contract.inputs and not any(spec.name == name for spec in contract.inputs):
             lines.append(f"        # without {name!r}")
