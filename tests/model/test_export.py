@@ -145,7 +145,7 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
         'model = sonic.Model("m", inputs, {"y": None})\n'
         'other = sonic.Model("m", {**inputs, "x": sonic.Row(["mass", "pt"])}, {"y": None})\n'
     )
-    arguments = ["--file", DATA / "QCD_1.root", "--collection", "FatJet", "-o", "train.parquet"]
+    arguments = [DATA / "QCD_1.root", "--collection", "FatJet", "-o", "train.parquet"]
     arguments += ["--label", "heavy=mass > 50", "--weight", "event % 7", "--chunksize", "300"]
     done = run("export", *arguments, "--declare", "analysis:model", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -126,10 +126,10 @@ def score(
 
 
 def export(
-    *,
-    file: Annotated[
-        list[str], option("FILE", "NanoAOD file, or its URL; may be repeated.", "--file", "-f")
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
     ],
+    *,
     output: Annotated[Path, option("FILE", "The .parquet file.", "--output", "-o")],
     model: Annotated[str | None, option("NAME", "Name of the model, with --weaver.")] = None,
     weaver: Weaver = None,
@@ -157,7 +157,7 @@ def export(
         raise UsageError(f"expected one Model as --declare or --weaver, got {len(models)}")
     rows = export_files(
         models[0],
-        file,
+        files,
         output,
         collection=collection,
         features=None if features is None else load(features, "--features"),
