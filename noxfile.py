@@ -28,6 +28,12 @@ FRAMEWORKS = {
     "3.10": ["coffea==2024.11.0", "awkward==2.6.7", "numpy<2", "numba<0.62", "dask<2025.4"],
     "3.11": ["coffea==2025.9.0", "awkward==2.8.9", "numba<0.62", "dask<2025.4"],
 }
+# What pages of the documentation need beside the package.
+PAGES = {
+    "export-a-network": ["torch", "onnxscript", "keras", "skl2onnx"],  # some gigabytes
+    "use-columnflow": ["columnflow", "law", "order"],
+    "use-graphed": ["graphed==0.0.9"],
+}
 # The other tests are written for these.
 TESTED = ["awkward>=2.8.11", "coffea>=2026.5", "uproot>=5.7"]
 # Where other packages are called most; what computes for long on every version is left out.
@@ -140,6 +146,15 @@ def frameworks(session: nox.Session) -> None:
     python = str(session.python)
     session.install(*WHEELS, *FRAMEWORKS[python], *PACKAGE)
     _test(session, *WITHOUT_SERVERS, *OLD, tests=["tests/processor/test_older_coffea.py"])
+
+
+@nox.session(python="3.11")
+@nox.parametrize("page", list(PAGES), ids=list(PAGES))
+def pages(session: nox.Session, page: str) -> None:
+    """Run a page that needs packages that nothing else here needs; columnflow has no wheel."""
+    session.install(*PAGES[page], "--editable", ".[demo]", "--group", "test")
+    path = f"docs/how-to/{page}.md"
+    _test(session, tests=[f"tests/docs/test_documentation.py::test_page_runs[{path}]"])
 
 
 def _installed(session: nox.Session) -> set[str]:

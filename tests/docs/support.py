@@ -112,10 +112,12 @@ def clean_environment(state: Path) -> dict[str, str]:
     }
 
 
-def run_pages(pages: Sequence[Path], folder: Path, environment: dict[str, str]) -> dict[str, str]:
+def run_pages(
+    pages: Sequence[Path], folder: Path, environment: dict[str, str], *, language: str = ""
+) -> dict[str, str]:
     """Run the blocks of pages in ``folder/work``, beside the sample and the example.
 
-    Each page has names of its own, and all run in one process.
+    Each page has names of its own, and all run in one process. `language` chooses blocks.
 
     Returns
     -------
@@ -132,6 +134,7 @@ def run_pages(pages: Sequence[Path], folder: Path, environment: dict[str, str]) 
         {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text, "at": str(b)}
         for page in pages
         for b in to_run(page)
+        if language in ("", b.language)
     ]
     assert blocks
     listed, printed = folder / "blocks.json", folder / "printed.json"

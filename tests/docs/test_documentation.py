@@ -48,8 +48,18 @@ COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
 LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
 # What `tests/facilities` runs, on a real Slurm and a real dask-gateway.
 ELSEWHERE = [ROOT / "docs/facilities" / f"{name}.md" for name in ("slurm", "purdue-af")]
+ELSEWHERE.append(ROOT / "docs/how-to/use-coffea-0.7.md")  # in an environment of coffea 0.7
 if find_spec("dask_awkward") is None:  # it runs in an environment of its own, with `make test-lazy`
     ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
+# The same, with `nox -s pages`.
+NEEDED = {
+    "export-a-network": ("torch", "keras", "skl2onnx"),
+    "use-columnflow": ("columnflow",),
+    "use-graphed": ("graphed",),
+}
+for name, packages in NEEDED.items():
+    if not all(map(find_spec, packages)):
+        ELSEWHERE.append(ROOT / "docs/how-to" / f"{name}.md")
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid", "output"}
 # What the tests run by themselves, and `.ci/run` need not run again: target and its command.

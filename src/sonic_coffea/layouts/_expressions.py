@@ -85,7 +85,11 @@ def _delta_r(eta: Any, phi: Any, other_eta: Any, other_phi: Any) -> Any:
 
 
 def _mass(*components: Any) -> Any:
-    """Return the invariant mass of two objects: pt, eta, phi and mass of each."""
+    """Return the invariant mass of two objects: pt, eta, phi and mass of each.
+
+    In float64, as it is a small difference of large squares.
+    """
+    components = tuple(np.asarray(c, np.float64) for c in components)
     total: Any = 0.0, 0.0, 0.0, 0.0
     for pt, eta, phi, mass in (components[:4], components[4:]):
         px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)

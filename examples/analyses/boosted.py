@@ -1,0 +1,80 @@
+"""Large-radius jets: a transformer's 316 numbers become one discriminant (as in HHbbVV)."""
+
+import awkward as ak
+import numpy as np
+import onnxruntime
+import toys
+
+import sonic_coffea as sonic
+
+LABELS = [f"class_{i}" for i in range(314)]
+CHANNELS = [
+    sonic.Feature("pf.pt", function="log", shift=1.5, scale=0.6),
+    sonic.Feature("deta", expression="pf.eta - eta"),
+    sonic.Feature("dphi", expression="delta_phi(pf.phi, phi)"),
+    "pf.charge",
+]
+MODEL = sonic.Model(
+    "tagger",
+    {"features": sonic.Padded(CHANNELS, 128), "mask": sonic.Mask(128)},
+    {
+        "classes": sonic.Output(
+            LABELS, function="softmax", groups={"HVV": slice(0, 9), "QCD": slice(309, 314)}
+        ),
+        "masses": ["visible", "full"],
+    },
+)
+
+
+def tagged(events):
+    """Return the jets with the discriminant and the regressed mass."""
+    jets = events.FatJet
+    scores = MODEL(jets)
+    jets["HVV"] = scores.classes.HVV / (scores.classes.HVV + scores.classes.QCD)
+    jets["regressed"] = scores.masses.visible
+    return jets
+
+
+# What follows compares this with the network called by hand.
+
+
+def by_hand(events, folder):
+    """Return the discriminant and the mass, flat."""
+    jets = ak.flatten(events.FatJet)
+
+    def padded(column):
+        short = ak.pad_none(column, 128, clip=True)
+        return ak.to_numpy(ak.fill_none(short, 0)).astype("float32")
+
+    pf = jets.pf
+    dphi = (pf.phi - jets.phi + np.pi) % (2 * np.pi) - np.pi
+    columns = [(np.log(pf.pt) - 1.5) * 0.6, pf.eta - jets.eta, dphi, pf.charge]
+    mask = padded(ak.ones_like(pf.pt))[:, np.newaxis]
+    tensors = {"features": np.stack([padded(c) for c in columns], axis=1), "mask": mask}
+    session = onnxruntime.InferenceSession(folder / "tagger.onnx")
+    classes, masses = session.run(["classes", "masses"], tensors)
+    exponents = np.exp(classes - classes.max(axis=1, keepdims=True))
+    classes = exponents / exponents.sum(axis=1, keepdims=True)
+    signal, background = classes[:, 0:9].sum(axis=1), classes[:, 309:314].sum(axis=1)
+    return signal / (signal + background), masses[:, 0]
+
+
+def run(number=500):
+    """Tag the jets of random events."""
+
+    def make(folder):
+        shapes = {"features": (len(CHANNELS), 128), "mask": (1, 128)}
+        toys.network(folder / "tagger.onnx", shapes, {"classes": (314,), "masses": (2,)}, seed=1)
+
+    events = toys.events(number)
+    with toys.served(make) as folder:
+        jets = ak.flatten(tagged(events))
+        discriminant, mass = by_hand(events, folder)
+    return {
+        "discriminant": (ak.to_numpy(jets.HVV), discriminant),
+        "mass": (ak.to_numpy(jets.regressed), mass),
+    }
+
+
+if __name__ == "__main__":
+    toys.main(run)
