@@ -107,12 +107,16 @@ EVENTS = ak.Array([{"Jet": [{"pt": 1.0, "eta": 0.0}], "MET": {"pt": 3.0}, "run":
     [
         (EVENTS, r"Jet has them: give that, such as events\.Jet"),
         ({"nominal": EVENTS.Jet, "up": EVENTS.Jet}, r"give sonic\.Variations\(nominal=…, up=…\)"),
+        ({"nominal": FRAME, "up": FRAME}, r"give sonic\.Variations\(nominal=…, up=…\)"),
         ({"Jet": EVENTS.Jet, "MET": EVENTS.MET}, r"such as events\.Jet"),
+        ({"Jet": EVENTS.Jet}, r"such as events\.Jet"),
+        (ak.Array(EVENTS.layout.to_typetracer(forget_length=True)), r"such as events\.Jet"),
     ],
 )
 def test_what_is_meant_is_named(objects: Any, hint: str) -> None:
     with pytest.raises(errors.FieldError, match=f"no field 'pt'.*{hint}"):
         MODEL(objects)
-    with pytest.raises(errors.FieldError, match="no field 'pt'") as caught:
-        MODEL(EVENTS[["MET", "run"]])
-    assert "has them" not in str(caught.value)
+    for others in (EVENTS[["MET", "run"]], [{"eta": 1.0}], FRAME[["eta"]], np.ones(2), {}):
+        with pytest.raises(errors.FieldError, match="no field 'pt'") as caught:
+            MODEL(others)
+        assert "has them" not in str(caught.value)

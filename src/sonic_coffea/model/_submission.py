@@ -195,9 +195,9 @@ class Submission:
         for array in self._arrays.values():
             ak.typetracer.touch_data(array)
         optional = self._is_optional
-        scores, *_ = [
-            trace(model.inputs, model.outputs, objects, optional=optional) for model in self.models
-        ]
+        for model in self.models:
+            with model.hinting(objects):
+                scores = trace(model.inputs, model.outputs, objects, optional=optional)
         return scores
 
     def _submit(self, model: Declaration, number: int, objects: Any) -> Pending:
