@@ -28,7 +28,9 @@ from sonic_coffea.layouts import Output as Output
 from sonic_coffea.layouts import Padded as Padded
 from sonic_coffea.layouts import Pairwise as Pairwise
 from sonic_coffea.layouts import Row as Row
+from sonic_coffea.layouts import Scaled as Scaled
 from sonic_coffea.layouts import Tokens as Tokens
+from sonic_coffea.layouts import assignments as assignments
 from sonic_coffea.model import Choice as Choice
 from sonic_coffea.model import Folds as Folds
 from sonic_coffea.model import Model as Model

@@ -18,7 +18,7 @@ import awkward as ak
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError
 
-__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
+__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions", "write_parquet"]
 
 KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
@@ -100,12 +100,17 @@ def to_parquet(
     *scores : ak.Array or mapping
         Scores in the array, as in `of_scores`.
     """
+    write_parquet(array, path, of_scores(*scores))
+
+
+def write_parquet(array: ak.Array, path: str | os.PathLike[str], record: dict[str, Any]) -> None:
+    """Write an array to a Parquet file, with what made it; after an error, no file."""
     with needed("score", "writing Parquet files"):
         import pyarrow.parquet as pq
 
     table = ak.to_arrow_table(array, extensionarray=False)
-    record = json.dumps(of_scores(*scores)).encode()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY.encode(): record})
+    metadata = {**(table.schema.metadata or {}), KEY.encode(): json.dumps(record).encode()}
+    table = table.replace_schema_metadata(metadata)
     target = Path(path)
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")

@@ -166,5 +166,9 @@ def test_lazy_folds_are_the_eager_ones(file: Path, *, named: bool) -> None:
         computed = masked.compute(scheduler="sync")
         assert computed.tolist() == [None] * 4 + eager[4:].tolist()
         assert computed.type.content == masked._meta.type.content
+        chosen = folds(objects, fold=lazy.event % 2, mask=lazy.event > 3, default=-1.0)
+        eager = folds(whole, fold=whole.event % 2, mask=whole.event > 3, default=-1.0)
+        assert ak.array_equal(chosen.compute(scheduler="sync"), eager, dtype_exact=True)
+        assert ak.any(eager.a == -1.0, axis=None)
         with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
             folds(lazy, fold=whole.event % 2)

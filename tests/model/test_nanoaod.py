@@ -39,19 +39,24 @@ def linked(names: tuple[str, str, str]) -> ak.Array:
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "jets"),
     [
-        ("FatJetPFCand", "pfCandIdx", "PFCand"),
-        ("FatJetPFCands", "pFCandsIdx", "PFCands"),
-        ("FatJetPFCands", "candIdx", "PFCands"),
-        ("JetPFCandsAK8", "candIdx", "PFCands"),
+        (("FatJetPFCand", "pfCandIdx", "PFCand"), "FatJet"),
+        (("FatJetPFCands", "pFCandsIdx", "PFCands"), "FatJet"),
+        (("FatJetPFCands", "candIdx", "PFCands"), "FatJet"),
+        (("JetPFCandsAK8", "candIdx", "PFCands"), "FatJet"),
+        (("FatJetSVs", "sVIdx", "SV"), "FatJet"),
+        (("FatJetAK15SVs", "svIdx", "SV"), "FatJetAK15"),
+        (("JetSVsAK15", "sVIdx", "SV"), "FatJetAK15"),
     ],
 )
-def test_constituents(names: tuple[str, str, str]) -> None:
+def test_what_tables_of_all_releases_link(names: tuple[str, str, str], jets: str) -> None:
     events = linked(names)
+    events[jets] = events.FatJet
+    of_jets = sonic.secondary_vertices if names[2] == "SV" else sonic.constituents
     expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
-    assert sonic.constituents(events).pt.tolist() == expected
-    chosen = sonic.constituents(events[[2, 0, 2]]).pt.tolist()
+    assert of_jets(events, jets).pt.tolist() == expected
+    chosen = of_jets(events[[2, 0, 2]], jets).pt.tolist()
     assert chosen == [expected[2], expected[0], expected[2]]
 
 
@@ -118,26 +123,9 @@ def test_constituents_of_a_selection(sample: tuple[ak.Array, list[Any]], chosen:
     selected = np.arange(len(expected))[chosen]
     candidates = sonic.constituents(events[chosen])
     assert candidates.pt.tolist() == [expected[i] for i in selected]
-
-
-def test_constituents_of_masked_events_twice_selected(sample: tuple[ak.Array, list[Any]]) -> None:
-    events, expected = sample
-    two = np.asarray([len(e) >= 2 for e in expected])
-    candidates = sonic.constituents(events[two][::-1][:7])
-    assert (
-        candidates.pt.tolist() == [e for e, keep in zip(expected, two, strict=True) if keep][:-8:-1]
-    )
-
-
-def test_candidates_keep_their_behaviour(sample: tuple[ak.Array, list[Any]]) -> None:
-    events, _ = sample
-    vectors = ak.with_name(events.PFCand, "PtEtaPhiMLorentzVector")
-    candidates = sonic.constituents(ak.with_field(events, vectors, "PFCand"))
-    np.testing.assert_allclose(
-        ak.flatten(candidates.px, axis=None),
-        ak.flatten(candidates.pt * np.cos(candidates.phi), axis=None),
-        1e-6,
-    )
+    two = np.flatnonzero(ak.num(events.FatJet) >= 2)
+    again = sonic.constituents(events[two][::-1][:7])
+    assert again.pt.tolist() == [expected[i] for i in two[::-1][:7]]
 
 
 def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
@@ -158,13 +146,6 @@ def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
     log.clear()
     np.asarray(ak.flatten(candidates.eta, axis=None))
     assert {getattr(entry, "branch", entry) for entry in log} == {"PFCand_eta"}
-
-
-def test_vertices_by_the_file_s_association() -> None:
-    events = linked(("FatJetSVs", "sVIdx", "SV"))
-    expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
-    assert sonic.secondary_vertices(events).pt.tolist() == expected
-    assert sonic.secondary_vertices(events[::-1]).pt.tolist() == expected[::-1]
 
 
 def calibrated(events: ak.Array) -> ak.Array:
@@ -270,15 +251,6 @@ def test_an_index_of_the_file_leads_to_the_same_object(is_kept: bool) -> None:
     some = some[(ak.num(some.PFCand) > 0) & (ak.num(some.FatJetPFCand) > 0)]
     packed = sonic.Padded([mine], 1).pack(some)
     assert packed[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
-
-
-@pytest.mark.parametrize("index", ["sVIdx", "svIdx"])
-@pytest.mark.parametrize("table", ["FatJetAK15SVs", "JetSVsAK15"])
-def test_vertices_of_large_jets(table: str, index: str) -> None:
-    events = linked((table, index, "SV"))
-    events["FatJetAK15"] = events.FatJet
-    expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
-    assert sonic.secondary_vertices(events, "FatJetAK15").pt.tolist() == expected
 
 
 def with_columns(names: tuple[str, str, str], columns: tuple[str, ...]) -> ak.Array:

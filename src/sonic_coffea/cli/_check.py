@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from sonic_coffea.cli._options import (
     Declaration,
     Labels,
     ServerSettings,
+    ServerSettingsOrFile,
     Version,
     Weaver,
     connected,
@@ -38,6 +40,9 @@ def check(
     weaver: Weaver = None,
     labels: Labels = None,
     against: Declaration = None,
+    trained_on: Annotated[
+        Path | None, option("FILE", "Compare the declaration with that of this training data.")
+    ] = None,
     scheduler: Annotated[
         str | None,
         option("ADDRESS", "Try from one worker of each host of this dask scheduler's cluster."),
@@ -52,6 +57,9 @@ def check(
         for one in declarations(model, version, weaver, labels, against, "--against")
         for each in getattr(one, "models", (one,))
     ]
+    if trained_on is not None:
+        for each in declared:
+            each.check_export(trained_on)
     console = Console(quiet=as_json, soft_wrap=True)
     result: dict[str, Any]
     shown = []
@@ -126,22 +134,23 @@ def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
 
 @connected
 def scaffold(
-    settings: ServerSettings,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to declare.")],
+    settings: ServerSettingsOrFile,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The model to declare; a file's is named as it is."),
+    ] = None,
     *,
     version: Version = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a declaration that fits a served model; you fill in the names of fields."""
+    """Print a declaration that fits a served model, or a file's; you fill in names of fields."""
     from sonic_coffea import tools
 
     scaffolded = tools.scaffold(settings, model, version)
     if not as_json:
         typer.echo(scaffolded.text, nl=False)
         return
-    contract, layouts = asdict(scaffolded.contract), scaffolded.layouts
-    for spec in contract["inputs"]:
-        spec["layout"] = layouts[spec["name"]]
+    contract = asdict(scaffolded.contract)
     for spec in contract["outputs"]:
         spec["labels"] = scaffolded.labels.get(spec["name"])
     names = ("model", "version", "max_rows", "inputs", "outputs")

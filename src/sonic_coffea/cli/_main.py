@@ -19,13 +19,14 @@ from sonic_coffea.cli._options import flag
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
-from sonic_coffea.cli._score import score
+from sonic_coffea.cli._score import export, score
 from sonic_coffea.errors import SonicError
 
 # A command is registered here, and written in a module of this folder.
 COMMANDS: tuple[Callable[..., None], ...] = (
     demo,
     score,
+    export,
     serve,
     check,
     models,

@@ -37,6 +37,9 @@ def existing(text: str) -> Any:
 
 AsJson = Annotated[bool, flag("--json", "Print the result as JSON, and nothing else.")]
 Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
+UrlOrFile = Annotated[
+    str, typer.Argument(metavar="URL|FILE", help="A server, or a model file such as tagger.onnx.")
+]
 Version = Annotated[str | None, option("V", "Version of the model; by default, the latest.")]
 Servers = Annotated[
     list[str] | None,
@@ -54,6 +57,7 @@ Declaration = Annotated[
 ]
 # The type of the first argument of a command that is `connected`.
 ServerSettings = Settings
+ServerSettingsOrFile = Settings | Path
 _CONNECTION = {
     "token_file": Annotated[Path | None, existing("File with a bearer token.")],
     "header": Annotated[
@@ -91,7 +95,8 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     if place.kind is place.KEYWORD_ONLY:
         servers = place.replace(name="server", annotation=Servers, default=None)
     else:
-        servers = place.replace(name="url", annotation=Url)
+        kind = UrlOrFile if place.annotation == ServerSettingsOrFile else Url
+        servers = place.replace(name="url", annotation=kind)
     options = [
         inspect.Parameter(name, place.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in _CONNECTION.items()
@@ -100,7 +105,9 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         connection = {name: arguments.pop(name) for name in _CONNECTION}
-        settings = settings_of(arguments.pop(servers.name), **connection)
+        named = arguments.pop(servers.name)
+        is_file = servers.annotation == UrlOrFile and Path(named).is_file()
+        settings = Path(named) if is_file else settings_of(named, **connection)
         command(settings=settings, **arguments)
 
     own = [servers if parameter is place else parameter for parameter in parameters.values()]

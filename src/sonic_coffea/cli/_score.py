@@ -1,4 +1,4 @@
-"""``sonic-coffea score``: score NanoAOD files into one file."""
+"""``sonic-coffea score`` and ``export``: NanoAOD files into one file of scores or tensors."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sonic_coffea.cli._options import (
     flag,
     load,
     option,
+    pairs,
 )
 from sonic_coffea.cli._output import UsageError, show, usage
 from sonic_coffea.errors import printable
@@ -110,3 +111,49 @@ def score(
         f"scores; they are in {printable(str(scored.path))}"
     )
     show(scored.to_dict(), scored.report, summary, as_json=as_json)
+
+
+def export(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
+    ],
+    *,
+    output: Annotated[Path, option("FILE", "The .parquet file.", "--output", "-o")],
+    model: Annotated[str | None, option("NAME", "Name of the model, with --weaver.")] = None,
+    weaver: Weaver = None,
+    labels: Labels = None,
+    declare: Declaration = None,
+    collection: Annotated[
+        str | None, option("NAME", "Collection, such as FatJet; by default, the events.")
+    ] = None,
+    features: Annotated[
+        str | None,
+        option("FILE.py:NAME", "Function of the events that returns the model's inputs."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        option("NAME=EXPRESSION", "Also write this, of the objects or the events; repeatable."),
+    ] = None,
+    weight: Annotated[str | None, option("EXPRESSION", "Also write this, as weight.")] = None,
+    chunksize: Chunksize = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Write training data of NanoAOD files: the tensors exactly as they would be sent."""
+    from sonic_coffea.scoring import export_files
+
+    models: Any = declarations(model, None, weaver, labels, declare, "--declare")
+    if len(models) != 1:
+        raise UsageError(f"expected one Model as --declare or --weaver, got {len(models)}")
+    rows = export_files(
+        models[0],
+        files,
+        output,
+        collection=collection,
+        features=None if features is None else load(features, "--features"),
+        labels=pairs(label, "--label NAME=EXPRESSION"),
+        weights=weight,
+        chunksize=chunksize,
+        progress=not as_json,
+    )
+    summary = f"{rows:,} rows are in {printable(str(output))}"
+    show({"path": str(output), "rows": rows}, summary, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.layouts._assignments import assignments
 from sonic_coffea.layouts._batch import (
     Inputs,
     Segment,
@@ -10,19 +11,21 @@ from sonic_coffea.layouts._batch import (
     declared,
 )
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns
-from sonic_coffea.layouts._features import Feature, Metadata, OneHot
+from sonic_coffea.layouts._features import Feature, Metadata, OneHot, number_of
 from sonic_coffea.layouts._file_positions import (
     FilePositions,
     file_of,
     file_positions,
     touch_position,
 )
+from sonic_coffea.layouts._frames import giving_back, records_of
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Dense, Row
+from sonic_coffea.layouts._scalers import Scaled, named, read_json
 from sonic_coffea.layouts._scores import ByRow, Outputs, assemble
 from sonic_coffea.layouts._source import Source, is_tracer
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure
@@ -51,11 +54,13 @@ __all__ = [
     "Pairwise",
     "Row",
     "RowSelection",
+    "Scaled",
     "Segment",
     "Source",
     "Structure",
     "Tokens",
     "assemble",
+    "assignments",
     "bind_columns",
     "bind_inputs",
     "check_told_apart",
@@ -63,9 +68,14 @@ __all__ = [
     "dtype_name",
     "file_of",
     "file_positions",
+    "giving_back",
     "is_lazy",
     "is_tracer",
+    "named",
+    "number_of",
     "over_partitions",
+    "read_json",
+    "records_of",
     "touch_position",
     "trace",
 ]

@@ -19,6 +19,12 @@ from sonic_coffea.layouts._features import (
     refuse,
     texts_of,
 )
+from sonic_coffea.layouts._finish import (
+    OUTPUT_FUNCTIONS,
+    check_discriminants,
+    discriminated,
+    finished,
+)
 from sonic_coffea.layouts._layout import shape_of, target_of
 from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._structure import STRING, Tensor, widened
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
 
 PER = ("row", "constituent")
 CHOOSE = ("argmax", "slot")
-OUTPUT_FUNCTIONS = ("softmax", "sigmoid")
 Inner = int | tuple[Any, ...] | None
 NamedAxis = tuple[str | None, int, int]
 """The input whose elements have places along an axis, and how many places are before and after.
@@ -77,13 +82,19 @@ class Output:
     splits : str, optional
         Name of the model's output with the offsets of this output, if the model decides how many
         values a row has: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
-    function : {"softmax", "sigmoid"}, optional
-        What makes scores of the model's numbers; softmax is over the labels, or the last axis.
+    function : {"softmax", "sigmoid", "odds"}, optional
+        What makes scores of the model's numbers; softmax is over the labels, or the last axis, and
+        odds are ``s / (1 - s)``.
     scale, shift : float
         After the function, `scale` multiplies, and `shift` is added.
+    over : sequence of str or int, or slice, optional
+        The labels, or indices, to which function, scale and shift apply; others stay as they are.
     groups : mapping, optional
         Names of sums of values, each with the labels, or indices, that are summed, or a slice of
         them: ``{"QCD": slice(309, 314)}``. The record then has the groups alone.
+    discriminants : mapping, optional
+        Names of further scores, each with an expression of labels, or else groups:
+        ``{"TvsQCD": "top / (top + qcd)"}``. 0 / 0 is NaN.
 
     Examples
     --------
@@ -106,6 +117,8 @@ class Output:
     scale: float = 1.0
     shift: float = 0.0
     groups: Any = None
+    over: Any = None
+    discriminants: Any = None
 
     __eq__, __hash__ = equals, hashed
 
@@ -128,7 +141,7 @@ class Output:
             one_of(OUTPUT_FUNCTIONS, self.function, "Output: expected function")
         by_row, several = self.per == "row", isinstance(axes, tuple) and axes
         named = several and any(of for of, _, _ in self.named_axes)
-        finished = self.function or self.groups or (self.scale, self.shift) != (1.0, 0.0)
+        further = self.groups or self.discriminants or (self.scale, self.shift) != (1.0, 0.0)
         chosen, strings = self.choose is not None, self.dtype == STRING
         refuse(
             "Output",
@@ -157,7 +170,7 @@ class Output:
             ),
             (chosen and several, "an output that chooses constituents has a number of axes"),
             (
-                finished and (chosen or strings),
+                (self.function or further) and (chosen or strings),
                 "an output of strings, or that chooses constituents, has no function",
             ),
         )
@@ -177,6 +190,15 @@ class Output:
         if self.groups is not None:
             items = self.groups.items() if isinstance(self.groups, Mapping) else self.groups
             declare(self, groups=tuple((name, self._grouped(group)) for name, group in items))
+        if self.over is not None:
+            width = len(labels) if labels is not None else (0, *(self.shape or ()))[-1]
+            over = self._grouped(self.over)
+            if not width or (isinstance(over, tuple) and not all(0 <= n < width for n in over)):
+                raise ConfigError(f"over= has labels of an output or indices, got {self.over!r}")
+            declare(self, over=over)
+        if self.discriminants is not None:
+            names = self.labels or () if self.groups is None else [name for name, _ in self.groups]
+            declare(self, discriminants=check_discriminants(self.discriminants, names))
 
     def _grouped(self, members: Any) -> Any:
         """Return the indices of a group's values, or a slice of them."""
@@ -253,24 +275,25 @@ class Output:
             each = ()
         values = self._finished(widened(tensor).reshape(len(tensor), *each))
         if self.groups is not None:
-            flat = values.reshape(len(values), -1)
+            flat = values.reshape(len(values), math.prod(values.shape[1:]))
             sums = [flat[:, m if isinstance(m, slice) else list(m)].sum(1) for _, m in self.groups]
-            return content_of(np.stack(sums, axis=1), [name for name, _ in self.groups])
+            return self._record(np.stack(sums, axis=1), [name for name, _ in self.groups])
+        if self.discriminants:
+            return self._record(values, self.labels)
         return content_of(values, self.labels, each)
+
+    def _record(self, values: Tensor, names: Sequence[str]) -> Content:
+        return content_of(*discriminated(values, names, self.discriminants or ()))
 
     def _finished(self, values: Tensor) -> Tensor:
         """Return the scores that a model's numbers mean."""
-        if self.function is None and (self.scale, self.shift) == (1.0, 0.0):
-            return values
-        real = np.result_type(values.dtype, np.float32).type
-        with np.errstate(over="ignore"):
-            if self.function == "softmax" and values.ndim > 1:
-                values = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
-                values /= values.sum(axis=-1, keepdims=True)
-            elif self.function is not None:
-                values = 1 / (1 + np.exp(-values))
-        finished: Tensor = (values * real(self.scale) + real(self.shift)).astype(real)
-        return finished
+        how = self.function, self.scale, self.shift
+        if self.over is None:
+            return finished(values, *how)
+        part = self.over if isinstance(self.over, slice) else list(self.over)
+        scores = values.astype(np.result_type(values.dtype, np.float32))
+        scores[..., part] = finished(scores[..., part], *how)
+        return scores
 
     def check_each(self, shape: tuple[int, ...]) -> None:
         """Refuse a response whose numbers for each element differ from the declaration."""

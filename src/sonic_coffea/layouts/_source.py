@@ -17,6 +17,7 @@ from awkward.index import Index64
 from sonic_coffea.errors import FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
+from sonic_coffea.layouts._frames import records_of
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
@@ -56,6 +57,7 @@ class Source:
     """
 
     def __init__(self, array: Any, part: str | None = None) -> None:
+        array = records_of(array)
         self._array, self._part = array, part
         self._is_traced = is_tracer(array)
         self._places: dict[Path, Structure] = {}

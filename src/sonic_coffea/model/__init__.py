@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.model._choice import Choice, Folds
+from sonic_coffea.model._export import export
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._nanoaod import (
     constituents,
@@ -23,6 +24,7 @@ __all__ = [
     "Pending",
     "Scaffold",
     "constituents",
+    "export",
     "has_constituents",
     "lost_tracks",
     "recorded",

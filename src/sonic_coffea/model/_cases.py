@@ -11,10 +11,13 @@ import numpy as np
 from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import ContractError, InputError
-from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, trace
+from sonic_coffea.errors import ConfigError, ContractError, InputError
+from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, records_of, trace
 
 if TYPE_CHECKING:
+    from awkward.forms import Form
+    from numpy.typing import NDArray
+
     from sonic_coffea.layouts import Int64, Structure
 
 # The name of the only input. Not a field's name, as a dict of columns would be taken for inputs.
@@ -42,7 +45,7 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     InputError
         If a value is none of the keys.
     """
-    records = {what: as_array(values, what)} if by is None else values
+    records = {what: as_array(values, what)} if by is None else records_of(values)
     is_text = isinstance(keys[0], str)
     # Not integers: a fraction would be cut off.
     dtype = "string" if is_text else "float64"
@@ -100,76 +103,111 @@ def as_array(values: Any, what: str) -> ak.Array:
     return array
 
 
+def as_mask(values: Any) -> ak.Array:
+    """Return which events, or objects, are scored, as an array of bools."""
+    array = as_array(values, "mask")
+    if not str(array.type).rstrip("]").endswith("bool"):
+        raise InputError(f"mask: expected True or False for each event or object, got {array.type}")
+    return array
+
+
 def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
     """Return the number of each row, given the numbers of events or of objects; -1 for None."""
-    if len(numbers) != rows.events:
-        raise InputError(f"expected a {what} for each of {rows.events} events, got {len(numbers)}")
-    here = rows.unflatten(NumpyArray(np.arange(len(rows))))
-    misfit = InputError(
-        f"expected a {what} for each event or object, {here.type}, got {numbers.type}; take it "
-        "from the same collection as the objects, with the same cuts"
-    )
-    if numbers.ndim > here.ndim:
-        raise misfit
-    try:
-        # Lists of fixed length are broadcast as numpy does, from the right, and of length 1 at all.
-        each = ak.broadcast_arrays(*(ak.from_regular(a, axis=None) for a in (here, numbers)))
-    except ValueError:
-        raise misfit from None
     of_rows: Int64 = np.full(len(rows), -1)
-    # What is None in one of them is None in both, and left out.
-    row, number = (ak.to_numpy(ak.flatten(array, axis=None)) for array in each)
+    row, number = values_of(rows, numbers, what)
     of_rows[row] = number
     return of_rows
 
 
+def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[Int64, NDArray[Any]]:
+    """Return the rows that have a value, and their values, given those of events or of objects."""
+    if len(values) != rows.events:
+        raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
+    here = rows.unflatten(NumpyArray(np.arange(len(rows))))
+    misfit = InputError(
+        f"expected a {what} for each event or object, {here.type}, got {values.type}; take it "
+        "from the same collection as the objects, with the same cuts"
+    )
+    if values.ndim > here.ndim:
+        raise misfit
+    try:
+        # Lists of fixed length are broadcast as numpy does, from the right, and of length 1 at all.
+        each = ak.broadcast_arrays(*(ak.from_regular(a, axis=None) for a in (here, values)))
+    except ValueError:
+        raise misfit from None
+    # What is None in one of them is None in both, and left out.
+    row, value = (ak.to_numpy(ak.flatten(array, axis=None)) for array in each)
+    return row, value
+
+
 def chosen(
-    rows: Structure, numbers: Int64, each: Mapping[int, ak.Array], *, optional: bool
-) -> ak.Array:
-    """Return the scores of each row's model; None where there is no model.
+    numbers: Int64, each: Mapping[int, Content], *, optional: bool, default: float | None
+) -> Content:
+    """Return the scores of each row's model; None, or the default, where there is no model.
 
     Parameters
     ----------
-    rows : Rows
-        The rows, and the structure above them.
     numbers : array of int64
-        The number of the model of each row; -1 for None.
+        The number of the model of each row; -1 for none.
     each : mapping
         The scores of all rows by each model that is chosen, by its number.
     optional : bool
         Whether there may be None, by the type of the numbers.
+    default : float or None
+        The score of rows without a model.
 
     Raises
     ------
     ContractError
         If the models give scores of different types.
+    ConfigError
+        If the scores have no numbers that the default could be.
     """
     # Masked rows make an option of any type.
-    types = {re.sub(r"option\[|[]?]", "", str(scores.type)) for scores in each.values()}
+    types = {re.sub(r"option\[|[]?]", "", str(scores.form.type)) for scores in each.values()}
     if len(types) > 1:
         raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
     places = np.full(max(each) + 2, -1)  # the last is of -1
     places[list(each)] = range(len(each))
+    scores = (
+        [*each.values()]
+        if default is None
+        else [*each.values(), _all(each[min(each)].form, default)]
+    )
+    whole = ak.concatenate([ak.Array(content) for content in scores]).layout
+    left_out = -1 if default is None else len(whole) - 1
+    index = places[numbers] * len(numbers) + np.arange(len(numbers))
+    index[numbers < 0] = left_out
+    return IndexedOptionArray.simplified(Index64(index), whole) if optional else whole[index]
 
-    def choose(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
-        case, *scores = contents
-        if not (case.content if case.is_option else case).is_numpy:
+
+def _all(form: Form, default: float) -> Content:
+    """Return one score of a type in which all numbers are a default."""
+
+    def fill(content: Content, **_: Any) -> Content | None:
+        if content.is_list and not content.is_regular:
+            raise ConfigError(
+                "default= is for scores of numbers, and not for lists or strings; without it, "
+                "objects that mask= leaves out are None"
+            )
+        if content.is_option:
+            return _all(content.content.form, default)
+        if not content.is_numpy:
             return None
-        number = np.asarray(ak.fill_none(case, -1, highlevel=False).data)
-        index = places[number] * len(number) + np.arange(len(number))
-        whole = ak.concatenate([ak.Array(content) for content in scores])
-        if not (optional or case.is_option):
-            return (whole[index].layout,)
-        index[number < 0] = -1
-        return (IndexedOptionArray.simplified(Index64(index), whole.layout),)
+        numbers = np.full_like(content.data, default)
+        if numbers.dtype.kind != "f" and np.any(numbers != default):
+            raise ConfigError(f"the scores are {numbers.dtype}, which cannot be default={default}")
+        return NumpyArray(numbers)
 
-    structure = rows.unflatten(NumpyArray(numbers))
-    return ak.Array(ak.transform(choose, structure, *each.values(), highlevel=False))
+    one = form.length_one_array(highlevel=False)
+    filled: Content = ak.transform(fill, one, highlevel=False)
+    return filled
 
 
-def mean(each: Sequence[ak.Array]) -> ak.Array:
+def mean(each: Sequence[Content]) -> Content:
     """Return the mean of scores; None where one of them is None."""
-    return ak.Array(ak.transform(_mean, *each, highlevel=False))
+    averaged: Content = ak.transform(_mean, *each, highlevel=False)
+    return averaged
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:

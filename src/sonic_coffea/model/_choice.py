@@ -111,24 +111,18 @@ class Choice:
         deadline = Deadline.after(timeout_s)
         return self._send(objects, deadline, **options).result_by(deadline)
 
-    def submit(
-        self,
-        objects: Any,
-        *,
-        events: Any = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        deduplicate: bool = False,
-    ) -> Pending:
+    def submit(self, objects: Any, *, events: Any = None, **options: Any) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate
+        objects : ak.Array, dict or Variations
             As in `Model.submit`.
         events : array of records, optional
             The events of the objects, which have the fields of `by` if the objects do not. A
             `SonicProcessor` passes its events.
+        **options
+            As in `Model.submit`; objects of no model have the default, too.
 
         Raises
         ------
@@ -137,8 +131,7 @@ class Choice:
         InputError
             If a value has no model.
         """
-        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
-        return self._send(objects, NEVER, events=events, **how)
+        return self._send(objects, NEVER, events=events, **options)
 
     def _send(
         self,
@@ -233,20 +226,13 @@ class Folds(Choice):
         return f"Folds({self.name}{fold})"
 
     def submit(
-        self,
-        objects: Any,
-        *,
-        fold: Any = _DECLARED,
-        events: Any = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        deduplicate: bool = False,
+        self, objects: Any, *, fold: Any = _DECLARED, events: Any = None, **options: Any
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
-        objects, pool, on_error, deduplicate
+        objects : ak.Array, dict or Variations
             As in `Model.submit`.
         fold : array of int, str or None, optional
             The fold of each event, ``events * int``, or of each object, ``events * var * int``,
@@ -257,6 +243,9 @@ class Folds(Choice):
             The events of the objects, which have the fields of the expression if the objects do
             not. A `SonicProcessor` passes its events.
 
+        **options
+            As in `Model.submit`; objects of no fold have the default, too.
+
         Raises
         ------
         ConfigError
@@ -266,8 +255,7 @@ class Folds(Choice):
         InputError
             If there is no such fold, or the array does not fit the objects.
         """
-        how = {"pool": pool, "on_error": on_error, "deduplicate": deduplicate}
-        return self._send(objects, NEVER, fold=fold, events=events, **how)
+        return self._send(objects, NEVER, fold=fold, events=events, **options)
 
     def _send(
         self, objects: Any, deadline: Deadline, *, fold: Any = _DECLARED, **how: Any

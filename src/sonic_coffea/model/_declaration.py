@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import xxhash
 
-from sonic_coffea.errors import ConfigError, ContractError, nearest, printable
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, nearest, printable
 from sonic_coffea.layouts import (
     Inputs,
     Layout,
@@ -21,6 +23,7 @@ from sonic_coffea.layouts import (
     check_told_apart,
     declared,
     dtype_name,
+    records_of,
 )
 from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import WithPool
@@ -256,7 +259,27 @@ class Declaration(WithPool):
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""
-        return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+        with self.hinting(objects):
+            return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+
+    @contextmanager
+    def hinting(self, objects: Any) -> Iterator[None]:
+        """Say which parts of the arrays have the fields, where these were given as a whole."""
+        try:
+            yield
+        except FieldError as error:
+            names: list[str] = list(objects) if isinstance(objects, Mapping) else []
+            if isinstance(objects, ak.Array):
+                names = objects.fields
+            paths = {path for each in self.inputs.values() for path in each.columns}
+            roots = {path.partition(".")[0] for path in paths}
+            fit = [name for name in names if roots <= {*ak.fields(records_of(objects[name]))}]
+            if not fit:
+                raise
+            hint = f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}"
+            if isinstance(objects, Mapping) and fit == names != fit[:1]:
+                hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
+            raise error.because(hint) from None
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""

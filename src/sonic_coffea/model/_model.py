@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError
-from sonic_coffea.layouts import Layout, is_lazy, is_tracer
+from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
+from sonic_coffea.model._export import check_export, export
+from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
 from sonic_coffea.pool import Deadline, Pool, current
@@ -136,6 +138,88 @@ class Model(Declaration):
         return cls(name, layouts, {output or weaver.usual_output(layouts): names}, version)
 
     @classmethod
+    def from_onnx(
+        cls,
+        path: str | Path,
+        name: str | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare a model by its ONNX file, which has the names, types and shapes of the tensors.
+
+        Parameters
+        ----------
+        path : path
+            The file; it need not be that of the server. The package ``onnx`` reads it.
+        name : str, optional
+            Name of the model in the server's model repository; by default, the file's name.
+        inputs : mapping
+            For each input, its fields in the order of the training; or a layout, where the file
+            does not tell what the numbers mean: of masks, pairs, lists of any length, and as many
+            fields as constituents.
+        outputs : mapping, optional
+            Labels of outputs, or an `Output`, as in `Model`. By default, numbers of the file's
+            shape.
+        version : str or int, optional
+            A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be read, or an input has not as many fields; the message shows what
+            to fill in.
+        ContractError
+            If a layout does not make what the file takes.
+        """
+        contract = contract_of_file(Path(path), name)
+        filled = filled_in(contract, Path(path), inputs or {}, outputs or {})
+        model = cls(contract.model, *filled, version)
+        model.compare(contract, server=str(path))
+        return model
+
+    @classmethod
+    def from_xgboost(
+        cls,
+        name: str,
+        path: str | Path,
+        *,
+        fields: Any = None,
+        labels: Sequence[str] | None = None,
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare trees by their XGBoost or LightGBM file, which has the names of the features.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model in the server's model repository.
+        path : path
+            The file that `build_repository` serves.
+        fields : sequence or mapping, optional
+            The fields, in the order of the features, whose names they are compared with; or a
+            mapping with the fields of other names: ``{"pt": "Photon.pt"}``. By default, the file's
+            names.
+        labels : sequence of str, optional
+            Labels of the scores. By default, a number, or for several classes an array.
+        version : str or int, optional
+            A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be read, has no names where no fields are given, or other names.
+        """
+        contract = contract_of_file(Path(path), name)
+        (features,), (scores,) = contract.inputs, contract.outputs
+        known = named(fields, contract.features, features.shape[0], str(path))
+        given = {features.name: known}, {scores.name: labels}
+        model = cls(name, *filled_in(contract, Path(path), *given), version)
+        model.compare(contract, server=str(path))
+        return model
+
+    @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], name: str | None = None) -> Model:
         """Read a declaration from a YAML file.
 
@@ -144,8 +228,9 @@ class Model(Declaration):
         path : path
             The file has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of
             a layout, and the layout's arguments. A field is a name, a number, or the arguments of a
-            `Feature` or a `OneHot`. An output is a list of labels, nothing, or the arguments of an
-            `Output`. Further keys are other arguments of `Model`, such as ``version``.
+            `Feature` or a `OneHot`; fields may be the arguments of `Scaled`. An output is a list of
+            labels, nothing, or the arguments of an `Output`. Further keys are other arguments of
+            `Model`, such as ``version``.
         name : str, optional
             The model's name, instead of the file's.
 
@@ -209,24 +294,69 @@ class Model(Declaration):
         >>> {name: tensor.tolist() for name, tensor in sent.items()}
         {'pf': [[[3.0, 2.0]], [[4.0, 0.0]]], 'mask': [[[1.0, 1.0]], [[1.0, 0.0]]]}
         """
+        self._check_in_memory(objects)
+        return self.bind(objects).pack_all()
+
+    def _check_in_memory(self, objects: Any) -> None:
         if is_lazy(objects) or is_tracer(objects) or isinstance(objects, Variations):
             raise InputError(
                 f"model {self.name!r} packs arrays that are in memory, got "
                 f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
             )
-        return self.bind(objects).pack_all()
 
-    def __call__(
+    def export(
         self,
         objects: Any,
+        path: str | os.PathLike[str],
         *,
-        timeout_s: float | None = None,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        version: Any = None,
-        deduplicate: bool = False,
-    ) -> Any:
-        """Score objects and wait for the result; see `submit`.
+        labels: Mapping[str, Any] | None = None,
+        weights: Any = None,
+    ) -> None:
+        """Write training data: the tensors exactly as they would be sent, to a Parquet file.
+
+        The file has a column for each input, ``N * F * L`` of its own type, and the declaration in
+        its metadata, which `check_export` compares after the training. Of `Bucketed` inputs, each
+        row has the length to which it is padded. Of inputs that put rows together, such as `Flat`,
+        offsets and numbers are those of the row alone.
+
+        Parameters
+        ----------
+        objects : ak.Array or dict
+            As for `pack`.
+        path : path
+            The ``.parquet`` file.
+        labels : mapping, optional
+            Names of further columns, each with an array of each object or event, or with a field
+            or an expression of the objects: ``{"is_b": "hadronFlavour == 5"}``.
+        weights : array or str, optional
+            The column ``weight``, in the same way.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts, or a label is None.
+        ConfigError
+            If names clash, a type is one that Parquet lacks, or all rows of an event share a
+            request.
+        """
+        self._check_in_memory(objects)
+        export(self, objects, path, labels or {}, weights)
+
+    def check_export(self, path: str | os.PathLike[str]) -> None:
+        """Compare the inputs with those of a file that `export` has written.
+
+        Raises
+        ------
+        ContractError
+            If they differ: a network that was trained on the file would be given other numbers. The
+            message shows each input that differs.
+        ConfigError
+            If the file is not one that `export` has written.
+        """
+        check_export(self, path)
+
+    def __call__(self, objects: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
+        """Score objects and wait for the result; see `submit` for the options.
 
         Raises
         ------
@@ -234,7 +364,7 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission((self,), pool, on_error, version, deduplicate, deadline)
+        call = Submission((self,), deadline=deadline, **options)
         return call.send(objects).result_by(deadline)
 
     def submit(
@@ -245,6 +375,8 @@ class Model(Declaration):
         on_error: str = "raise",
         version: Any = None,
         deduplicate: bool = False,
+        mask: Any = None,
+        default: float | None = None,
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
@@ -273,13 +405,18 @@ class Model(Declaration):
             trained on the event.
         deduplicate : bool
             Whether rows that are equal in all inputs are sent once.
+        mask : array of bool, optional
+            Which objects are scored: ``events * jets * bool``, or ``events * bool``. What it leaves
+            out is not read and not sent. Of `Variations`, one for all, or a dict with one for each.
+        default : float, optional
+            The score, in each label, of objects that the mask leaves out; by default, None.
 
         Returns
         -------
         Pending
             Its ``result()`` returns the structure of `objects`, with a record in the place of each
             object: ``events * jets * {qcd: float32, top: float32}``. It is None where the object
-            is None.
+            is None, and where no server scored it, whatever the default.
 
         Raises
         ------
@@ -288,4 +425,6 @@ class Model(Declaration):
         ContractError
             If the server's model does not fit the declaration.
         """
-        return Submission((self,), pool, on_error, version, deduplicate).send(objects)
+        how: dict[str, Any] = {"pool": pool, "on_error": on_error, "version": version}
+        how |= {"deduplicate": deduplicate, "mask": mask, "default": default}
+        return Submission((self,), **how).send(objects)

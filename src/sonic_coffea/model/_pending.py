@@ -10,7 +10,6 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import numpy as np
 
 from sonic_coffea._version import __version__
@@ -21,6 +20,8 @@ from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
+    import awkward as ak
+    from awkward.contents import Content
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Int64, Outputs, Structure
@@ -44,10 +45,13 @@ class Pending:
         The number of events of each variation, if variations travel together.
     unsent : Statistics
         Statistics of rows that were given up before they were sent.
+    give_back : callable, or mapping
+        What makes plain arrays of the scores of plain arrays; of variations, one for each.
     """
 
     lengths: Mapping[str, int] | None = None
     unsent = Statistics()
+    give_back: Any = None
 
     def __init__(self, model: Declaration, rows: Structure, outputs: Outputs) -> None:
         self._model = model.name
@@ -156,12 +160,20 @@ class Pending:
         """Return the scores; the deadline may be that of a call that began before; see `result`."""
         scores = self.scores_by(deadline, progress=progress)
         if self.lengths is None:
-            return scores
+            return self.give_back(scores)
         stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
-        return {name: scores[stop - length : stop] for (name, length), stop in stops}
+        return {
+            name: self.give_back[name](scores[stop - length : stop])
+            for (name, length), stop in stops
+        }
 
     def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
         """Return the scores of all variations, one variation after another."""
+        content = self.content_by(deadline, progress=progress)
+        return self.rows.unflatten(content, attrs=self._attributes())
+
+    def content_by(self, deadline: Deadline, *, progress: bool) -> Content:
+        """Return the score of each row."""
         try:
             with self._shown_progress(show=progress):
                 for part in self.parts:
@@ -193,8 +205,10 @@ class Pending:
                 )
             raise
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
-        content = self.rows.without(self._outputs.content(), lost)
-        return self.rows.unflatten(content, attrs=attributes(self.provenance()))
+        return self.rows.without(self._outputs.content(), lost)
+
+    def _attributes(self) -> dict[str, Any]:
+        return attributes(self.provenance())
 
     def provenance(self) -> dict[str, Any]:
         """Return the provenance of the scores: model, version, servers, the declaration's hash."""
@@ -264,16 +278,24 @@ class Combined(Pending):
     sent : sequence of Pending
         The call of each model.
     numbers : array of int64 or None
-        The number of the model of each row, -1 for none; None for the mean.
-    optional : bool
-        Whether there may be rows of no model.
+        The number of the model of each row, -1 for none; None if all rows are scored.
+    options : mapping
+        Options of `chosen`.
+    is_mean : bool
+        Whether scores are the mean of all models; a row then has the number 0.
     """
 
     def __init__(
-        self, name: str, sent: Sequence[Pending], numbers: Int64 | None, *, optional: bool
+        self,
+        name: str,
+        sent: Sequence[Pending],
+        numbers: Int64 | None,
+        options: Mapping[str, Any],
+        *,
+        is_mean: bool,
     ) -> None:
         self._model, self._sent = name, sent
-        self._numbers, self._optional = numbers, optional
+        self._numbers, self._options, self._is_mean = numbers, options, is_mean
         for pending in sent[1:]:
             names = f"model {sent[0]._model!r}", f"model {pending._model!r}"  # noqa: SLF001
             sent[0].rows.check_same(pending.rows, names)
@@ -281,24 +303,19 @@ class Combined(Pending):
         self.rows = sent[0].rows
         self.unsent = sum((pending.unsent for pending in sent), Statistics())
 
-    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
-        used = list(range(len(self._sent)))
-        if self._numbers is not None:
+    def content_by(self, deadline: Deadline, *, progress: bool) -> Content:
+        used, numbers = list(range(len(self._sent))), self._numbers
+        if numbers is not None and not self._is_mean:
             # The other models do not know the shape of outputs that declare none.
-            used = np.unique(self._numbers[self._numbers >= 0]).tolist() or [0]
+            used = np.unique(numbers[numbers >= 0]).tolist() or [0]
         try:
-            each = {
-                number: self._sent[number].scores_by(deadline, progress=progress) for number in used
-            }
+            each = {n: self._sent[n].content_by(deadline, progress=progress) for n in used}
         except BaseException:
             self.cancel()
             raise
-        numbers = self._numbers
-        if numbers is None:
-            scores = mean(list(each.values()))
-        else:
-            scores = chosen(self.rows, numbers, each, optional=self._optional)
-        return ak.Array(scores.layout, attrs=self._attributes())
+        if self._is_mean and len(each) > 1:
+            each = {0: mean(list(each.values()))}
+        return each[0] if numbers is None else chosen(numbers, each, **self._options)
 
     def provenance(self) -> dict[str, Any]:
         """Return the provenance of the scores: of each model, side by side."""

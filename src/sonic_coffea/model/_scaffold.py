@@ -1,34 +1,45 @@
-"""Declarations written from a server's contract, to fill in."""
+"""Declarations written from the contract of a served model, or of a file, to fill in."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ContractError, SonicError
-from sonic_coffea.layouts import Feature, Layout, Output
+from sonic_coffea.errors import ConfigError, ContractError, SonicError, nearest
+from sonic_coffea.layouts import (
+    Bucketed,
+    Dense,
+    Feature,
+    Layout,
+    Mask,
+    Output,
+    Padded,
+    Pairwise,
+    Row,
+    dtype_name,
+)
+from sonic_coffea.model._weaver import group_of
 from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, connect_transport, kserve_name
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
 
-_WIDTH = 100
-# Between the items of a list.
-_BREAK = "\0"
-# To choose from, where the model takes any length.
-_LENGTHS = (16, 32, 64, 128)
-_VECTOR = tuple(Feature(name) for name in ("px", "py", "pz", "energy"))
+# A space in a string, where no line is broken.
+_SPACE = "\0"
+_VECTOR = ("px", "py", "pz", "energy")
+# Arguments that are written without their names.
+_POSITIONAL = ("fields", "field", "length", "labels")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scaffold:
-    """A declaration that fits a served model, with names of fields to fill in.
+    """A declaration that fits a model, with names of fields to fill in.
 
     Attributes
     ----------
@@ -37,18 +48,12 @@ class Scaffold:
     labels : mapping
         The labels of outputs, as far as they are known.
     server : str
-        The server, for a comment.
+        The server, or the file, for a comment.
     """
 
     contract: Contract
     labels: Mapping[str, list[str]]
     server: str
-
-    @property
-    def layouts(self) -> dict[str, str]:
-        """A layout for each input, as Python."""
-        layouts = {spec.name: _layout(spec, self.contract)[0] for spec in self.contract.inputs}
-        return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
 
     @property
     def text(self) -> str:
@@ -65,35 +70,43 @@ class Scaffold:
                 "model.pack(objects)."
             ),
             "model = sonic.Model(",
-            f"    {_quoted(contract.model)},",
+            f"    {_quoted(contract.model)},".replace(_SPACE, " "),
             "    inputs={",
-            *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
+            *(line for s in contract.inputs for line in _entry(s, *_layout(s, contract))),
             "    },",
             "    outputs={",
-            *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
+            *(line for s in contract.outputs for line in _output_entry(s, labels.get(s.name))),
             "    },",
             ")",
         ]
         return "\n".join(lines) + "\n"
 
 
-def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaffold:
-    """Return a declaration that fits a served model.
+def scaffold(
+    source: Settings | Path, model: str | None = None, version: str | None = None
+) -> Scaffold:
+    """Return a declaration that fits a served model, or a model file.
 
     Parameters
     ----------
-    settings : Settings
-        One server, and its options.
+    source : Settings or Path
+        One server, and its options; or a file that `build_repository` takes.
     model, version : str
-        The model to declare.
+        The model to declare; of a file, by default, the file's name.
 
     Raises
     ------
+    ConfigError
+        If the file cannot be read.
     ContractError
         If the server lists no tensors.
     """
-    server = settings.servers[0]
-    with connect_transport(server, options=settings.connection_options()) as connection:
+    if isinstance(source, Path):
+        return Scaffold(contract_of_file(source, model), {}, str(source))
+    server = source.servers[0]
+    if model is None:
+        raise ConfigError(f"expected the name of a model of {server}")
+    with connect_transport(server, options=source.connection_options()) as connection:
         contract = connection.contract(model, version)
         if not contract.lists_tensors:
             raise ContractError(
@@ -107,6 +120,57 @@ def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaf
         with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
             labels = connection.labels(contract, version)
     return Scaffold(contract, labels, server)
+
+
+def contract_of_file(path: Path, name: str | None) -> Contract:
+    """Return the contract with which a model file would be served."""
+    from sonic_coffea.server import contract_of
+
+    return contract_of(path, path.stem if name is None else name)
+
+
+def filled_in(
+    contract: Contract, file: Path, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> tuple[dict[str, Layout], dict[str, Any]]:
+    """Return the inputs and outputs of a model file, whose fields are given by the inputs' names.
+
+    Raises
+    ------
+    ConfigError
+        If the file leaves open what an input takes; the message shows what to fill in.
+    """
+    layouts: dict[str, Layout] = {}
+    lines: list[str] = []
+    for spec in contract.inputs:
+        given = inputs.get(spec.name)
+        if isinstance(given, Layout):
+            layouts[spec.name] = given
+            continue
+        features = () if given is None else Row(given).features
+        layout, remark = _layout(spec, contract, features)
+        # The file tells neither what a mask means, nor how long lists may be, nor which of two
+        # axes of the same length is which.
+        is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
+        is_told = type(layout) in (Row, Padded, Dense) and not is_square
+        if layout is not None and is_told and _fields(layout) == features:
+            layouts[spec.name] = layout
+        else:
+            lines += _entry(spec, layout, remark)
+    served = [spec.name for spec in (*contract.inputs, *contract.outputs)]
+    for name in (*inputs, *outputs):
+        if name not in served:
+            raise ConfigError(f"{file} has no tensor {name!r}; {nearest(name, served)}")
+    if lines:
+        raise ConfigError(
+            f"{file} does not say what its inputs take; fill in the fields, or layouts, as "
+            "inputs={\n" + "\n".join(line.removeprefix("    ") for line in lines) + "\n}"
+        )
+    return layouts, {s.name: _output(s, outputs.get(s.name)) for s in contract.outputs}
+
+
+def _fields(layout: Layout | None) -> Sequence[Feature]:
+    fields: Sequence[Feature] = getattr(layout, "features", ())
+    return fields
 
 
 def fitting(
@@ -125,8 +189,7 @@ def fitting(
     for spec in contract.inputs:
         known = packed.get(spec.name)
         if known is None or not spec.takes(kserve_name(known[0]), known[1]):
-            fields = getattr(inputs.get(spec.name), "features", ())
-            lines += _entry(spec, _layout(spec, contract, fields))
+            lines += _entry(spec, *_layout(spec, contract, _fields(inputs.get(spec.name))))
     for name in packed:
         if contract.inputs and not any(spec.name == name for spec in contract.inputs):
             lines.append(f"        # without {name!r}")
@@ -135,110 +198,76 @@ def fitting(
         shape, dtype = expected.get(spec.name, (None, None))
         typed = dtype is None or DATATYPES.get(spec.datatype) == dtype.name
         if output is None or not (typed and spec.gives(shape)):
-            lines += _entry(spec, _output(spec, None if output is None else output.labels))
+            lines += _output_entry(spec, None if output is None else output.labels)
     served = {spec.name for spec in contract.outputs}
     lines += [f"        # without {name!r}" for name in outputs if served and name not in served]
     return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
 
 
-def _dtype(spec: TensorSpec) -> str | None:
-    return "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
-
-
-def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-    )
-
-
-def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
-    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output."""
-    code, remark = suggestion
-    shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
-    tensor = f"{spec.datatype} [{shape}]"
-    yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
-    yield from _wrapped(f"{_quoted(spec.name)}: {code},")
-
-
-def _wrapped(code: str) -> Iterator[str]:
-    """Yield the lines of an entry, which goes on in further lines where a list has a break."""
-    line = " " * 8
-    for part in code.split(_BREAK):
-        if line.strip() and len(line) + len(part) > _WIDTH:
-            yield line.rstrip()
-            line = " " * 12
-        line += part + " "
-    yield line.rstrip()
-
-
-def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) -> tuple[str, str]:
-    """Return a layout that makes a tensor, as Python, and a remark."""
-    dtype = _dtype(spec)
+def _layout(
+    spec: TensorSpec, contract: Contract, fields: Sequence[Feature] = ()
+) -> tuple[Layout | None, str]:
+    """Return a layout that makes a tensor, of some fields and others to fill in, and a remark."""
+    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
     if dtype is None or (dtype == "string" and len(spec.shape) > 2):
-        return "...", "no layout makes it"
-    ending = "" if dtype == "float32" else f', dtype="{dtype}"'
+        return None, "no layout makes it"
+    if not fields and len(contract.inputs) == 1:
+        fields = tuple(map(Feature, contract.features))
+    free = min(spec.shape, default=0) < 0
     if _is_mask(spec) and dtype != "string":
-        return _mask(spec, contract, ending)
+        return _mask(spec, contract, dtype)
+    if len(spec.shape) < 2:
+        return _numbers(spec, fields, dtype)
     if len(spec.shape) == 2:
-        return _fields(spec, contract, fields, ending)
-    if len(spec.shape) == 1:
-        return _numbers(spec, fields, ending)
-    if not spec.shape:
-        return f'sonic.Row({_names(1, fields)}, axis_order=""{ending})', "a number of each object"
-    return _array(spec, ending)
-
-
-def _numbers(spec: TensorSpec, fields: Sequence[Any], ending: str) -> tuple[str, str]:
-    if spec.shape[0] > 0:
-        return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
-    arguments = f'{_names(1, fields)}, {_LENGTHS}, axis_order="L"{ending}'
-    return f"sonic.Bucketed({arguments})", "a number of each constituent"
-
-
-def _array(spec: TensorSpec, ending: str) -> tuple[str, str]:
-    """Return a layout of any rank."""
+        return _constituents(spec, contract, fields, dtype)
     if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
-        length = str(spec.shape[1] if spec.shape[1] > 0 else _LENGTHS)
-        return f"sonic.Pairwise({_names(4, _VECTOR)}, {length}{ending})", "of each pair"
-    inner = "" if min(spec.shape, default=-1) < 0 else f", shape={spec.shape}"
-    return f'sonic.Dense("field_1"{inner}{ending})', "an array of each object"
+        length = Bucketed("field").lengths if free else spec.shape[1]
+        return Pairwise(_VECTOR, length, dtype=dtype), "of each pair"
+    shape = None if free else spec.shape
+    return Dense(_named(1, fields)[0], shape, dtype), "an array of each object"
 
 
-def _fields(
-    spec: TensorSpec, contract: Contract, fields: Sequence[Any], ending: str
-) -> tuple[str, str]:
-    order, sure = _axes(spec, contract)
+def _numbers(spec: TensorSpec, fields: Sequence[Feature], dtype: str) -> tuple[Layout, str]:
+    if not spec.shape:
+        return Row(_named(1, fields), dtype, axis_order=""), "a number of each object"
+    if spec.shape[0] > 0:
+        return Row(_named(spec.shape[0], fields), dtype), "numbers of each object"
+    layout = Bucketed(_named(1, fields), axis_order="L", dtype=dtype)
+    return layout, "a number of each constituent"
+
+
+def _constituents(
+    spec: TensorSpec, contract: Contract, fields: Sequence[Feature], dtype: str
+) -> tuple[Layout, str]:
+    order, is_sure = _axes(spec, contract, len(fields))
     count, length = spec.shape if order == "FL" else spec.shape[::-1]
-    names = _names(max(count, 1), fields)
+    count = max(count, 1)
+    named = _named(count, fields)
     if length == 1:
-        return f'sonic.Row({names}, axis_order="{order}"{ending})', "numbers of each object"
-    ending = ("" if order == "FL" else ', axis_order="LF"') + ending
-    remark = f"{max(count, 1)} fields of each constituent"
-    if not sure:
+        return Row(named, dtype, axis_order=order), "numbers of each object"
+    remark = f"{count} fields of each constituent"
+    if not is_sure:
         remark += f"; or {length} of them, with the axes the other way round"
     if length < 0:
-        return f"sonic.Bucketed({names}, {_LENGTHS}{ending})", f"{remark}, of any length"
-    return f"sonic.Padded({names}, {length}{ending})", remark
+        return Bucketed(named, axis_order=order, dtype=dtype), f"{remark}, of any length"
+    return Padded(named, length, axis_order=order, dtype=dtype), remark
 
 
-def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
+def _mask(spec: TensorSpec, contract: Contract, dtype: str) -> tuple[Layout, str]:
     length = math.prod(spec.shape)
-    group = _group(spec.name)
+    group = group_of(spec.name)
     jagged = [
         s
         for s in contract.inputs
         if not _is_mask(s) and (s.shape == (-1,) or (len(s.shape) == 2 and 1 not in s.shape))
     ]
-    beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
+    beside = next((s.name for s in jagged if group and group_of(s.name) == group), None)
     order = "L" if len(spec.shape) == 1 else "FL" if spec.shape[0] == 1 else "LF"
-    arguments = [str(length)] if length > 0 else []
-    arguments += [f"beside={_quoted(beside)}"] if beside else []
-    arguments += [f'axis_order="{order}"'] if order != "FL" else []
-    arguments += [ending.removeprefix(", ")] if ending else []
     remark = "1 where there is a constituent"
     if beside is None and len(jagged) > 1:
         remark += "; say of which input, with beside="
-    return f"sonic.Mask({', '.join(arguments)})", remark
+    fixed = length if length > 0 else None
+    return Mask(fixed, beside=beside, axis_order=order, dtype=dtype), remark
 
 
 def _is_mask(spec: TensorSpec) -> bool:
@@ -246,60 +275,104 @@ def _is_mask(spec: TensorSpec) -> bool:
     return named and (len(spec.shape) == 1 or (len(spec.shape) == 2 and 1 in spec.shape))
 
 
-def _group(name: str) -> str:
-    return re.sub(r"__\d+$", "", name).rpartition("_")[0]
-
-
-def _axes(spec: TensorSpec, contract: Contract) -> tuple[str, bool]:
+def _axes(spec: TensorSpec, contract: Contract, fields: int) -> tuple[str, bool]:
     """Return the order of the fields and the constituents, and whether it is sure."""
-    first, last = spec.shape
-    if (first < 0) != (last < 0):
-        return ("LF" if first < 0 else "FL"), True
-    if (first == 1) != (last == 1):  # a sequence of one
-        return ("LF" if first == 1 else "FL"), False
     masks = {n for s in contract.inputs if _is_mask(s) for n in s.shape if n != 1}
-    if (first in masks) != (last in masks):
-        return ("LF" if first in masks else "FL"), True
+    first, last = spec.shape
+    for is_length, is_sure in (
+        (lambda n: n < 0, True),
+        (lambda n: n == 1, False),  # a sequence of one
+        (lambda n: n in masks, True),
+        (lambda n: fields and n != fields, True),
+    ):
+        if bool(is_length(first)) != bool(is_length(last)):
+            return ("LF" if is_length(first) else "FL"), is_sure
     return ("LF" if first > last else "FL"), False
 
 
-def _names(count: int, fields: Sequence[Any]) -> str:
-    """Return the names of the fields, as far as they are declared, as a list in Python."""
-    declared_names = [_quoted(f.name) if f == Feature(f.name) else f"sonic.{f!r}" for f in fields]
-    names = declared_names[:count]
-    names += [_quoted(f"field_{k + 1}") for k in range(len(names), count)]
-    return _list(names)
+def _named(count: int, fields: Sequence[Feature]) -> list[Feature]:
+    """Return the fields as far as they are known, and names to fill in."""
+    return [*fields[:count], *(Feature(f"field_{k + 1}") for k in range(len(fields), count))]
+
+
+def _output(spec: TensorSpec, declared: Any) -> Output:
+    """Return a declaration of an output, with its labels if they are known."""
+    if isinstance(declared, Output):
+        return declared
+    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+    per = "constituent" if len(spec.shape) == 2 and spec.shape[0] < 0 else "row"
+    inner = spec.shape[1:] if per == "constituent" else spec.shape
+    is_array = declared is None and math.prod(inner) > 1 and min(inner) > 0
+    shape = inner if is_array else None
+    return Output(declared, dtype or "float32", shape=shape, per=per)
+
+
+def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> Iterator[str]:
+    """Yield the lines of an output's entry, with labels to fill in."""
+    width = spec.shape[-1] if spec.shape else 1
+    if spec.datatype not in (*DATATYPES, "BYTES"):
+        return _entry(spec, None, "of a type that is not known")
+    known, remark = list(labels or ())[: max(width, 0)], ""
+    if len(spec.shape) <= 2 and len(known) < width and width > 1:
+        known += [f"label_{k + 1}" for k in range(len(known), width)]
+        remark = "names of the values"
+    return _entry(spec, _output(spec, known or None), remark)
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    return _wrapped(text, f"{indent}# ", f"{indent}# ")
+
+
+def _entry(spec: TensorSpec, declared: Layout | Output | None, remark: str) -> Iterator[str]:
+    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output."""
+    shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
+    tensor = f"{spec.datatype} [{shape}]"
+    yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
+    code = f"{_quoted(spec.name)}: {_python(declared)},"
+    for line in _wrapped(code, " " * 8, " " * 12):
+        yield line.replace(_SPACE, " ")
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        100,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _python(declared: Layout | Output | None) -> str:
+    """Return a declaration as Python: what is to be filled in, and what is not the default."""
+    if declared is None:
+        return "..."
+    kind: Any = type(declared)
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    first = {name: getattr(declared, name) for name in names if name in _POSITIONAL}
+    default = kind(*first.values())
+    written = [_value(value) for value in first.values() if value is not None]
+    if isinstance(declared, Output) and declared == default:
+        return "".join(written) or "None"
+    written += [
+        f"{name}={_value(getattr(declared, name))}"
+        for name in names
+        if name not in first and repr(getattr(declared, name)) != repr(getattr(default, name))
+    ]
+    return f"sonic.{kind.__name__}({', '.join(written)})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], Feature):
+        names = [_quoted(f.name) if f == Feature(f.name) else f"sonic.{f!r}" for f in value]
+        return f"[{', '.join(names)}]"
+    if isinstance(value, tuple) and value and isinstance(value[0], str):
+        return f"[{', '.join(map(_quoted, value))}]"
+    if isinstance(value, str):
+        return _quoted(value)
+    return _quoted(dtype_name(value)) if hasattr(value, "itemsize") else repr(value)
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _list(items: Iterable[str]) -> str:
-    return f"[{f',{_BREAK}'.join(items)}]"
-
-
-def _output(spec: TensorSpec, labels: Sequence[str] | None) -> tuple[str, str]:
-    """Return a declaration of an output, as Python, and a remark."""
-    dtype = _dtype(spec)
-    if dtype is None:
-        return "...", "of a type that is not known"
-    width = spec.shape[-1] if spec.shape else 1
-    options = [] if dtype == "float32" else [f'dtype="{dtype}"']
-    if len(spec.shape) == 2 and spec.shape[0] < 0:
-        options.append('per="constituent"')
-    remark = ""
-    named = "None"
-    if len(spec.shape) <= 2 and width > 1:
-        known = list(labels or ())[:width]
-        missing = [f"label_{k + 1}" for k in range(len(known), width)]
-        named = _list(map(_quoted, [*known, *missing]))
-        remark = "names of the values" if missing else ""
-    elif labels and width == 1:
-        named = _list(map(_quoted, labels[:1]))
-    elif len(spec.shape) > 2 and min(spec.shape) > 0:
-        options.append(f"shape={spec.shape}")
-    if not options:
-        return named, remark
-    first = [] if named == "None" else [named]
-    return f"sonic.Output({', '.join(first + options)})", remark
+    return json.dumps(text, ensure_ascii=False).replace(" ", _SPACE)

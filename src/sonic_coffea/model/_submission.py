@@ -23,8 +23,19 @@ from sonic_coffea.errors import (
     SonicError,
     nearest,
 )
-from sonic_coffea.layouts import Inputs, Outputs, is_lazy, is_tracer, over_partitions, trace
-from sonic_coffea.model._cases import as_array, by_row, is_optional, numbered
+from sonic_coffea.layouts import (
+    Inputs,
+    Int64,
+    Outputs,
+    Structure,
+    giving_back,
+    is_lazy,
+    is_tracer,
+    number_of,
+    over_partitions,
+    trace,
+)
+from sonic_coffea.model._cases import as_array, as_mask, by_row, is_optional, values_of
 from sonic_coffea.model._pending import Combined, Deferred, Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -37,9 +48,8 @@ logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
 
-# Names among the arrays of a partition, beside the name of the cases.
-_OBJECTS, _VERSION = "objects=", "version="
-
+# The name of the objects among the arrays of a partition.
+_OBJECTS = "objects="
 
 _recorded: ContextVar[list[Pending] | None] = ContextVar("sonic_recorded", default=None)
 
@@ -67,6 +77,10 @@ class Submission:
         Without it, all models score all objects, and the scores are the mean.
     case_name : str
         The name of the numbers in messages.
+    mask : ak.Array or None
+        Which events, or objects, are scored.
+    default : float or None
+        The score of those that are not.
     """
 
     models: tuple[Declaration, ...]
@@ -78,6 +92,8 @@ class Submission:
     of_partition: bool = False
     case: Any = None
     case_name: str = "fold"
+    mask: Any = None
+    default: float | None = None
 
     @property
     def name(self) -> str:
@@ -87,6 +103,9 @@ class Submission:
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
         pending = self._send(objects)
+        pending.give_back = giving_back(objects)
+        if isinstance(objects, Variations):
+            pending.give_back = {name: giving_back(each) for name, each in objects.items()}
         if (calls := _recorded.get()) is not None:
             calls.append(pending)
         return pending
@@ -99,6 +118,10 @@ class Submission:
                 raise ConfigError(
                     f"model {model.name!r} is declared with version {model.version}; leave that out"
                 )
+        if self.default is not None:
+            number_of(self.default, "expected default to be a number")
+            if self.mask is None and self.case is None:
+                raise ConfigError("default= is the score of objects that mask= leaves out")
         if isinstance(objects, Variations):
             return self._send_variations(objects)
         if is_lazy(objects):
@@ -116,48 +139,75 @@ class Submission:
             for pending in sent:
                 pending.cancel()
             raise
-        if len(sent) == 1:
+        numbers = self._numbers(sent[0].rows)
+        if len(sent) == 1 and numbers is None:
             return sent[0]
-        if self.case is None:
-            return Combined(self.name, sent, None, optional=False)
-        numbers = by_row(sent[0].rows, self.case, self.case_name)
-        return Combined(self.name, sent, numbers, optional=is_optional(self.case))
+        options = {"optional": self._is_optional, "default": self.default}
+        return Combined(self.name, sent, numbers, options, is_mean=self.case is None)
+
+    def _numbers(self, rows: Structure) -> Int64 | None:
+        """Return the number of the model that scores each row, -1 for none; None if all do."""
+        if self.case is None and self.mask is None:
+            return None
+        numbers = np.zeros(len(rows), np.int64)
+        if self.case is not None:
+            numbers = by_row(rows, self.case, self.case_name)
+        if self.mask is not None:
+            numbers[by_row(rows, as_mask(self.mask), "mask") != 1] = -1
+        return numbers
+
+    @property
+    def _is_optional(self) -> bool:
+        """Whether objects that are there may have no score, by the types of the options."""
+        is_left_out = self.case is not None and is_optional(self.case)
+        return self.default is None and (is_left_out or self.mask is not None)
+
+    @property
+    def _arrays(self) -> dict[str, Any]:
+        """The options that are arrays, with a value for each event or object."""
+        each = {"case": self.case, "mask": self.mask}
+        if not _is_single(self.version):
+            each["version"] = self.version
+        return {name: array for name, array in each.items() if array is not None}
+
+    def _label(self, option: str) -> str:
+        return self.case_name if option == "case" else option
 
     def _send_variations(self, objects: Variations) -> Pending:
         if objects.deferred:
             # Their numbers of events are not known, so that they cannot be sent together.
-            each = {
-                name: replace(self, case=_of_variation(self.case, name))._send(array).result()  # noqa: SLF001
-                for name, array in objects.items()
-            }
+            each = {}
+            for name, array in objects.items():
+                own = {option: _of_variation(a, name) for option, a in self._arrays.items()}
+                each[name] = replace(self, **own)._send(array).result()  # noqa: SLF001
             return Deferred(self.name, each)
         together, lengths = objects.together()
-        version = _repeated(self.version, lengths, "version")
-        case = _repeated(self.case, lengths, self.case_name)
-        pending = replace(self, version=version, case=case, deduplicate=True)._send(together)  # noqa: SLF001
+        joined = {
+            option: _repeated(array, lengths, self._label(option))
+            for option, array in self._arrays.items()
+        }
+        pending = replace(self, **joined, deduplicate=True)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
-        if not _is_single(self.version):
-            ak.typetracer.touch_data(self.version)
-        optional = False
-        if self.case is not None:
-            ak.typetracer.touch_data(self.case)
-            optional = is_optional(self.case)
-        scores, *_ = [
-            trace(model.inputs, model.outputs, objects, optional=optional) for model in self.models
-        ]
+        for array in self._arrays.values():
+            ak.typetracer.touch_data(array)
+        optional = self._is_optional
+        for model in self.models:
+            with model.hinting(objects):
+                scores = trace(model.inputs, model.outputs, objects, optional=optional)
         return scores
 
     def _submit(self, model: Declaration, number: int, objects: Any) -> Pending:
         inputs = model.bind(objects)
         outputs = Outputs.of(model.outputs, inputs)
         pending = Pending(model, inputs.rows, outputs)
-        if self.case is not None:
-            cases = by_row(inputs.rows, self.case, self.case_name)
-            inputs = inputs.only(np.flatnonzero(cases == number))
+        numbers = self._numbers(inputs.rows)
+        if numbers is not None:
+            wanted = 0 if self.case is None else number
+            inputs = inputs.only(np.flatnonzero(numbers == wanted))
         if len(inputs) == 0:
             self._expect(model, outputs, inputs)
             return pending
@@ -267,16 +317,17 @@ class Submission:
             yield model.version if self.version is None else str(self.version), inputs
             return
         versions = as_array(self.version, "version")
-        keys = np.unique(ak.to_numpy(ak.flatten(versions, axis=None)))
-        if keys.dtype.kind not in "iuU":
+        row, value = values_of(inputs.rows, versions, "version")
+        if value.dtype.kind not in "iuU":
             raise InputError(f"expected versions as whole numbers, got {versions.type}")
-        numbers = numbered(versions, keys.tolist(), None, "version")
+        every = np.full(len(inputs.rows), "", object)
+        every[row] = value.astype(str)
         rows = inputs.numbers(0, len(inputs))
-        of_rows = by_row(inputs.rows, numbers, "version")[rows]
-        if np.any(of_rows < 0):
+        of_rows = every[rows]
+        if not of_rows.all():
             raise InputError("expected a version for each event, got None for some")
-        for number in np.unique(of_rows):
-            yield str(keys[number]), inputs.only(rows[of_rows == number])
+        for version in dict.fromkeys(of_rows):
+            yield version, inputs.only(rows[of_rows == version])
 
     def _lazy(self, objects: Any) -> Pending:
         if self.pool is not None:
@@ -285,24 +336,23 @@ class Submission:
                 "servers with sonic.connect, and leave pool= out"
             )
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
-        if self.case is not None:
-            arrays = {**arrays, f"{self.case_name}=": self.case}
-        if not _is_single(self.version):
-            arrays = {**arrays, _VERSION: self.version}
-        version = self.version if _is_single(self.version) else None
+        arrays = {**arrays, **{f"{self._label(o)}=": array for o, array in self._arrays.items()}}
         label = f"sonic-{self.name}"
-        options = (self.on_error, version, self.deduplicate)
+        version = self.version if _is_single(self.version) else None
+        options = (self.on_error, version, self.deduplicate, self.default)
         token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
-        score = replace(
-            self, version=version, case=None, deadline=NEVER, of_partition=True
-        ).score_partition
+        alone = replace(self, version=version, case=None, mask=None, deadline=NEVER)
+        score = replace(alone, of_partition=True).score_partition
         return Deferred(self.name, over_partitions(score, arrays, label=label, token=token))
 
     def score_partition(self, arrays: dict[str, Any]) -> Any:
-        """Score the objects of a partition, with the case and the version of each event."""
-        case = arrays.pop(f"{self.case_name}=", None)
-        version = arrays.pop(_VERSION, self.version)
-        return replace(self, case=case, version=version).score(arrays.get(_OBJECTS, arrays))
+        """Score the objects of a partition, with the options of each event or object."""
+        own = {
+            option: arrays.pop(f"{self._label(option)}=")
+            for option in ("case", "mask", "version")
+            if f"{self._label(option)}=" in arrays
+        }
+        return replace(self, **own).score(arrays.get(_OBJECTS, arrays))
 
     def score(self, objects: Any) -> Any:
         """Send objects, and wait for their scores."""
@@ -331,8 +381,6 @@ def _of_variation(values: Any, name: str) -> Any:
 
 def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
     """Return the values of the events of all variations, one variation after another."""
-    if _is_single(values):
-        return values
     each = {name: _of_variation(values, name) for name in lengths}
     for name, length in lengths.items():
         if length != len(each[name]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
+from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row, read_json
 
 ORDERS = "cmssw", "weaver"
 
@@ -50,10 +49,10 @@ def read(
     """
     if order not in ORDERS:
         raise ConfigError(f"from_weaver: no order {order!r}; {nearest(str(order), ORDERS)}")
-    content = _load(preprocess)
-    file = "the preprocessing"
-    if not isinstance(preprocess, Mapping):
-        file = f"the preprocessing file {str(preprocess)!r}"
+    content, file = preprocess, "the preprocessing"
+    if not isinstance(content, Mapping):
+        file = f"the preprocessing file {str(content)!r}"
+        content = read_json(content, "the preprocessing file")
     groups = {name: _get(content, name, file) for name in _names(content, "input_names", file)}
     names = rename or {}
     variables_of = {
@@ -110,9 +109,9 @@ def usual_output(inputs: Iterable[str]) -> str:
 def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(prefix, str):
         return dict.fromkeys(groups, prefix)
-    known = sorted({*groups, *map(_group, groups)})
+    known = sorted({*groups, *map(group_of, groups)})
     _require(prefix, known, "prefix: the preprocessing file has no input or group")
-    return {name: prefix.get(name, prefix.get(_group(name), "")) for name in groups}
+    return {name: prefix.get(name, prefix.get(group_of(name), "")) for name in groups}
 
 
 def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | None) -> list[str]:
@@ -154,15 +153,15 @@ def _lines(path: Path) -> list[str]:
     raise ConfigError(message)
 
 
-def _group(name: str) -> str:
+def group_of(name: str) -> str:
     """Return the group of an input: its name to the last ``_``, without its position."""
     return re.sub(r"__\d+$", "", name).rpartition("_")[0]
 
 
 def _counted(mask: str, others: list[str]) -> str:
     """Return the input whose elements a mask counts."""
-    first = {_group(name): name for name in reversed(others)}
-    group = _group(mask)
+    first = {group_of(name): name for name in reversed(others)}
+    group = group_of(mask)
     if len(first) == 1:
         (group,) = first
     if group not in first:
@@ -250,25 +249,6 @@ def _length(least: int, most: int, step: int, steps: int) -> int:
         return min(least << step, most)
     # Rounded, as 2 ** 0.5 ** 2 is a little more than 2.
     return math.ceil(round(float(least * (most / least) ** (step / steps)), 6))
-
-
-def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(preprocess, Mapping):
-        return preprocess
-    path = Path(preprocess)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"cannot read the preprocessing file {str(path)!r}: {error.strerror}"
-    except UnicodeDecodeError:
-        message = f"the preprocessing file {str(path)!r} is not JSON: it is not a text"
-    except ValueError as error:
-        message = f"the preprocessing file {str(path)!r} is not JSON: {error}"
-    else:
-        if isinstance(content, dict):
-            return content
-        message = f"the preprocessing file {str(path)!r} holds no JSON object"
-    raise ConfigError(message)
 
 
 def _get(content: Any, key: str, where: str) -> Any:

@@ -78,7 +78,8 @@ def _fields(content: Any, where: str) -> Any:
     if isinstance(content, list):
         return [_fields(field, where) for field in content]
     if isinstance(content, dict):
-        kind = layouts.OneHot if "values" in content else layouts.Feature
+        kinds = {"values": layouts.OneHot, "scaler": layouts.Scaled}
+        kind = next((kinds[key] for key in kinds if key in content), layouts.Feature)
         return _build(kind, content, where)
     return content
 

@@ -41,6 +41,10 @@ class Request:
         Of a `Model`: the version that scores the objects, or the version for each event or object.
     deduplicate : bool
         Whether rows that are equal in all inputs are sent once.
+    mask : array of bool, optional
+        Which objects are scored.
+    default : float, optional
+        The score of objects that the mask leaves out; by default, None.
 
     Examples
     --------
@@ -52,6 +56,8 @@ class Request:
     fold: Any = _LEFT_OUT
     version: Any = _LEFT_OUT
     deduplicate: bool = False
+    mask: Any = None
+    default: float | None = None
 
 
 class Scores(dict[str, Any]):
@@ -312,8 +318,10 @@ def _submit_to(processor: SonicProcessor, name: str, sent: Any, events: Any) -> 
                 f"{type(model).__name__} takes none"
             )
         options[option] = value
-    if request.deduplicate:
-        options["deduplicate"] = True
+    for option in ("deduplicate", "mask", "default"):
+        value = getattr(request, option)
+        if value is not None and value is not False:
+            options[option] = value
     pending: Pending = model.submit(request.objects, **options)
     return pending
 

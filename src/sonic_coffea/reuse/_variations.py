@@ -8,7 +8,7 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import is_lazy, is_tracer
+from sonic_coffea.layouts import is_lazy, is_tracer, records_of
 
 
 class Variations(dict[str, Any]):
@@ -74,6 +74,7 @@ class Variations(dict[str, Any]):
 
     @staticmethod
     def _joined(arrays: Mapping[str, Any]) -> ak.Array:
+        arrays = {name: records_of(array) for name, array in arrays.items()}
         first = next(iter(arrays.values()))
         for name, array in arrays.items():
             if odd := set(array.fields) ^ set(first.fields):

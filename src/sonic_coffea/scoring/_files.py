@@ -1,4 +1,4 @@
-"""`score_files`: from files of events to one file of scores."""
+"""`score_files` and `export_files`: from files of events to one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
-from sonic_coffea.scoring._processor import Scoring
+from sonic_coffea.scoring._processor import Exporting, Scoring
 
 if TYPE_CHECKING:
     import os
@@ -285,7 +285,7 @@ def _schema(parts: Sequence[Path]) -> Any:
         for schema in schemas
     ]
     joined = pa.unify_schemas(known, promote_options="permissive")
-    return pa.schema([pa.field(name, joined.field(name).type) for name in schemas[0].names])
+    return pa.schema([joined.field(name) for name in schemas[0].names])
 
 
 def _table(part: Path, schema: Any) -> Any:
@@ -300,3 +300,64 @@ def _table(part: Path, schema: Any) -> Any:
         nothing = column.null_count == len(table)
         columns.append(pa.nulls(len(table), field.type) if nothing else column.cast(field.type))
     return pa.table(columns, schema=schema)
+
+
+def export_files(  # noqa: PLR0913  independent options, each with a default
+    model: Model,
+    files: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    collection: str | None = None,
+    features: Callable[[Any], Any] | None = None,
+    labels: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    client: Any = None,
+    chunksize: int = 20_000,
+    progress: bool = False,
+) -> int:
+    """Write the tensors of NanoAOD files to one Parquet file, as `Model.export` does; return rows.
+
+    Parameters
+    ----------
+    model : Model
+        The declaration.
+    files, collection, features, client, chunksize, progress
+        As for `score_files`.
+    output : path
+        The ``.parquet`` file.
+    labels, weights
+        As for `Model.export`: fields or expressions of the objects, or of the events.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be read or written, or a package is missing.
+    FieldError, InputError
+        If the arrays do not fit the layouts.
+    """
+    target = Path(output).expanduser().absolute()
+    if target.suffix != ".parquet" or not isinstance(model, Model):
+        raise ConfigError(
+            f"expected a Model, and an output that ends in .parquet, got {type(model).__name__} "
+            f"and {target.name}"
+        )
+    paths = list(located(files))
+    parts = target.with_name(f".{target.name}.parts")
+    processor = Exporting(
+        model, parts, collection=collection, features=features, keep=(), on_error="", flat=False
+    )
+    processor.labels, processor.weights = labels or {}, weights
+    shutil.rmtree(parts, ignore_errors=True)
+    try:
+        parts.mkdir(parents=True)
+        out = run_files(
+            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
+        )
+        chunks = sorted(out["parts"], key=lambda part: (paths.index(part["file"]), part["start"]))
+        joined = [Path(chunk["path"]) for chunk in chunks]
+        rows, _ = _join(joined, target, provenance.read(joined[0]))
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    return rows

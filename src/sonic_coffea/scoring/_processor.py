@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from awkward.types import ListType, NumpyType, OptionType
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.model import Choice, Model, constituents, has_constituents
-from sonic_coffea.processor import EVENT_ID, SonicProcessor, chunk_name
+from sonic_coffea.model import Choice, Model, constituents, export, has_constituents
+from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
 from sonic_coffea.scoring._identity import identity
 
 INDEX = "index"
@@ -130,6 +130,21 @@ class Scoring(SonicProcessor):
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
         return {"parts": [{**chunk, "path": str(path)}], "events": len(events), "resumed": resumed}
+
+
+class Exporting(Scoring):
+    """Write the tensors of a chunk to a file of its own; no server is asked."""
+
+    labels: Mapping[str, str]
+    weights: str | None
+
+    def process(self, events: Any) -> Any:
+        path = self._path(events.metadata)
+        sent = self.acquire(events)["scores"]
+        sent = sent.objects if isinstance(sent, Request) else sent
+        records = self._objects(events), events
+        export(self.models["scores"], sent, path, self.labels, self.weights, *records)  # type: ignore[arg-type]
+        return super().process(events)  # which finds the file, and counts it
 
 
 def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.server._folders import ServerRecord, local_servers
-from sonic_coffea.server._in_process import InProcessTransport
+from sonic_coffea.server._in_process import InProcessTransport, contract_of
 from sonic_coffea.server._install import ServerInstall, ensure
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
@@ -23,6 +23,7 @@ __all__ = [
     "ServerInstall",
     "ServerRecord",
     "build_repository",
+    "contract_of",
     "ensure",
     "local_servers",
     "read_repository",

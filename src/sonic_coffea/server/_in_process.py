@@ -316,19 +316,39 @@ def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    takes, gives = (_specs(manifest[key], path) for key in ("inputs", "outputs"))
+    return _Loaded(_contract(folder.name, version, manifest, path, rows, digest), run)
+
+
+def contract_of(file: Path, name: str) -> Contract:
+    """Return the contract with which a model file would be served, without running the model.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If the file cannot be read, or does not describe its tensors.
+    """
+    from sonic_coffea.server.repository import Served
+
+    source = read_source(name, Served(file), None)
+    described = {"inputs": source.inputs, "outputs": source.outputs, **source.manifest}
+    return _contract(name, "1", described, file, 0, "")
+
+
+def _contract(
+    name: str, version: str, described: Mapping[str, Any], path: Path, rows: int, digest: str
+) -> Contract:
+    takes, gives = (_specs(described[key], path) for key in ("inputs", "outputs"))
     free = all(spec.rows < 0 for spec in takes)
-    contract = Contract(
-        model=folder.name,
+    return Contract(
+        model=name,
         version=version,
         inputs=takes,
         outputs=gives,
         max_rows=rows or (None if free else 1),
         digest=digest,
-        features=tuple(manifest.get("features", ())),
+        features=tuple(described.get("features", ())),
         stacks=rows > 0,
     )
-    return _Loaded(contract, run)
 
 
 def _described(place: Path) -> dict[str, Any]:

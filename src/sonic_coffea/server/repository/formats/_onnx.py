@@ -61,8 +61,7 @@ def _load(path: Path) -> Any:
         import onnx
     except ImportError:
         raise ValueError(
-            "building a model repository from an ONNX file needs the onnx package: "
-            'pip install "sonic-coffea[onnx]"'
+            'reading an ONNX file needs the onnx package: pip install "sonic-coffea[onnx]"'
         ) from None
     content = path.read_bytes()
     try:

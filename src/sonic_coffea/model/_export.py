@@ -1,0 +1,136 @@
+"""Files of training data: the tensors of a model as they are sent, with labels and weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+from awkward.contents import Content, NumpyArray, RegularArray
+
+from sonic_coffea import provenance
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError
+from sonic_coffea.layouts import Feature, Inputs, Row, Structure, bind_inputs
+from sonic_coffea.model._cases import as_array, values_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sonic_coffea.model._declaration import Declaration
+
+
+def export(
+    model: Declaration,
+    objects: Any,
+    path: str | os.PathLike[str],
+    labels: Mapping[str, Any],
+    weights: Any,
+    *records: Any,
+) -> None:
+    """Write a row for each row of the tensors; see `Model.export`.
+
+    Fields and expressions of labels and weights are looked up in `records`, one after another, or
+    by default in the objects.
+    """
+    if model.one_request_per == "event":
+        raise ConfigError(
+            f"model {model.name!r} takes all rows of an event at once, and a file has one row for "
+            "each; export it with a declaration without one_request_per"
+        )
+    inputs = model.bind(objects)
+    columns: dict[str, Any] = dict(_tensors(inputs))
+    weight = [] if weights is None else [("weight", weights)]
+    for name, label in (*labels.items(), *weight):
+        if name in columns:
+            raise ConfigError(f"label {name!r} is the name of an input, or of another label")
+        columns[name] = _label(inputs.rows, label, records or (objects,), f"label {name!r}")
+    made_by = {
+        "model": model.name,
+        "config_hash": model.config_hash,
+        "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
+    }
+    table = ak.zip(columns, depth_limit=1)
+    provenance.write_parquet(table, path, {"models": [made_by], "packages": provenance.versions()})
+
+
+def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
+    """Compare a declaration with that of a file of training data; see `Model.check_export`."""
+    made_by, *others = provenance.read(path)["models"]
+    if others or "inputs" not in made_by:
+        raise ConfigError(f"expected a file that export has written, got {path}")
+    declared = {name: repr(layout) for name, layout in model.inputs.items()}
+    if model.config_hash == made_by["config_hash"] or declared == made_by["inputs"]:
+        return
+    lines = []
+    for name in dict.fromkeys([*made_by["inputs"], *declared]):
+        then, now = made_by["inputs"].get(name, "left out"), declared.get(name, "left out")
+        if then != now:
+            lines += [f"  input {name!r}", f"    exported {then}", f"    declared {now}"]
+    raise ContractError(
+        f"{path} was exported with other inputs than are declared now, so that a network that was "
+        "trained on it would be given other numbers:\n" + "\n".join(lines),
+        model=model.name,
+    )
+
+
+def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
+    """Yield the tensors by name, in the order of the rows: what is sent of each row."""
+    merged = [name for name, bound in inputs.bound.items() if not bound.layout.stacks]
+    if merged or not len(inputs):
+        # Offsets and numbers count within a request: each row is one of its own.
+        alone = [inputs.pack(row, row + 1) for row in range(len(inputs))]
+        for name, tensor in (alone[0] if alone else inputs.pack_all()).items():
+            each = [tensors[name] for tensors in alone]
+            if name in inputs.bound and name not in merged:
+                yield name, ak.Array(_content(np.concatenate(each) if each else tensor, name))
+                continue
+            whole = _content(np.concatenate(each) if each else tensor[:0], name)
+            counts = np.asarray([len(part) for part in each], np.int64)
+            yield name, ak.unflatten(ak.Array(whole), counts)
+        return
+    parts = [inputs.pack(segment.start, segment.stop) for segment in inputs.segments]
+    order = np.argsort(inputs.numbers(0, len(inputs)))
+    for name in parts[0]:
+        column = ak.concatenate([ak.Array(_content(part[name], name)) for part in parts])[order]
+        for axis, length in enumerate(inputs.bound[name].layout.row_shape(-1) or (), 1):
+            if length < 0:  # in this file, all rows may be of one length
+                column = ak.from_regular(column, axis=axis)
+        yield name, column
+
+
+def _content(tensor: NDArray[Any], name: str) -> Content:
+    """Return a tensor with one element for each of its first axis."""
+    flat = tensor.reshape(-1)
+    if tensor.dtype == object:
+        content = ak.from_iter([string.decode() for string in flat.tolist()], highlevel=False)
+        content = content if len(flat) else ak.Array([""])[:0].layout
+    elif tensor.dtype.kind not in "biuf":
+        raise ConfigError(f"input {name!r} is {tensor.dtype}, which Parquet files do not have")
+    else:
+        content = NumpyArray(np.ascontiguousarray(flat))
+    for axis in range(tensor.ndim - 1, 0, -1):
+        content = RegularArray(content, tensor.shape[axis], int(np.prod(tensor.shape[:axis])))
+    return content
+
+
+def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> NDArray[Any]:
+    """Return a value for each row: a field or an expression of records, or an array."""
+    if not isinstance(label, str):
+        row, values = values_of(rows, as_array(label, what), what)
+        if len(row) < len(rows):
+            event = rows.event_of(int(np.setdiff1d(np.arange(len(rows)), row)[0]))
+            raise InputError(f"{what}: event {event} has None; mask it in the objects, too")
+        return values[np.argsort(row)]
+    layout = {what: Row(Feature(label, expression=label), "float64")}
+    for number, record in enumerate(records):
+        try:
+            inputs = bind_inputs(layout, record)
+        except FieldError:
+            if number + 1 == len(records):
+                raise
+            continue
+        values = inputs.pack_all()[what][:, 0]
+        return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)
+    raise InputError(f"{what}: expected an array")

@@ -1,0 +1,104 @@
+"""Channels are scaled as a fitted scaler does it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAINED = pd.DataFrame({"pt": [20.0, 50.0, 90.0], "eta": [-2.0, 0.5, 1.0], "one": [1.0, 1.0, 1.0]})
+SEEN = TRAINED.to_numpy() * [1.5, 1.2, 1.0]
+STATISTICS = {"pt": {"mean": 50, "std": 20, "count": 3}, "eta": {"min": -2.0, "max": 2.0}}
+
+
+def rows(features: Any) -> Any:
+    return sonic.Row(features).pack(ak.zip(dict(zip(TRAINED, SEEN.T, strict=True))))
+
+
+@pytest.mark.parametrize(
+    "scaler",
+    [
+        StandardScaler(),
+        StandardScaler(with_mean=False),
+        StandardScaler(with_std=False),
+        MinMaxScaler(),
+        MinMaxScaler((-1, 1), clip=True),
+        MaxAbsScaler(),
+        RobustScaler(),
+    ],
+    ids=str,
+)
+def test_channels_are_scaled_as_a_scaler_of_scikit_learn_does(scaler: Any) -> None:
+    named = sonic.Scaled(scaler.fit(TRAINED))
+    expected = scaler.transform(pd.DataFrame(SEEN, columns=TRAINED.columns))
+    np.testing.assert_allclose(rows(named), expected, rtol=1e-5, atol=1e-6)
+    assert sonic.Scaled(scaler.fit(TRAINED.to_numpy()), list(TRAINED)) == named
+
+
+def test_a_scaled_channel_may_be_of_any_layout() -> None:
+    scaler = StandardScaler().fit(np.log(TRAINED[["pt"]]))
+    log_pt = sonic.Feature("pf.pt", function="log")
+    layout = sonic.Padded(sonic.Scaled(scaler, [log_pt]), 3)
+    packed = layout.pack(ak.Array([{"pf": [{"pt": 50.0}, {"pt": 20.0}]}]))
+    expected = [*((np.log([50.0, 20.0]) - scaler.mean_) / scaler.scale_), 0.0]
+    np.testing.assert_allclose(packed[0, 0], expected, rtol=1e-5)
+
+
+def test_statistics_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "scaler.json"
+    file.write_text(json.dumps(STATISTICS))
+    features = sonic.Scaled(file)
+    assert features == sonic.Scaled(STATISTICS)
+    np.testing.assert_allclose(rows(features)[:, 0], (SEEN[:, 0] - 50) / 20)
+    np.testing.assert_allclose(rows(features)[:, 1], (SEEN[:, 1] + 2) / 4)
+    declared = tmp_path / "model.yaml"
+    fields = f"fields: {{scaler: {file}, fields: [pt, eta]}}"
+    declared.write_text(
+        f"{{model: m, inputs: {{x: {{layout: Row, {fields}}}}}, outputs: {{y: [a]}}}}"
+    )
+    assert sonic.Model.from_yaml(declared).inputs["x"] == sonic.Row(features)
+    renamed = sonic.Scaled(file, {"eta": "Jet.absEta"})
+    assert [feature.name for feature in renamed] == ["pt", "Jet.absEta"]
+
+
+FITTED = StandardScaler().fit(TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("scaler", "fields", "message"),
+    [
+        (FITTED, ["eta", "pt", "one"], "feature 0 of the scaler is 'pt', got 'eta'; .* pt, eta"),
+        (FITTED, ["pt", "eta"], "has 3 features, got 2"),
+        (FITTED, {"phi": "Jet.phi"}, "has 'pt', 'eta', 'one', and no 'phi'"),
+        (FITTED, ["pt", sonic.Feature("eta", scale=2.0), "one"], "without a scale of its own"),
+        (StandardScaler().fit(SEEN), None, "has no names; name its 3 fields in order"),
+        (StandardScaler(), None, "the StandardScaler is not fitted"),
+        (QuantileTransformer(), None, "cannot express a QuantileTransformer.*ONNX file"),
+        ("no.json", None, "cannot read the file of statistics 'no.json': No such file"),
+        ({"pt": {"mean": 1.0}}, None, "'pt': expected either mean and std, or min and max"),
+        ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, "either mean and std, or min and max"),
+        ({"pt": {"min": 1, "max": 1}}, None, "finite numbers and a width"),
+        ({"pt": {"mean": 1, "std": "2"}}, None, "'pt': std, got '2'"),
+        ({"pt": 3}, None, "either mean and std, or min and max, got 3"),
+    ],
+)
+def test_scalers_that_cannot_be_used(scaler: Any, fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sonic.Scaled(scaler, fields)

@@ -1,0 +1,166 @@
+"""Training data are the tensors that are sent, with the declaration beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+import uproot
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JETS = ak.Array(
+    [
+        [
+            {"pt": 50.0, "flavour": 5, "kind": "b", "pf": [{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}]},
+            {"pt": 40.0, "flavour": 4, "kind": "c", "pf": []},
+        ],
+        [],
+        [None, {"pt": 30.0, "flavour": 5, "kind": "b", "pf": [{"pt": 4.0}]}],
+    ]
+)
+PT = sonic.Feature("pt", function="log", scale=0.3)
+
+
+def model(**inputs: Any) -> sonic.Model:
+    return sonic.Model("m", inputs or {"x": sonic.Row(PT)}, {"y": None})
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        {"x": sonic.Row([PT, "pt"]), "pf": sonic.Padded("pf.pt", 2), "mask": sonic.Mask()},
+        {"x": sonic.Row("pt", "float16"), "n": sonic.Row("flavour", "int64", axis_order="")},
+        {"text": sonic.Row(["kind", "kind"], dtype="string")},
+    ],
+    ids=["numbers", "types", "strings"],
+)
+def test_a_file_has_what_is_sent(layouts: Any, tmp_path: Path) -> None:
+    declared = model(**layouts)
+    declared.export(JETS, tmp_path / "train.parquet")
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    served = FakeModel.of(declared, lambda inputs: {"y": np.zeros((len(inputs[name]), 1), "f4")})
+    name = next(iter(layouts))
+    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
+        declared(JETS, pool=pool)
+        (request,) = server.requests
+    for name, tensor in request.inputs.items():
+        column = table[name].to_list() if tensor.dtype == object else ak.to_numpy(table[name])
+        if tensor.dtype == object:
+            tensor = np.vectorize(bytes.decode)(tensor)  # noqa: PLW2901
+        else:
+            assert column.dtype == tensor.dtype
+        np.testing.assert_array_equal(column, tensor)
+
+
+def test_rows_of_lists_have_the_form_in_which_they_leave(tmp_path: Path) -> None:
+    declared = model(
+        pf=sonic.Bucketed("pf.pt", (1, 4)), mask=sonic.Mask(beside="pf"), jet=sonic.Row("pt")
+    )
+    declared.export(JETS, tmp_path / "train.parquet")
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    assert table.pf.tolist() == [[[1.0, 2.0, 3.0, 0.0]], [[0.0]], [[4.0]]]
+    assert table["mask"].tolist() == [[[1.0, 1.0, 1.0, 0.0]], [[0.0]], [[1.0]]]
+    assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
+    declared.export(JETS[2:], tmp_path / "some.parquet")
+    assert ak.from_parquet(tmp_path / "some.parquet").pf.type.content == table.pf.type.content
+    graphs = model(pf=sonic.Flat("pf.pt"), jet=sonic.Row("pt"))
+    graphs.export(JETS, tmp_path / "train.parquet")
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    assert table.pf.tolist() == [[[1.0], [2.0], [3.0]], [], [[4.0]]]
+    assert table.row_splits.tolist() == [[0, 3], [0, 0], [0, 1]]
+    assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
+    for each in (declared, graphs):
+        each.export(JETS[1:2], tmp_path / "none.parquet")
+        none = ak.from_parquet(tmp_path / "none.parquet")
+        assert (len(none), none.fields) == (0, list(each.pack(JETS)))
+
+
+def test_labels_and_weights_are_of_the_same_rows(tmp_path: Path) -> None:
+    model().export(
+        JETS,
+        tmp_path / "train.parquet",
+        labels={"is_b": "flavour == 5", "kind": JETS.kind, "event": np.asarray([7, 8, 9])},
+        weights="pt / 10",
+    )
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    assert table.is_b.tolist() == [1.0, 0.0, 1.0]
+    assert table.kind.tolist() == ["b", "c", "b"]
+    assert table.event.tolist() == [7, 7, 9]
+    assert table.weight.tolist() == [5.0, 4.0, 3.0]
+
+
+def test_a_declaration_is_compared_after_the_training(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    model().export(JETS, file)
+    sonic.Model("renamed", model().inputs, {"y": ["signal"]}, version=3).check_export(file)
+    other = model(x=sonic.Row(sonic.Feature("pt", function="log", scale=0.4)))
+    with pytest.raises(errors.ContractError) as caught:
+        other.check_export(file)
+    message = str(caught.value)
+    assert "exported Row(fields=(Feature('pt', scale=0.3, function='log'),)" in message
+    assert "declared Row(fields=(Feature('pt', scale=0.4, function='log'),)" in message
+    served = FakeModel.of(model(), lambda inputs: {"y": inputs["x"]})
+    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
+        scores = model()(JETS, pool=pool)
+    sonic.provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
+    with pytest.raises(errors.ConfigError, match="expected a file that export has written"):
+        model().check_export(tmp_path / "scores.parquet")
+    ak.to_parquet(JETS, tmp_path / "other.parquet")
+    with pytest.raises(errors.ConfigError, match="does not say what made"):
+        model().check_export(tmp_path / "other.parquet")
+
+
+@pytest.mark.parametrize(
+    ("layouts", "options", "message"),
+    [
+        ({}, {"labels": {"x": "pt"}}, "label 'x' is the name of an input"),
+        ({}, {"labels": {"weight": "pt"}, "weights": "pt"}, "label 'weight' is the name of"),
+        ({}, {"labels": {"y": "ptt"}}, "no field 'ptt'; did you mean 'pt'"),
+        ({}, {"labels": {"y": JETS.pt[:2]}}, "expected a label 'y' for each of 3 events, got 2"),
+        ({}, {"labels": {"y": ak.Array([1, None, None])}}, "label 'y': event 2 has None"),
+        ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
+    ],
+)
+def test_exports_that_cannot_be(layouts: Any, options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.SonicError, match=message):
+        model(**layouts).export(JETS, tmp_path / "train.parquet", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
+    (tmp_path / "analysis.py").write_text(
+        "import sonic_coffea as sonic\n"
+        'inputs = {"x": sonic.Row(["pt", "mass"]), "pf": sonic.Padded("constituents.pt", 4)}\n'
+        'model = sonic.Model("m", inputs, {"y": None})\n'
+        'other = sonic.Model("m", {**inputs, "x": sonic.Row(["mass", "pt"])}, {"y": None})\n'
+    )
+    arguments = [DATA / "QCD_1.root", "--collection", "FatJet", "-o", "train.parquet"]
+    arguments += ["--label", "heavy=mass > 50", "--weight", "event % 7", "--chunksize", "300"]
+    done = run("export", *arguments, "--declare", "analysis:model", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    assert json.loads(done.stdout) == {"path": "train.parquet", "rows": len(table)}
+    with uproot.open({DATA / "QCD_1.root": "Events"}) as tree:
+        events = tree.arrays(["event", "FatJet_pt", "FatJet_mass"])
+    jets = {name: ak.flatten(events[f"FatJet_{name}"]) for name in ("pt", "mass")}
+    assert table.x.tolist() == ak.to_numpy(list(jets.values())).T.tolist()
+    assert table.heavy.tolist() == (jets["mass"] > 50).to_list()
+    weights = np.repeat(events.event.to_numpy(), ak.num(events.FatJet_pt)) % 7
+    assert table.weight.tolist() == weights.tolist()
+    assert str(table.pf.type) == f"{len(table)} * 1 * 4 * float32"
+    assert sorted(path.name for path in tmp_path.glob("*.parquet*")) == ["train.parquet"]
+    against = ["check", "grpc://127.0.0.1:1", "m", "--trained-on", "train.parquet", "--against"]
+    wrong = run(*against, "analysis:other", cwd=tmp_path)
+    assert "was exported with other inputs" in wrong.stderr
+    assert "was exported" not in run(*against, "analysis:model", cwd=tmp_path).stderr

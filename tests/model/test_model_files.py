@@ -1,0 +1,173 @@
+"""Models declared by their files: ONNX and trees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import onnx
+import pytest
+import xgboost
+from onnx import TensorProto, helper
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, ContractError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = ["pt", "eta", "phi"]
+PHOTONS = ak.Array(
+    [[{"pt": 1.0, "eta": 0.5, "phi": 2.0}], [], [{"pt": -1.0, "eta": 2.0, "phi": 0.0}]]
+)
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Constituents [N, 3, 4], a mask, and numbers [N, 2], to scores [N, 2] and a length [N]."""
+    path: Path = tmp_path_factory.mktemp("files") / "tagger.onnx"
+    nodes = [
+        helper.make_node("Mul", ["pf", "pf_mask"], ["used"]),
+        helper.make_node("ReduceSum", ["used", "axes"], ["sums"], keepdims=0),
+        helper.make_node("Add", ["sums", "jet"], ["scores"]),
+        helper.make_node("ReduceSum", ["pf_mask", "axes"], ["length"], keepdims=0),
+    ]
+    shapes: dict[str, list[Any]] = {"pf": ["N", 3, 4], "pf_mask": ["N", 1, 4], "jet": ["N", 1]}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
+        [
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 3]),
+            helper.make_tensor_value_info("length", TensorProto.FLOAT, ["N", 1]),
+        ],
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [2])],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("files") / "EB.json"
+    x = np.random.default_rng(3).normal(size=(60, 3)).astype("f4")
+    data = xgboost.DMatrix(x, x[:, 0] > 0, feature_names=NAMES)
+    xgboost.train({"objective": "binary:logistic", "nthread": 1}, data, 3).save_model(path)
+    return path
+
+
+def test_an_onnx_file_declares_its_tensors(tagger: Path, tmp_path: Path) -> None:
+    inputs = {"pf": NAMES, "pf_mask": sonic.Mask(), "jet": ["mass"]}
+    model = sonic.Model.from_onnx(tagger, inputs=inputs, outputs={"scores": ["a", "b", "c"]})
+    assert model.name == "tagger"
+    assert model.inputs["pf"] == sonic.Padded(NAMES, 4)
+    assert model.inputs["jet"] == sonic.Row(["mass"])
+    jets = ak.Array([[{"mass": 5.0}], []])
+    objects = {"pf": ak.Array([[PHOTONS[0]], []]), "jet": jets}
+    sonic.build_repository(tmp_path / "r", {"tagger": tagger})
+    with sonic.connect(tmp_path / "r"):
+        scores = model(objects)
+        bare = sonic.Model.from_onnx(tagger, "tagger", inputs=inputs, version=1)(objects)
+    assert scores.scores.tolist() == [[{"a": 6.0, "b": 5.5, "c": 7.0}], []]
+    assert scores.length.tolist() == [[1.0], []]
+    assert bare.scores.tolist() == [[[6.0, 5.5, 7.0]], []]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {},
+            ConfigError,
+            (
+                '"pf": sonic.Padded(["field_1", "field_2", "field_3"], 4),\n'
+                "    # FP32 [N, 1, 4]: 1 where there is a constituent\n"
+                '    "pf_mask": sonic.Mask(4),\n'
+                "    # FP32 [N, 1]: numbers of each object\n"
+                '    "jet": sonic.Row(["field_1"]),\n}'
+            ),
+        ),
+        ({"inputs": {"pf": NAMES[:2]}}, ConfigError, '"pf": sonic.Padded(["pt", "eta", "field_3"]'),
+        ({"inputs": {"pf": [*NAMES, "e"]}}, ConfigError, '"pf": sonic.Padded(["pt", "eta", "phi"]'),
+        ({"inputs": {"pf_mask": ["pt"]}}, ConfigError, '"pf_mask": sonic.Mask(4)'),
+        ({"inputs": {"pfs": NAMES}}, ConfigError, "no tensor 'pfs'; did you mean 'pf'"),
+        ({"outputs": {"score": ["a"]}}, ConfigError, "no tensor 'score'; did you mean 'scores'"),
+        (
+            {"outputs": {"scores": ["a"]}},
+            ContractError,
+            "with 1 labels, the model gives 3",
+        ),
+        ({"inputs": {"jet": sonic.Row(NAMES)}}, ContractError, "the model takes FP32 [N, 1]"),
+    ],
+)
+def test_what_an_onnx_file_does_not_say_is_filled_in(
+    tagger: Path, options: Any, error: type[Exception], message: str
+) -> None:
+    full = {"pf": NAMES, "pf_mask": sonic.Mask(), "jet": ["mass"]}
+    if error is ContractError:
+        options = {**options, "inputs": {**full, **options.get("inputs", {})}}
+    with pytest.raises(error) as caught:
+        sonic.Model.from_onnx(tagger, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ([4, 3], sonic.Padded(NAMES, 4, axis_order="LF")),
+        ([3, 1], sonic.Row(NAMES, axis_order="FL")),
+        ([3], sonic.Row(NAMES)),
+        ([3, 3], "3 fields of each constituent; or 3 of them, with the axes the other way round"),
+        ([3, "L"], "3 fields of each constituent, of any length"),
+        ([3, 5, 5], "an array of each object"),
+    ],
+)
+def test_what_is_not_sure_is_asked(shape: list[Any], expected: Any, tmp_path: Path) -> None:
+    file = tmp_path / "m.onnx"
+    tensors = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", *shape]) for n in ("x", "y")
+    ]
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", tensors[:1], tensors[1:])), file)
+    if not isinstance(expected, str):
+        assert sonic.Model.from_onnx(file, inputs={"x": NAMES}).inputs == {"x": expected}
+        return
+    with pytest.raises(ConfigError) as caught:
+        sonic.Model.from_onnx(file, inputs={"x": NAMES})
+    assert expected in " ".join(str(caught.value).replace("#", "").split())
+
+
+def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
+    model = sonic.Model.from_xgboost("id_EB", trees, labels=["signal"])
+    assert model.inputs == {"features": sonic.Row(NAMES)}
+    sonic.build_repository(tmp_path / "r", {"id_EB": trees})
+    rows = np.asarray([[1.0, 0.5, 2.0], [-1.0, 2.0, 0.0]], "f4")
+    expected = xgboost.Booster(model_file=str(trees)).inplace_predict(rows)
+    renamed = sonic.Model.from_xgboost("id_EB", trees, fields={"pt": "other.pt"})
+    events = ak.with_field(PHOTONS, ak.zip({"pt": PHOTONS.pt}), "other")
+    with sonic.connect(tmp_path / "r"):
+        assert ak.flatten(model(PHOTONS).signal).tolist() == expected.tolist()
+        assert ak.flatten(renamed(events)).tolist() == expected.tolist()
+    with pytest.raises(ConfigError, match="feature 0 of .*EB.json is 'pt', got 'eta'"):
+        sonic.Model.from_xgboost("id_EB", trees, fields=["eta", "pt", "phi"])
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(ConfigError, match="expected XGBoost trees in"):
+        sonic.Model.from_xgboost("id_EB", tmp_path / "no.json")
+
+
+def test_a_declaration_is_printed_without_a_server(tagger: Path, trees: Path) -> None:
+    done = run("scaffold", tagger)
+    assert done.returncode == 0, done.stderr
+    names: dict[str, Any] = {}
+    exec(done.stdout, names)  # noqa: S102
+    assert list(names["model"].inputs) == ["pf", "pf_mask", "jet"]
+    assert names["model"].outputs["scores"].labels == ("label_1", "label_2", "label_3")
+    done = run("scaffold", trees, "id_EB")
+    assert 'sonic.Row(["pt", "eta", "phi"])' in done.stdout
+    assert '"id_EB"' in done.stdout
+    done = run("scaffold", "grpc://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "expected the name of a model" in done.stderr

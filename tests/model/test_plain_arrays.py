@@ -1,0 +1,122 @@
+"""Plain arrays go in and come out, and what is meant is named where it is not what was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pandas as pd
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
+SEVERAL = sonic.Model(
+    "several",
+    {"x": sonic.Row("pt")},
+    {
+        "y": ["a"],
+        "n": sonic.Output(dtype="int64"),
+        "s": sonic.Output(dtype="string"),
+        "v": sonic.Output(shape=(2,)),
+    },
+)
+FRAME = pd.DataFrame({"pt": [1.0, 2.0, 3.0], "eta": [0.5, 0.0, -0.5], "kind": ["x", "y", "x"]})
+FRAME.index = pd.Index([7, 8, 9], name="entry")
+
+
+def several(inputs: Any) -> Any:
+    x = inputs["x"]
+    text = np.asarray([[f"{value:g}".encode()] for value in x[:, 0]], object)
+    return {"y": 2 * x, "n": x.astype(np.int64), "s": text, "v": np.hstack([x, -x])}
+
+
+@pytest.fixture(autouse=True)
+def pool() -> Iterator[sonic.Pool]:
+    served = {
+        "m": FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"] * 2}),
+        "several": FakeModel.of(SEVERAL, several),
+    }
+    with FakeServer(served) as server, sonic.connect(server.url) as connected:
+        yield connected
+
+
+def test_numpy_goes_in_and_comes_out() -> None:
+    columns = {"pt": np.asarray([1.0, 2.0]), "eta": np.asarray([0.5, 0.0], "f4")}
+    scores = MODEL(columns)
+    assert {name: values.tolist() for name, values in scores.items()} == {
+        "a": [2.0, 4.0],
+        "b": [1.0, 0.0],
+    }
+    assert all(type(values) is np.ndarray for values in scores.values())
+    assert MODEL({name: column[:0] for name, column in columns.items()})["a"].shape == (0,)
+    masked = MODEL(columns, mask=columns["pt"] > 1.5)["a"]
+    assert masked.mask.tolist() == [True, False]
+    given = SEVERAL({"pt": columns["pt"]})
+    assert given["y"]["a"].tolist() == [2.0, 4.0]
+    assert given["v"].tolist() == [[1.0, -1.0], [2.0, -2.0]]
+    assert given["s"].tolist() == ["1", "2"]
+    number = sonic.Model("m", MODEL.inputs, {"y": sonic.Output(shape=(2,))})
+    assert number(columns).tolist() == [[2.0, 1.0], [4.0, 0.0]]
+
+
+def test_data_frames_go_in_and_come_out() -> None:
+    scores = MODEL(FRAME)
+    expected = pd.DataFrame({"a": [2.0, 4.0, 6.0], "b": [1.0, 0.0, -1.0]}, index=FRAME.index)
+    pd.testing.assert_frame_equal(scores, expected.astype("float32"))
+    assert scores.attrs["sonic"]["model"] == "m"
+    some = MODEL(FRAME, mask=FRAME.pt > 1.5)
+    assert some.a.isna().tolist() == [True, False, False]
+    given = SEVERAL(FRAME, mask=FRAME.pt > 1.5)
+    assert given.columns.tolist() == ["y_a", "n", "s", "v"]
+    assert given.n.tolist()[1:] == [2.0, 3.0]
+    assert given.s.tolist()[1:] == ["2", "3"]
+    assert [*given.v.iloc[1]] == [2.0, -2.0]
+    assert MODEL(FRAME[:0]).shape == (0, 2)
+    assert MODEL.pack(FRAME)["x"].tolist() == FRAME[["pt", "eta"]].to_numpy().tolist()
+    assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
+
+
+def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
+    up = FRAME.assign(pt=FRAME.pt * 2)
+    varied = MODEL(sonic.Variations(nominal=FRAME, up=up))
+    assert varied["up"].a.tolist() == [4.0, 8.0, 12.0]
+    assert varied["nominal"].index.equals(FRAME.index)
+    choice = sonic.Choice({"x": MODEL, "y": MODEL}, by="kind")
+    assert choice(FRAME).a.tolist() == [2.0, 4.0, 6.0]
+    nullable = FRAME.assign(pt=pd.array([1, None, 3], "Int64"))
+    filled = sonic.Row(["pt"], missing=-1.0).pack(nullable)
+    assert filled.tolist() == [[1.0], [-1.0], [3.0]]
+    with pytest.raises(errors.FieldError, match="no field 'ptt'; did you mean 'pt'"):
+        sonic.Row("ptt").pack(FRAME)
+    with pytest.raises(errors.InputError, match="columns are named by strings, got"):
+        sonic.Row("pt").pack(pd.DataFrame([[1.0, 2.0]]))
+
+
+EVENTS = ak.Array([{"Jet": [{"pt": 1.0, "eta": 0.0}], "MET": {"pt": 3.0}, "run": 1}])
+
+
+@pytest.mark.parametrize(
+    ("objects", "hint"),
+    [
+        (EVENTS, r"Jet has them: give that, such as events\.Jet"),
+        ({"nominal": EVENTS.Jet, "up": EVENTS.Jet}, r"give sonic\.Variations\(nominal=…, up=…\)"),
+        ({"nominal": FRAME, "up": FRAME}, r"give sonic\.Variations\(nominal=…, up=…\)"),
+        ({"Jet": EVENTS.Jet, "MET": EVENTS.MET}, r"such as events\.Jet"),
+        ({"Jet": EVENTS.Jet}, r"such as events\.Jet"),
+        (ak.Array(EVENTS.layout.to_typetracer(forget_length=True)), r"such as events\.Jet"),
+    ],
+)
+def test_what_is_meant_is_named(objects: Any, hint: str) -> None:
+    with pytest.raises(errors.FieldError, match=f"no field 'pt'.*{hint}"):
+        MODEL(objects)
+    for others in (EVENTS[["MET", "run"]], [{"eta": 1.0}], FRAME[["eta"]], np.ones(2), {}):
+        with pytest.raises(errors.FieldError, match="no field 'pt'") as caught:
+            MODEL(others)
+        assert "has them" not in str(caught.value)
