@@ -113,34 +113,6 @@ def with_categories(cands, seed):
     return ak.zip({**columns, "pdgId": ak.unflatten(pdg_id, counts)})
 
 
-def elements(events, seed):
-    """``events * elements * {track, ecal, hcal, log_e, eta, phi, kind, log_pt}``: tracks, clusters.
-
-    kind is 1 for the track of a charged hadron, 2 for the cluster of a photon, 3 for that of a
-    neutral hadron, and 0 for the cluster that a charged hadron leaves, too.
-    """
-    rng = np.random.default_rng(seed)
-    counts, rows = [], []
-    for _ in range(events):
-        size = 0
-        for kind in rng.choice([1, 2, 3], rng.integers(8, 25), p=[0.6, 0.25, 0.15]):
-            pt, eta, phi = rng.exponential(8.0) + 1.0, *rng.uniform(-1.5, 1.5, 2)
-            place, near = [eta, phi], list(rng.normal([eta, phi], 0.02))
-            seen = np.log(pt * np.exp(rng.normal(0.0, {1: 0.15, 2: 0.05, 3: 0.2}[kind])))
-            if kind == 1:
-                rows.append(
-                    [1, 0, 0, np.log(pt * np.exp(rng.normal(0, 0.01))), *place, 1, np.log(pt)]
-                )
-                rows.append([0, 0, 1, seen, *near, 0, np.log(pt)])
-            else:
-                rows.append([0, kind == 2, kind == 3, seen, *near, kind, np.log(pt)])
-            size += 1 + (kind == 1)
-        counts.append(size)
-    table = np.asarray(rows, np.float32)
-    names = ("track", "ecal", "hcal", "log_e", "eta", "phi", "kind", "log_pt")
-    return ak.unflatten(ak.zip({n: table[:, i] for i, n in enumerate(names)}), counts)
-
-
 def displaced(signal, mean, extra, width, rng):
     """``jets * var * {f0 ... , px, py, pz, energy}``: what lies in a jet, some of it displaced.
 

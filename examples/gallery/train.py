@@ -1,6 +1,6 @@
 """Train the gallery's networks again, on the package's sample and on simulated data: minutes.
 
-python train.py [name ...]        # needs the group training, and xgboost for kfold
+python train.py [name ...]        # needs the group training, and xgboost for event_classifier
 """
 
 import json
@@ -20,13 +20,6 @@ from torch.nn import functional as f
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES
 
 HERE = Path(__file__).parent / "networks"
-LENGTH = 32
-
-
-def padded(fields, length=LENGTH):
-    """``N * F * length``, zeros behind."""
-    columns = [ak.fill_none(ak.pad_none(column, length, clip=True), 0.0) for column in fields]
-    return torch.tensor(np.stack([ak.to_numpy(c) for c in columns], 1).astype(np.float32))
 
 
 def fit(net, data, loss, epochs, batch=128, rate=2e-3):
@@ -71,33 +64,13 @@ def strip(path):
 
 
 def jets(number):
-    """Return a set of jets and its tensors."""
+    """Return a set of jets, and which of them are of a top quark."""
     records = sample.jets(number)
-    parts = records.parts
-    features = padded([parts[name] for name in CONSTITUENT_FEATURES])
-    vectors = padded([parts[f"part_{name}"] for name in ("px", "py", "pz", "energy")])
-    mask = padded([ak.ones_like(parts.pt)])
-    top = torch.tensor(ak.to_numpy(records.is_top).astype(np.int64))
-    return records, features, vectors, mask, top
-
-
-def particle_transformer():
-    _, features, vectors, mask, top = jets(1)
-    mass = torch.tensor(ak.to_numpy(jets(1)[0].msoftdrop))[:, None].clamp(min=5.0)
-
-    def loss(net, features, vectors, mask, top, mass):
-        scores, mass_out = net(features, vectors, mask)
-        return f.nll_loss(torch.log(scores + 1e-6), top) + torch.log(mass_out / mass).abs().mean()
-
-    net = networks.ParticleTransformer()
-    net = fit(net, (features, vectors, mask, top, mass), loss, epochs=12)
-    inputs = {"pf_features": features[:9], "pf_vectors": vectors[:9], "pf_mask": mask[:9]}
-    export("particle_transformer", net, inputs, ["scores", "jet_mass"],
-           {key: {0: "rows", 2: "length"} for key in inputs})  # fmt: skip
+    return records, torch.tensor(ak.to_numpy(records.is_top).astype(np.int64))
 
 
 def tau_images():
-    records, *_, top = jets(1)
+    records, top = jets(1)
     images = torch.tensor(sample.grids(records))
     net = fit(networks.tau_images(), (images, top), classes, epochs=10)
     export("tau_images", net, {"grid": images[:9]}, ["scores"], {"grid": {0: "rows"}})
@@ -105,20 +78,6 @@ def tau_images():
 
 def classes(net, x, y):
     return f.nll_loss(torch.log(net(x) + 1e-6), y)
-
-
-def deepmet():
-    cands, met = toys.candidates(3000, 1)
-    x = padded([cands[n] for n in ("px", "py", "eta", "charge", "dz", "puppi")], 200)
-    true = torch.tensor(np.stack([ak.to_numpy(met.px), ak.to_numpy(met.py)], 1).astype(np.float32))
-
-    def loss(net, x, true):
-        predicted = -(net(x) * x[:, :2].transpose(1, 2)).sum(1)
-        return (predicted - true).abs().mean()
-
-    net = fit(networks.DeepMET(), (x, true), loss, epochs=15, batch=64)
-    export("deepmet", net, {"candidates": x[:9]}, ["weights"],
-           {"candidates": {0: "rows", 2: "length"}})  # fmt: skip
 
 
 def facile():
@@ -192,40 +151,10 @@ def condensation(beta, place, shower):
     return loss
 
 
-def mlpf():
-    from mlpf import FIELDS
-
-    records = toys.elements(1500, 1)
-    counts = ak.to_numpy(ak.num(records))
-    table = np.stack([ak.to_numpy(ak.flatten(records[n])) for n in (*FIELDS, "kind", "log_pt")], 1)
-    events = [torch.tensor(one) for one in np.split(table, np.cumsum(counts)[:-1])]
-    net = networks.MLPF()
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    net.train()
-    for _ in range(6):
-        for rows in torch.randperm(len(events)).split(16):
-            batch = torch.cat([events[i] for i in rows])
-            ends = torch.tensor([len(events[i]) for i in rows]).cumsum(0)
-            kinds, momentum = net(
-                batch[:, :6], torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-            )
-            true = batch[:, 6].long()
-            loss = f.nll_loss(torch.log(kinds + 1e-6), true)
-            real = true > 0
-            loss = loss + (momentum[real, 0] - batch[real, 7]).abs().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    net.eval()
-    inputs = {"elements": events[0][:, :6], "row_splits": torch.tensor([0, 9, len(events[0])])}
-    export("mlpf", net, inputs, ["kinds", "momentum"],
-           {"elements": {0: "elements"}, "row_splits": {0: "splits"}})  # fmt: skip
-
-
 def graph_attention():
     from graph_attention import graphs
 
-    records, *_, top = jets(1)
+    records, top = jets(1)
     nodes, edges = graphs(records)
     net = networks.GraphAttention()
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
@@ -251,18 +180,9 @@ def graph_attention():
     export("graph_attention", net, inputs, ["scores"], free)
 
 
-def resnet50():
-    from resnet50 import images
-
-    records, *_, top = jets(1)
-    x = torch.tensor(images(records))
-    net = fit(networks.resnet50(), (x, top), classes, epochs=5, batch=64)
-    export("resnet50", net, {"image": x[:9]}, ["scores"], {"image": {0: "rows"}})
-
-
 def fixed_point():
     """Train a perceptron, and round it to 16 bits, 10 of them behind the point."""
-    records, *_, top = jets(1)
+    records, top = jets(1)
     from fixed_point import FIELDS
 
     x = torch.tensor(np.stack([ak.to_numpy(records[n]) for n in FIELDS], 1)) / 512.0
@@ -272,21 +192,6 @@ def fixed_point():
     net = fit(net, (x, top), lambda n, x, y: f.cross_entropy(n(x), y), epochs=20, rate=1e-2)
     whole = {k: np.round(v.numpy() * 1024).astype(np.int16) for k, v in net.state_dict().items()}
     np.savez(HERE / "fixed_point.npz", **{k.replace(".", "_"): v for k, v in whole.items()})
-
-
-def kfold():
-    """Two boosted forests, each trained on the events that the other one scores."""
-    import xgboost
-    from kfold import FIELDS, objects
-
-    for version in (1, 2):
-        records = objects(1)
-        rows = ak.flatten(records[records.event % 2 != version - 1].jets)
-        x = np.stack([ak.to_numpy(rows[n]) for n in FIELDS], 1)
-        forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
-        forest.fit(x, ak.to_numpy(rows.is_top)).get_booster().save_model(
-            HERE / f"kfold_{version}.ubj"
-        )
 
 
 def event_classifier():
@@ -304,9 +209,9 @@ def event_classifier():
         forest.save_model(HERE / f"event_classifier_{number}.ubj")
 
 
-def deepmet_categories():
+def deepmet():
     """Fit, by Adam in numpy, what dz and puppi say of candidates of each kind and charge."""
-    from deepmet_categories import MODEL
+    from deepmet import MODEL
     from onnx import helper, numpy_helper
 
     records, true = toys.candidates(800, 1)
@@ -363,24 +268,19 @@ def deepmet_categories():
     opset = [helper.make_opsetid("", 18)]
     onnx.save(
         helper.make_model(graph, opset_imports=opset, ir_version=9),
-        HERE / "deepmet_categories.onnx",
+        HERE / "deepmet.onnx",
     )
 
 
 TRAINED = (
-    particle_transformer,
     tau_images,
-    deepmet,
     facile,
     michel,
     gravnet,
-    mlpf,
     graph_attention,
-    resnet50,
     fixed_point,
-    kfold,
     event_classifier,
-    deepmet_categories,
+    deepmet,
 )
 
 if __name__ == "__main__":
