@@ -226,10 +226,10 @@ class Bed:
     @contextlib.contextmanager
     def envoy(self, number: int, **settings: Any) -> Iterator[str]:
         """Run an Envoy before some of the Tritons, all of which run."""
-        from tests.network.envoy import Envoy
+        from tests.network.proxies import Envoy
+        from tests.network.tritons import restore
 
-        for instance in self.tritons:
-            instance.restore()
+        restore(self.tritons)
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as folder,
             Envoy.before(self.tritons[:number], Path(folder), **settings) as running,
@@ -397,7 +397,7 @@ def cases(bed: Bed) -> None:
         bed.compare(f"1 of 4 dead, {policy}", 4, dead=1, served=SLOW, policy=policy)
     checked = {"health_checks": [HEALTH_CHECK]}
     bed.compare("1 of 2 dead, health checks", dead=1, cluster=checked)
-    bed.compare("max_requests: 4", circuit_breakers={"max_requests": 4})
+    bed.compare("max_requests: 4", max_requests=4)
     queued = {"served": QUEUED, "rows": QUEUED_ROWS}
     bed.compare(f"a queue of {QUEUE}", 1, **queued)
     # After a refusal, Triton's batcher sleeps for half a second.

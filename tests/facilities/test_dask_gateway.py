@@ -26,7 +26,7 @@ Gateway.__del__ = lambda _: None
 pytestmark = [needs_gateway, pytest.mark.server]  # and workers in processes
 
 
-def test_dask_gateway(tmp_path: Path) -> None:
+def test_no_chunk_is_lost_when_a_worker_is_killed(tmp_path: Path) -> None:
     with (
         serve() as server,
         gateway(tmp_path) as address,
@@ -48,7 +48,7 @@ def test_dask_gateway(tmp_path: Path) -> None:
         check(run())
 
 
-def test_page(tmp_path: Path) -> None:
+def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     """What the documentation says of a cluster that runs already works as it stands."""
     with (
         serve_example() as server,

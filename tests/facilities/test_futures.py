@@ -17,7 +17,7 @@ import sonic_coffea as sonic
 pytestmark = pytest.mark.server  # workers are processes
 
 
-def test_futures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_processes_break_the_executor_loudly() -> None:
     """A killed process breaks its executor, which says so: no result has a part of the rows."""
     with serve() as server, sonic.connect(server.url):
         with loky.ProcessPoolExecutor(2) as workers:

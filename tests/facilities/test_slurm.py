@@ -39,7 +39,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def test_dask_jobqueue(batch: Slurm, tmp_path: Path) -> None:
+def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_path: Path) -> None:
     with (
         serve() as server,
         SLURMCluster(
@@ -67,7 +67,9 @@ def test_dask_jobqueue(batch: Slurm, tmp_path: Path) -> None:
     until(lambda: not batch.jobs())
 
 
-def test_parsl(batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsl_loses_no_chunk_when_a_job_is_cancelled(
+    batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # It starts programs of its own by their names, here and in the jobs.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     provider = SlurmProvider(
@@ -109,7 +111,7 @@ def test_parsl(batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     until(lambda: not batch.jobs())
 
 
-def test_page(batch: Slurm, tmp_path: Path) -> None:
+def test_the_page_runs_as_it_stands(batch: Slurm, tmp_path: Path) -> None:
     """What the documentation says of Slurm runs as it stands."""
     work = tmp_path / "work"
     work.mkdir()

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import grpc
+import numpy as np
 from h2.errors import ErrorCodes
 from tests.network.misbehaviour import (
     disconnect,
@@ -31,6 +33,7 @@ from tests.network.misbehaviour import (
     truncated,
 )
 
+import sonic_coffea as sonic
 from sonic_coffea.errors import (
     AccessError,
     DeadlineError,
@@ -45,6 +48,7 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
+from sonic_coffea.testing import FakeModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +56,10 @@ if TYPE_CHECKING:
     from tests.network.fault_server import CallFault, ConnectionFault, FaultServer
 
 Code = grpc.StatusCode
+# What is served, and 300 rows, which are five requests of at most 64.
+MODEL = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+MODELS = {"tagger": FakeModel.of(MODEL)}
+JETS = ak.unflatten(ak.zip({"pt": np.linspace(-3, 3, 300, dtype=np.float32)}), [120, 0, 180])
 # Where an answer ends; see `fault_server.reset`.
 AFTER = ("headers", "request", "start", "half", "message")
 
@@ -272,3 +280,10 @@ def _hanging() -> Iterator[Case]:
 
 
 CASES = [*_hanging(), *_statuses(), *_web(), *_streams(), *_broken(), *_connections()]
+
+
+def assert_right(scores: ak.Array, jets: ak.Array = JETS) -> None:
+    """Compare scores with the formula of the server, row by row."""
+    assert ak.num(scores).tolist() == ak.num(jets).tolist()
+    expected = (1 + np.sin(ak.flatten(jets.pt).to_numpy())) / 2
+    np.testing.assert_allclose(ak.flatten(scores.top).to_numpy(), expected, rtol=1e-6, atol=1e-6)

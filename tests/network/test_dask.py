@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 TASKS = 4
 
 
-def test_one_of_two_dies(
+def test_workers_lose_no_row_when_one_of_two_servers_dies(
     two_tritons: list[Triton],
-    envoy: Any,
+    proxy: Any,
     tagger: sonic.Model,
     jets: Any,
     direct: list[Any],
@@ -31,7 +31,7 @@ def test_one_of_two_dies(
         return time.monotonic() - begun, scores
 
     with (
-        envoy(two_tritons) as running,
+        proxy(two_tritons) as running,
         local_cluster(2) as cluster,
         Client(cluster) as client,
         sonic.connect(running.url, client=client, max_suspended_chunks=0),

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import trustme
 from tests.network.fault_server import FaultServer
-from tests.network.faults import CASES
+from tests.network.faults import CASES, MODELS
 from tritonclient.grpc import service_pb2
 
-import sonic_coffea as sonic
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
 from sonic_coffea.transport._failures import FAILURES, failure_of
 from sonic_coffea.transport._link import _CHANNEL_OPTIONS
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from tests.network.faults import Case
 
 Code = grpc.StatusCode
-
-MODEL = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
-MODELS = {"tagger": FakeModel.of(MODEL)}
 
 
 class Observed(NamedTuple):
@@ -73,7 +69,7 @@ def observations() -> dict[str, Observed]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_grpc_shows_of_a_fault(case: Case, observations: dict[str, Observed]) -> None:
+def test_faults_are_made_as_grpc_shows_them(case: Case, observations: dict[str, Observed]) -> None:
     """The cases are what they say, and not made by this package's doing."""
     observed = observations[case.name]
     assert observed.code == case.code

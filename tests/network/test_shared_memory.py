@@ -28,11 +28,11 @@ def wide_tritons(
         yield running
 
 
-def test_shared_memory_that_is_demanded_through_a_balancer(
-    wide_tritons: list[Triton], envoy: Any
+def test_shared_memory_through_a_balancer_is_an_error(
+    wide_tritons: list[Triton], proxy: Any
 ) -> None:
     sent = objects(40_000)
-    with envoy(wide_tritons) as running:
+    with proxy(wide_tritons) as running:
         settings = Settings.make(running.url, shared_memory=True)
         with Pool(settings) as pool:
             with pytest.raises(errors.ConfigError) as caught:
