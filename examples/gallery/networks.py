@@ -20,15 +20,6 @@ def facile():
     )
 
 
-def michel():
-    """48 by 48 wires and ticks around a hit, three classes (https://arxiv.org/abs/2009.04509)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
-        nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(16 * 144, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(-1),
-    )  # fmt: skip
-
-
 class GravNet(nn.Module):
     """GravNet with the outputs of object condensation (1902.07987, 2002.03605), on flat hits."""
 
@@ -53,32 +44,3 @@ class GravNet(nn.Module):
             heard = m[index] * torch.exp(10.0 * nearest.clamp(min=-1e5))[:, :, None]
             x = torch.relu(mix(torch.cat([x, heard.mean(1), heard.amax(1)], 1)))
         return torch.sigmoid(self.beta(x)), self.place(torch.cat([x, hits], 1))
-
-
-class GraphAttention(nn.Module):
-    """Graph attention (https://arxiv.org/abs/1710.10903) over several graphs at once."""
-
-    def __init__(self, features=13, width=32):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(features, width), nn.Linear(width, width)])
-        self.scores = nn.ModuleList(nn.Linear(2 * width, 1) for _ in range(2))
-        self.head = nn.Linear(width, 2)
-
-    def forward(self, nodes, node_splits, edges, edge_splits):
-        number = torch.arange(edges.shape[0])
-        graph = (number[:, None] >= edge_splits[None, 1:]).sum(1)
-        source, target = (edges + node_splits[graph][:, None]).unbind(1)
-        x = nodes
-        for layer, score in zip(self.layers, self.scores, strict=True):
-            x = layer(x)
-            weight = score(torch.cat([x[source], x[target]], 1))
-            weight = torch.exp(torch.nn.functional.leaky_relu(weight, 0.2).clamp(-20, 20))
-            total = torch.zeros_like(x[:, :1]).index_add(0, target, weight)
-            heard = torch.zeros_like(x).index_add(0, target, weight * x[source])
-            x = torch.relu(heard / (total + 1e-9) + x)
-        place = torch.arange(nodes.shape[0])
-        owner = (place[:, None] >= node_splits[None, 1:]).sum(1)
-        blank = torch.zeros_like(node_splits[1:], dtype=torch.float32)
-        count = blank.index_add(0, owner, torch.ones_like(x[:, 0]))
-        pooled = torch.zeros_like(blank[:, None] * x[:1]).index_add(0, owner, x)
-        return torch.softmax(self.head(pooled / count.clamp(min=1)[:, None]), -1)

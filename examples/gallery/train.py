@@ -17,8 +17,6 @@ import torch
 import toys
 from torch.nn import functional as f
 
-from sonic_coffea.demo.features import CONSTITUENT_FEATURES
-
 HERE = Path(__file__).parent / "networks"
 
 
@@ -93,18 +91,6 @@ def facile():
     export("facile", net, {"hits": x[:9]}, ["energy"], {"hits": {0: "rows"}})
 
 
-def michel():
-    images, hits = toys.wires(120, 1)
-    patches, kinds = [], []
-    for image, here in zip(np.pad(images, ((0, 0), (24, 24), (24, 24))), hits, strict=True):
-        for hit in here:
-            patches.append(image[hit.wire : hit.wire + 48, hit.tick : hit.tick + 48])
-            kinds.append(hit.kind)
-    x, y = torch.tensor(np.stack(patches))[:, None], torch.tensor(kinds)
-    net = fit(networks.michel(), (x, y), classes, epochs=8)
-    export("michel", net, {"patch": x[:9]}, ["scores"], {"patch": {0: "rows"}})
-
-
 def gravnet():
     hits = toys.showers(700, 1)
     events = [
@@ -149,35 +135,6 @@ def condensation(beta, place, shower):
             + (1 - beta[own].max())
         )
     return loss
-
-
-def graph_attention():
-    from graph_attention import graphs
-
-    records, top = jets(1)
-    nodes, edges = graphs(records)
-    net = networks.GraphAttention()
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    weights = [np.stack([ak.to_numpy(n[name]) for name in CONSTITUENT_FEATURES], 1) for n in nodes]
-    pairs = [np.stack([ak.to_numpy(e.source), ak.to_numpy(e.target)], 1) for e in edges]
-
-    def batch(rows):
-        x = torch.tensor(np.concatenate([weights[i] for i in rows]))
-        y = torch.tensor(np.concatenate([pairs[i] for i in rows]).astype(np.int64))
-        sizes = [[0, *np.cumsum([len(of[i]) for i in rows])] for of in (weights, pairs)]
-        return x, torch.tensor(sizes[0]), y, torch.tensor(sizes[1])
-
-    net.train()
-    for _ in range(6):
-        for rows in torch.randperm(len(top)).split(128):
-            optimizer.zero_grad()
-            f.nll_loss(torch.log(net(*batch(rows.tolist())) + 1e-6), top[rows]).backward()
-            optimizer.step()
-    net.eval()
-    names = ["nodes", "node_splits", "edges", "edge_splits"]
-    inputs = dict(zip(names, batch([0, 1, 2]), strict=True))
-    free = {"nodes": {0: "n"}, "node_splits": {0: "s"}, "edges": {0: "e"}, "edge_splits": {0: "s"}}
-    export("graph_attention", net, inputs, ["scores"], free)
 
 
 def fixed_point():
@@ -275,9 +232,7 @@ def deepmet():
 TRAINED = (
     tau_images,
     facile,
-    michel,
     gravnet,
-    graph_attention,
     fixed_point,
     event_classifier,
     deepmet,

@@ -145,7 +145,7 @@ def test_pages_are_linked() -> None:
 @pytest.mark.parametrize(
     "page", list(filter(links, LINKED)), ids=lambda p: str(p.relative_to(ROOT))
 )
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target in links(page):
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
@@ -180,7 +180,7 @@ def test_reference_has_every_public_name_and_option() -> None:
     assert [n for n in names if not re.search(rf"`[^`\n]*\b{n}\b", reference)] == []
 
 
-def test_pages_name_nothing_that_is_not_there() -> None:
+def test_pages_name_public_names_only() -> None:
     names = {
         (page.name, name)
         for page in [*PAGES, EXAMPLES / "README.md"]
@@ -234,7 +234,7 @@ def modules_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("module", modules_with_examples())
-def test_docstring_examples(module: str) -> None:
+def test_docstring_examples_run(module: str) -> None:
     outcome = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
     assert outcome.attempted > 0
     assert outcome.failed == 0

@@ -36,9 +36,7 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
         "without weights [GeV]": (25, 60),
     },
     "facile": {"mean error [GeV]": (0, 0.6), "of a sum of three samples [GeV]": (0.7, 5)},
-    "wire_images": {"accuracy": (0.75, 1)},
     "gravnet": {"hits in the right cluster": (0.8, 1)},
-    "graph_attention": {"auc": (0.85, 1)},
     "clustering": {"leading pt over that of the file": (0.9, 1.1), "jets an event": (1, 10)},
     "fixed_point": {"auc": (0.85, 1)},
     "event_classifier": {"auc": (0.85, 1), "share of NaN": (0.05, 0.6)},
@@ -111,7 +109,7 @@ def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example(
+def test_examples_equal_direct_inference(
     name: str,
     serving: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,

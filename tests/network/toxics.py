@@ -51,8 +51,8 @@ class ToxicProxy:
         After how many forwarded bytes a connection is cut.
     cut : str
         How: "close" (FIN), "reset" (RST), or "lose": nothing is forwarded any more.
-    connections : int
-        How many have been made.
+    connections, sent_bytes : int
+        How many have been made, and how much clients have sent.
     """
 
     def __init__(self, target: str) -> None:
@@ -63,7 +63,7 @@ class ToxicProxy:
         self.slice_bytes: int | None = None
         self.cut_after_bytes: int | None = None
         self.cut = "close"
-        self.connections = 0
+        self.connections = self.sent_bytes = 0
         self._held = contextlib.ExitStack()
         self._port = 0
         self._thread = LoopThread("toxic-proxy")
@@ -193,6 +193,8 @@ class _Link:
         try:
             while True:
                 data = await reader.read(_READ_BYTES)
+                if writer is not self.writers[0]:
+                    self._proxy.sent_bytes += len(data)
                 on_the_way.put_nowait((loop.time() + self._proxy.latency_s, data))
                 if not data:
                     await delivery
