@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from coffea import processor
 from dask_gateway import Gateway
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
+from tests.facilities.analysis import check_cluster, serve, serve_example
 from tests.facilities.gateway import gateway, needs_gateway
-from tests.waiting import until
-
-import sonic_coffea as sonic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,19 +29,13 @@ def test_no_chunk_is_lost_when_a_worker_is_killed(tmp_path: Path) -> None:
         Gateway(address, auth="basic") as there,
         there.new_cluster() as cluster,
         cluster.get_client() as client,
-        sonic.connect(server.url, client=client, max_suspended_chunks=0),
     ):
-
-        def run() -> dict[str, Any]:
-            return analyse(processor.DaskExecutor(client=client, status=False))
-
         cluster.scale(2)
-        client.wait_for_workers(2, timeout=100)
-        one, _ = client.run(os.getpid).values()
-        check(interrupted(run, server, lambda: os.kill(one, signal.SIGKILL)))
-        cluster.scale(1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
+
+        def kill() -> None:
+            os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
+
+        check_cluster(cluster, client, server, kill)
 
 
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:

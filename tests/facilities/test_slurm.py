@@ -17,7 +17,14 @@ from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import SlurmProvider
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
+from tests.facilities.analysis import (
+    analyse,
+    check,
+    check_cluster,
+    interrupted,
+    serve,
+    serve_example,
+)
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
@@ -51,19 +58,9 @@ def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_
             scheduler_options={"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
         ) as cluster,
         Client(cluster) as client,
-        sonic.connect(server.url, client=client, max_suspended_chunks=0),
     ):
-
-        def run() -> dict[str, Any]:
-            return analyse(processor.DaskExecutor(client=client, status=False))
-
         cluster.scale(jobs=2)
-        client.wait_for_workers(2, timeout=60)
-        cancelled, _ = batch.jobs("RUNNING")
-        check(interrupted(run, server, lambda: batch.cancel(cancelled)))
-        cluster.scale(jobs=1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
+        check_cluster(cluster, client, server, lambda: batch.cancel(min(batch.jobs("RUNNING"))))
     until(lambda: not batch.jobs())
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.network.proxies import Nginx, buffer, needs_nginx
 from tests.network.tritons import restore, tritons
 from tests.transport.shared import check, model, objects
+from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
@@ -60,7 +61,8 @@ _WORK = {
 
 
 @pytest.fixture(scope="module")
-def triton(installation: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Triton]]:
+def both(installation: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Triton]]:
+    """Two Tritons with these models, which do not run until they are restored."""
     path = tmp_path_factory.mktemp("limits")
     for name, (work, start, policy) in _WORK.items():
         folder = path / name.replace(" ", "_")
@@ -69,9 +71,15 @@ def triton(installation: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
         batching = f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}" if policy else ""
         config = _CONFIG.format(name=folder.name, rows=8 if policy else 2048, batching=batching)
         (folder / "config.pbtxt").write_text(config)
-    with tritons(path, tmp_path_factory.mktemp("triton"), 1) as running:
-        restore(running)
-        yield running
+    with tritons(path, tmp_path_factory.mktemp("triton"), 2) as both:
+        yield both
+
+
+@pytest.fixture
+def triton(both: list[Triton]) -> list[Triton]:
+    """One that runs."""
+    restore(both[:1])
+    return both[:1]
 
 
 def pool_of(url: str) -> Pool:
@@ -143,3 +151,11 @@ def test_requests_refused_by_a_queue_are_sent_again(
         assert sum(total.failures for total in totals) == 0
         assert sum(total.retries for total in totals) > 0
         assert all(pool.servers[0].circuit != "open" for pool in pools)
+
+
+def test_shared_memory_through_a_balancer_is_an_error(both: list[Triton], proxy: Any) -> None:
+    with proxy(both) as running, Pool(Settings.make(running.url, shared_memory=True)) as pool:
+        with pytest.raises(errors.ConfigError) as caught:
+            until(lambda: model()(objects(40_000), pool=pool) is None)
+        assert "shared_memory=True, but " in str(caught.value)
+        assert "several servers behind the URL" in str(caught.value)

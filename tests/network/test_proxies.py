@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from distributed import Client
 from tests.commands import run
+from tests.dask.conftest import local_cluster
 from tests.network.proxies import (
     REFUSED_INDEX,
     Envoy,
@@ -25,9 +27,10 @@ from tests.network.proxies import (
     script,
 )
 from tests.network.tritons import Triton
+from tests.scored import same_scores
 from tests.waiting import until
 
-from sonic_coffea import errors
+from sonic_coffea import connect, errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import connect_transport
 
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
     from tests.network.proxies import Proxy
     from tests.scored import Scored
+
+    from sonic_coffea import Model
 
 OPEN = "open"
 LEAST_REQUEST, ROUND_ROBIN = {"policy": "LEAST_REQUEST"}, {"policy": "ROUND_ROBIN"}
@@ -175,6 +180,30 @@ def test_rows_are_scored_once(
         assert case.retried is None or (retries > 0) == case.retried
         if case.trouble is None and case.kind is not HAProxy:
             assert all(triton.requests("tagger") > before[triton] + 5 for triton in behind)
+
+
+def test_workers_lose_no_row_when_one_of_two_servers_dies(
+    two_tritons: list[Triton], proxy: Any, tagger: Model, jets: Any, direct: list[Any]
+) -> None:
+    """What is lost is sent again, by each worker; no server is lost to the cluster."""
+
+    def score(number: int) -> Any:
+        del number
+        return tagger(jets).top
+
+    with (
+        proxy(two_tritons) as running,
+        local_cluster(2) as cluster,
+        Client(cluster) as client,
+        connect(running.url, client=client, max_suspended_chunks=0),
+    ):
+        futures = client.map(score, range(12))
+        until(lambda: any(future.done() for future in futures))
+        two_tritons[0].kill()
+        for scores in client.gather(futures):
+            same_scores(scores, direct)
+        events = [event for _, event in client.get_events("sonic-coffea")]
+        assert [event for event in events if event["action"] == "lost"] == []
 
 
 def test_requests_adapt_to_what_passes(
