@@ -166,76 +166,12 @@ def event_classifier():
         forest.save_model(HERE / f"event_classifier_{number}.ubj")
 
 
-def deepmet():
-    """Fit, by Adam in numpy, what dz and puppi say of candidates of each kind and charge."""
-    from deepmet import MODEL
-    from onnx import helper, numpy_helper
-
-    records, true = toys.candidates(800, 1)
-    true = np.stack([ak.to_numpy(true.px), ak.to_numpy(true.py)], 1)
-    tensors = MODEL.pack(toys.with_categories(records, 1))
-    p, x = np.split(tensors["candidates"].astype(float), 2, axis=2)
-    x = np.concatenate([x, np.ones_like(x[:, :, :1])], 2)
-    particle, charge = tensors["particle"], tensors["charge"]
-    tables = [np.zeros((6, 3)), np.zeros((4, 3))]
-    mean = [np.zeros_like(table) for table in tables]
-    square = [np.zeros_like(table) for table in tables]
-    for step in range(1, 301):
-        score = ((tables[0][particle] + tables[1][charge]) * x).sum(2)
-        weight = (particle > 0) / (1 + np.exp(-score))
-        off = (weight[:, :, None] * p).sum(1) + true
-        slope = ((p * off[:, None]).sum(2) * weight * (1 - weight))[:, :, None] * x
-        for i, index in enumerate((particle, charge)):
-            columns = [
-                np.bincount(index.ravel(), slope[:, :, k].ravel(), len(tables[i])) for k in range(3)
-            ]
-            gradient = np.stack(columns, 1) / len(p)
-            mean[i] += 0.1 * (gradient - mean[i])
-            square[i] += 0.01 * (gradient**2 - square[i])
-            unbiased = square[i] / (1 - 0.99**step)
-            tables[i] -= 0.1 * mean[i] / (1 - 0.9**step) / (np.sqrt(unbiased) + 1e-9)
-    nodes = [
-        helper.make_node("Gather", ["particles", "particle"], ["by_particle"]),
-        helper.make_node("Gather", ["charges", "charge"], ["by_charge"]),
-        helper.make_node("Add", ["by_particle", "by_charge"], ["embedded"]),
-        helper.make_node("Slice", ["candidates", "two", "four", "axis"], ["numbers"]),
-        helper.make_node("Slice", ["embedded", "zero", "two", "axis"], ["slopes"]),
-        helper.make_node("Slice", ["embedded", "two", "three", "axis"], ["bias"]),
-        helper.make_node("Mul", ["numbers", "slopes"], ["products"]),
-        helper.make_node("ReduceSum", ["products", "axis"], ["sum"], keepdims=1),
-        helper.make_node("Add", ["sum", "bias"], ["score"]),
-        helper.make_node("Sigmoid", ["score"], ["weights"]),
-    ]
-    names = ("zero", "two", "three", "four", "axis")
-    constants = dict(zip(names, (np.asarray([n]) for n in (0, 2, 3, 4, 2)), strict=True))
-    constants |= {"particles": tables[0].astype("f4"), "charges": tables[1].astype("f4")}
-    whole, real = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
-    axes = ["rows", "length"]
-    graph = helper.make_graph(
-        nodes,
-        "deepmet",
-        [
-            helper.make_tensor_value_info("candidates", real, [*axes, 4]),
-            helper.make_tensor_value_info("particle", whole, axes),
-            helper.make_tensor_value_info("charge", whole, axes),
-        ],
-        [helper.make_tensor_value_info("weights", real, [*axes, 1])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(
-        helper.make_model(graph, opset_imports=opset, ir_version=9),
-        HERE / "deepmet.onnx",
-    )
-
-
 TRAINED = (
     tau_images,
     facile,
     gravnet,
     fixed_point,
     event_classifier,
-    deepmet,
 )
 
 if __name__ == "__main__":
