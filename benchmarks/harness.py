@@ -136,6 +136,30 @@ class Results:
         _append(self.measurements, result)
         return result
 
+    def compare(
+        self,
+        ways: Mapping[str, Callable[[], Any]],
+        repeats: int,
+        *,
+        called: str = "",
+        peer: bool = False,
+        **target: float,
+    ) -> Measurement:
+        """Time a peer and this package's way in turns, in this order, and add the latter.
+
+        Parameters
+        ----------
+        called, target : str, float
+            As of `add`.
+        peer : bool
+            Whether the time of the peer is added, too.
+        """
+        first, second = ways
+        times = interleaved(ways, repeats, title=called or second)
+        if peer:
+            self.add(times, first)
+        return self.add(times, second, called=called, against=first, **target)
+
     def note(
         self,
         name: str,

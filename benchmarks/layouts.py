@@ -134,16 +134,14 @@ def packing(results: Results, rows: int, repeats: int) -> None:
                     f"{HAND}: {name}": lambda: by_hand(jets, how, order),  # noqa: B023
                     name: lambda: ours.pack(jets),  # noqa: B023
                 }
-                times = interleaved(ways, repeats, title=name)
-                results.add(times, name, called="", against=f"{HAND}: {name}", at_most=1.0)
+                results.compare(ways, repeats, at_most=1.0)
         ours = layout("plain", "FL", sort_by="f0")
         name = f"sorted, {where}, {rows:,} rows"
         ways = {
             f"{HAND}: {name}": lambda: by_hand(jets, "plain", "FL", sort=True),  # noqa: B023
             name: lambda: ours.pack(jets),  # noqa: B023
         }
-        times = interleaved(ways, max(3, repeats // 3), title=name)
-        results.add(times, name, against=f"{HAND}: {name}", at_most=1.0)
+        results.compare(ways, max(3, repeats // 3), at_most=1.0)
 
 
 def requests(results: Results, rows: int, repeats: int) -> None:
@@ -156,16 +154,12 @@ def requests(results: Results, rows: int, repeats: int) -> None:
         for start in range(0, rows, size):
             inputs.pack(start, min(start + size, rows))
 
+    def each_by_hand() -> None:
+        for start in range(0, rows, size):
+            by_hand(jets[start : start + size], "weaver", "FL")
+
     name = f"weaver, {rows:,} rows in requests of {size}"
-    hand = f"{HAND}: {name}"
-    ways = {
-        hand: lambda: [
-            by_hand(jets[start : start + size], "weaver", "FL") for start in range(0, rows, size)
-        ],
-        name: each,
-    }
-    times = interleaved(ways, repeats, title=name)
-    results.add(times, name, against=hand, at_most=1.0)
+    results.compare({f"{HAND}: {name}": each_by_hand, name: each}, repeats, at_most=1.0)
 
 
 def peers(results: Results, rows: int, repeats: int) -> None:
@@ -177,21 +171,15 @@ def peers(results: Results, rows: int, repeats: int) -> None:
     results.numbers["peak memory of Padded, over its result"] = peak / tensor.nbytes
     used = np.empty_like(tensor)
     ways = {USED: lambda: np.copyto(used, tensor), "Padded": lambda: plain.pack(jets)}
-    times = interleaved(ways, repeats)
-    results.add(times, USED)
-    results.add(times, "Padded", called="Padded, over a copy", against=USED)
-    few = max(3, repeats // 5)
-    ways = {"Padded": lambda: plain.pack(jets), "awkward by hand": lambda: in_awkward(jets)}
-    times = interleaved(ways, few)
+    results.compare(ways, repeats, called="Padded, over a copy", peer=True)
+    ways = {"awkward by hand": lambda: in_awkward(jets), "Padded": lambda: plain.pack(jets)}
     called = "Padded, over awkward by hand"
-    results.add(times, "Padded", called=called, against="awkward by hand", at_least=30)
+    results.compare(ways, max(3, repeats // 5), called=called, at_least=30)
     fused = weaver_core()
     if fused is not None:
         np.testing.assert_allclose(moved.pack(jets), fused(jets), rtol=1e-6, atol=1e-6)
         ways = {"weaver-core": lambda: fused(jets), "Padded": lambda: moved.pack(jets)}
-        times = interleaved(ways, repeats)
-        called = "Padded, over weaver-core"
-        results.add(times, "Padded", called=called, against="weaver-core", at_most=1.0)
+        results.compare(ways, repeats, called="Padded, over weaver-core", at_most=1.0)
 
 
 def sorting(results: Results, repeats: int) -> None:
@@ -202,9 +190,7 @@ def sorting(results: Results, repeats: int) -> None:
         "ak.argsort of 32,000 hits": lambda: ak.argsort(hits, axis=1, ascending=False),
         "Flat, 32,000 hits sorted": lambda: ours.pack({"x": hits}),
     }
-    times = interleaved(ways, repeats)
-    name = "Flat, 32,000 hits sorted"
-    results.add(times, name, against="ak.argsort of 32,000 hits", at_most=1.2)
+    results.compare(ways, repeats, at_most=1.2)
 
 
 def pairs_in_numpy(vectors: np.ndarray) -> np.ndarray:
@@ -243,11 +229,8 @@ def composed(results: Results, rows: int, repeats: int) -> None:
     def in_blocks() -> list[np.ndarray]:
         return [pairs_in_numpy(ready[start : start + 8]) for start in range(0, len(ready), 8)]
 
-    times = interleaved(
-        {hand: in_blocks, "Pairwise": lambda: ours.pack(jets)}, max(3, repeats // 5)
-    )
-    results.add(times, hand)
-    results.add(times, "Pairwise", against=hand, at_most=1.2)
+    ways = {hand: in_blocks, "Pairwise": lambda: ours.pack(jets)}
+    results.compare(ways, max(3, repeats // 5), peer=True, at_most=1.2)
 
 
 def small(results: Results, repeats: int) -> None:
@@ -280,18 +263,11 @@ def returning(results: Results, rows: int, repeats: int) -> None:
     # Beside copies of many megabytes, what is measured is the pages that they gave back.
     times = interleaved({"scores to jets": lambda: back(each, scores)}, 10 * repeats)
     results.add(times, "scores to jets", within_s=1e-3)
-    times = interleaved(
-        {
-            "copy of values for constituents": weights.copy,
-            "values to constituents": lambda: back(every, weights),
-        },
-        repeats,
-        title="and back",
-    )
-    results.add(times, "copy of values for constituents")
-    results.add(
-        times, "values to constituents", against="copy of values for constituents", at_most=2
-    )
+    ways = {
+        "copy of values for constituents": weights.copy,
+        "values to constituents": lambda: back(every, weights),
+    }
+    results.compare(ways, repeats, peer=True, at_most=2)
 
 
 def growth(results: Results, sizes: list[int], repeats: int) -> None:

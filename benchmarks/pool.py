@@ -228,17 +228,12 @@ def latency(results: Results, url: str, repeats: int) -> None:
     client = client_of(url)
     inputs = input_of(MODEL.inputs["x"].pack(jets))
     with sonic.connect(url, shared_memory=False):
-        times = interleaved(
-            {
-                "blocking call, 100 rows": lambda: client.infer("accelerator", inputs),
-                "sonic-coffea, 100 rows": lambda: MODEL(jets),
-            },
-            repeats,
-            title="latency",
-        )
+        ways = {
+            "blocking call, 100 rows": lambda: client.infer("accelerator", inputs),
+            "sonic-coffea, 100 rows": lambda: MODEL(jets),
+        }
+        results.compare(ways, repeats, peer=True, at_most=1.2)
     client.close()
-    results.add(times, "blocking call, 100 rows")
-    results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.2)
 
 
 def measure(results: Results, *, quick: bool) -> None:

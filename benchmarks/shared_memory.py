@@ -8,7 +8,7 @@ from typing import Any
 import accelerator
 import awkward as ak
 import numpy as np
-from harness import Results, interleaved, run
+from harness import Results, run
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
@@ -40,11 +40,8 @@ def measure(results: Results, *, quick: bool) -> None:
                 f"{way}, {megabytes:g} MB": partial(MODEL, objects, pool=pool)
                 for way, pool in (("messages", plain), ("shared memory", shared))
             }
-            first, second = ways
             repeats = max(5, min(100, round(300 / megabytes)))
-            times = interleaved(ways, repeats, title=f"{megabytes:g} MB")
-            results.add(times, first)
-            ratios[f"{megabytes:g}"] = results.add(times, second, against=first).ratio
+            ratios[f"{megabytes:g}"] = results.compare(ways, repeats, peer=True).ratio
     results.numbers["shared memory over messages, by megabytes"] = ratios
 
 
