@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
-Headers = tuple[tuple[str, str], ...]
 
 
 class FaultServer(FakeServer):
@@ -66,10 +65,10 @@ class FaultServer(FakeServer):
         MAX_CONCURRENT_STREAMS of the connections that are made from now on.
     streams_per_connection : int or None
         How many calls a connection takes before it is ended gracefully, as by max_connection_age.
-    connections : int
-        How many connections have been made.
-    streams : list of (int, str)
-        All calls that arrived: which connection, and the method.
+    connections, alive : int, set
+        How many connections have been made, and those that there are.
+    calls : list of str
+        The methods of all calls that arrived.
     """
 
     def __init__(self, models: Mapping[str, Any], **options: Any) -> None:
@@ -77,11 +76,11 @@ class FaultServer(FakeServer):
         self.max_streams: int | None = None
         self.streams_per_connection: int | None = None
         self.connections = 0
-        self.streams: list[tuple[int, str]] = []
+        self.calls: list[str] = []
         self.servicer = Servicer(self)
         self._plans: dict[str, list[Iterator[Any]]] = {}
         self._held = contextlib.ExitStack()
-        self._alive: set[Connection] = set()
+        self.alive: set[Connection] = set()
         self._thread: LoopThread | None = None
 
     def misbehave(
@@ -128,24 +127,9 @@ class FaultServer(FakeServer):
         planned = (next(turns, None) for turns in self._plans.get(method, ()))
         return next(filter(None, planned), None)
 
-    def admit(self, connection: Connection) -> int:
-        """Count a connection; return its number, from 1 on."""
-        self._alive.add(connection)
-        self.connections += 1
-        return self.connections
-
-    @property
-    def open_connections(self) -> int:
-        """How many connections there are."""
-        return len(self._alive)
-
-    def forget(self, connection: Connection) -> None:
-        """Take note that a connection has ended."""
-        self._alive.discard(connection)
-
     def _on_each(self, what: Callable[[Connection], None]) -> None:
         async def act() -> None:
-            for connection in list(self._alive):
+            for connection in list(self.alive):
                 what(connection)
 
         assert self._thread is not None
@@ -159,8 +143,8 @@ class FaultServer(FakeServer):
 
     async def _end(self) -> None:
         await close_listener(self._server)
-        while self._alive:
-            for connection in list(self._alive):
+        while self.alive:
+            for connection in list(self.alive):
                 connection.end(reset=True)
             await asyncio.sleep(0)
 
@@ -170,7 +154,6 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: FaultServer) -> None:
         self.server = server
-        self.number = 0
         self.exchanges: dict[int, Exchange] = {}
         self.writable = asyncio.Event()
         self.frames: H2Connection | None = None
@@ -180,7 +163,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.number = self.server.admit(self)
+        self.server.alive.add(self)
+        self.server.connections += 1
         fault = self.server.next_fault("")
         if fault is not None:
             fault(self)
@@ -188,7 +172,7 @@ class Connection(asyncio.Protocol):
             self.shake_hands()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.server.forget(self)
+        self.server.alive.discard(self)
         for exchange in self.exchanges.values():
             exchange.cancel()
 
@@ -245,7 +229,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, event: RequestReceived) -> None:
         exchange = Exchange(self, event.stream_id, dict(event.headers))
         self.exchanges[event.stream_id] = exchange
-        self.server.streams.append((self.number, exchange.method))
+        self.server.calls.append(exchange.method)
         fault = self.server.next_fault(exchange.method)
         self._taken += 1
         if self._taken == self.server.streams_per_connection:

@@ -151,7 +151,7 @@ def test_failing_servers_are_given_up_after_few_tries(case: Case, faulty: FaultS
         assert case.words in str(raised.value)
         assert_named(raised.value, faulty)
         # Each request once more, and one that is smaller may be tried then.
-        assert len(faulty.streams) < 40
+        assert len(faulty.calls) < 40
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.kind not in LASTING], ids=str)
@@ -270,7 +270,7 @@ def test_silent_connections_are_replaced(faulty: FaultServer, way: str) -> None:
         assert pool.statistics.total().failures == 0
         if way == "the server":  # the network tells it nothing of what was closed
             pool.close()
-            until(lambda: faulty.open_connections == 0)
+            until(lambda: not faulty.alive)
 
 
 def test_rows_come_back_once_if_only_a_probe_is_lost(faulty: FaultServer) -> None:
