@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,6 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from tests.chaos.leaks import Held
 from tests.chaos.load import SUMS, Load, difference, expected
 from tests.chaos.world import FAULTS, ROUTES, is_possible, plan
 from tests.waiting import until
@@ -96,22 +93,3 @@ def test_calls_that_hang_are_found(server: FakeServer) -> None:
         load.over.set()
         server.release()
     assert "a call of thread 0 takes more than 0 s" in load.problems
-
-
-def test_leaks_are_found() -> None:
-    before = Held.now()
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait, name="left")
-    thread.start()
-    with socket.socket():
-        leaks = Held.now().leaked_since(before, memory_bytes=10**9)
-        memory = np.ones(10_000_000)
-        assert "memory: " in Held.now().leaked_since(before, memory_bytes=10**6)[-1]
-    end.set()
-    thread.join()
-    del memory
-    assert leaks[0] == "threads: {'left': 1}"
-    # Others' threads may have a file open for a moment.
-    assert leaks[1].startswith("open files: {")
-    assert "'socket': 1" in leaks[1]
-    until(lambda: Held.now().leaked_since(before, memory_bytes=10**9) == [])

@@ -64,7 +64,7 @@ def test_noise_and_slowness_are_no_faults(faulty: FaultServer, healthy: FakeServ
             assert_right(MODEL(JETS, pool=pool))
         assert pool.statistics.total().retries == 0
     with ToxicProxy(healthy.url) as proxy, pool_of(proxy) as pool:
-        proxy.latency_s, proxy.slice_bytes, proxy.bytes_per_s = 0.01, 7, 100_000
+        proxy.latency_s, proxy.slice_bytes, proxy.bytes_per_s = 0.001, 7, 100_000
         assert_right(MODEL(JETS, pool=pool))
         assert pool.statistics.total().retries == 0
 
