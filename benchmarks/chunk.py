@@ -22,7 +22,6 @@ a large chunk. So large chunks are better.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections import Counter
@@ -79,8 +78,8 @@ def cpu_s(jets: Any, turns: int) -> tuple[float, float, float]:
     return cpu / turns, beyond / turns, wall / turns
 
 
-def profiled(jets: Any, turns: int) -> tuple[Counter[str], list[tuple[str, float]]]:
-    """Return what part of Python's CPU time each part has, and the ten dearest functions."""
+def profiled(jets: Any, turns: int) -> Counter[str]:
+    """Return what part of Python's CPU time each part has."""
     yappi.set_clock_type("cpu")
     yappi.clear_stats()
     yappi.start()
@@ -92,11 +91,9 @@ def profiled(jets: Any, turns: int) -> tuple[Counter[str], list[tuple[str, float
     stats = yappi.get_func_stats()
     total = sum(function.tsub for function in stats)
     parts: Counter[str] = Counter()
-    functions: Counter[str] = Counter()
     for function in stats:
         parts[part_of(function.module)] += function.tsub / total
-        functions[f"{Path(function.module).name}:{function.name}"] += function.tsub / total
-    return parts, functions.most_common(10)
+    return parts
 
 
 def split(
@@ -106,7 +103,7 @@ def split(
     jets = collection(rows, mean=45)
     MODEL(jets)
     used, beyond, wall = np.median([cpu_s(jets, turns) for _ in range(5)], axis=0)
-    parts, functions = profiled(jets, turns)
+    parts = profiled(jets, turns)
     python = 1 - beyond / used
     shares = Counter({part: share * python for part, share in parts.items()})
     shares[BEYOND] = beyond / used
@@ -117,9 +114,6 @@ def split(
     for part, share in shares.most_common():
         results.note(f"{name}: {part}, %", 100 * share)
     results.numbers.setdefault("shares of the CPU time", {})[name] = dict(shares.most_common())
-    results.numbers.setdefault("dearest functions", {})[name] = [
-        (function, share * python) for function, share in functions
-    ]
 
 
 def measure(results: Results, *, quick: bool) -> None:
@@ -131,9 +125,6 @@ def measure(results: Results, *, quick: bool) -> None:
             split(results, "20,000 jets", rows, turns, jet_us=2.5)
         with sonic.connect(server, shared_memory=True):
             split(results, "20,000 jets, shared memory", rows, turns, jet_us=1.2)
-    for name, functions in results.numbers["dearest functions"].items():
-        listed = ", ".join(f"{function} {share:.0%}" for function, share in functions)
-        print(f"{name}: {listed}", file=sys.stderr)
 
 
 def draw(content: dict[str, Any]) -> Figure:

@@ -19,7 +19,7 @@ the rate of the server, and measures its baseline RTT. In four turns of 8 s one 
 processes reached 0.92, 0.95, 0.98 and 0.98.
 
 At times the scheduler lets the queue drain, to learn how long a request takes alone. This costs
-simulated workers 2 % of the rate, and the time until all is as before includes such a pause.
+simulated workers 2 % of the rate.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ import accelerator
 import awkward as ak
 import numpy as np
 from accelerator import MODEL, collection, compute
-from coffea import processor
-from harness import Results, common_rates, interleaved, run
+from harness import Results, common_rates, run
 from matplotlib.figure import Figure
 from pool import ROWS, saturated
 from simulation import Accelerator, Simulation, Work, fairness
-
-import sonic_coffea as sonic
 
 CHUNK = 4 * ROWS
 # The median of so many counts: a machine may be busy for a moment.
@@ -79,34 +76,6 @@ def waiting(results: Results, parts: list[float], chunks: int, cpu_s: float) -> 
         )
         results.note(f"{name}, suspended", walls["suspended"] / ideal, at_most=1.15)
         results.note(f"{name}, blocking", walls["blocking"] / ideal)
-
-
-class Empty(sonic.SonicProcessor, processor.ProcessorABC):
-    """Sends what events have, which is nothing."""
-
-    models = {"m": MODEL}  # noqa: RUF012
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        """Return no jets."""
-        return {"m": events}
-
-    def produce(self, events: Any, scores: Any) -> dict[str, int]:  # noqa: ARG002
-        """Count."""
-        return {"n": len(scores["m"])}
-
-    def postprocess(self, accumulator: Any) -> Any:
-        """Return it."""
-        return accumulator
-
-
-def overhead(results: Results, server: sonic.LocalServer, repeats: int) -> None:
-    """Time a chunk without jets."""
-    events = collection(100, mean=2)[:0]
-    with sonic.connect(server):
-        times = interleaved(
-            {"empty chunk": lambda: Empty().process(events)}, repeats, title="overhead"
-        )
-    results.add(times, "empty chunk", within_s=3e-3)
 
 
 def score_for(seconds: float) -> np.ndarray:
@@ -200,28 +169,6 @@ def simulated(results: Results, counts: list[int]) -> None:
         results.note(f"{name}: p99 of a request, s", float(np.quantile(waits, 0.99)))
 
 
-def convergence(results: Results, workers: int) -> None:
-    """How long until all is as before when as many workers join others, or die."""
-    simulation = Simulation([Accelerator()], Work())
-    simulation.join(workers, within_s=1.0)
-    simulation.join(workers, at=60.0, within_s=0.1)
-    simulation.leave(workers, at=120.0)
-    step = 0.5
-    in_flight = []
-    for turn in range(int(180 / step)):
-        simulation.run((turn + 1) * step)
-        in_flight.append(simulation.in_flight)
-    at = np.array([a.at for a in simulation.answered])
-    rates = np.histogram(at, np.arange(0, 180 + step, step))[0] * ROWS / step
-    part = rates / simulation.capacity_rows_per_s
-    changes = {f"{workers} more join": 60.0, f"{workers} of {2 * workers} die": 120.0}
-    for name, start in changes.items():
-        first = int(start / step)
-        bad = [i for i in range(first, first + 100) if part[i] < 0.9 or in_flight[i] > 30]
-        settled = (bad[-1] + 1 - first) * step if bad else 0.0
-        results.note(f"{name}: seconds until rows/s and queue are as before", settled)
-
-
 def clients(results: Results, counts: list[int], seconds: float) -> None:
     """How many clients a server has before a request takes 10 % longer."""
     # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
@@ -246,12 +193,10 @@ def clients(results: Results, counts: list[int], seconds: float) -> None:
 def measure(results: Results, *, quick: bool) -> None:
     """Measure real workers, and simulated ones."""
     with accelerator.serving() as server:
-        overhead(results, server, 20 if quick else 200)
         scaling(results, server.url, [2] if quick else [1, 2, 4, 8, 16], 2.0 if quick else 24.0)
     parts = [1.0] if quick else [0.25, 1.0, 4.0]
     waiting(results, parts, 6 if quick else 32, 0.05 if quick else 0.2)
     simulated(results, [5] if quick else [1, 5, 16, 100, 1000])
-    convergence(results, 10 if quick else 100)
     counts = [1, 50, 90]
     if not quick:
         counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]

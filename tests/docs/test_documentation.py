@@ -273,12 +273,3 @@ def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
     counts = analysed["top"]["TTbar_1", :].values()
     # A score at the edge of a bin may fall to either side.
     assert np.abs(counts - expected).sum() <= 4
-
-
-@pytest.mark.slow
-def test_model_by_hand_equals_the_mixin(
-    analysed: dict[str, Any], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    printed = execute([EXAMPLES / "by_hand.py", DATA / "TTbar_1.root"], tmp_path, environment)
-    counts = [int(n) for n in printed.splitlines()[-1].split()]
-    assert np.abs(np.asarray(counts) - analysed["top"]["TTbar_1", :].values()).sum() <= 4
