@@ -38,6 +38,8 @@ from matplotlib.figure import Figure
 from pool import ROWS, saturated
 from simulation import Accelerator, Simulation, Work, fairness
 
+import sonic_coffea as sonic
+
 CHUNK = 4 * ROWS
 # The median of so many counts: a machine may be busy for a moment.
 TURNS = 3
@@ -60,16 +62,18 @@ def waiting(results: Results, parts: list[float], chunks: int, cpu_s: float) -> 
     for part in parts:
         infer_s = part * cpu_s
         walls = {}
-        for way, most in {"without scores": 0, "blocking": 0, "suspended": 4}.items():
-            with (
-                accelerator.serving(launch_s=infer_s, row_s=0.0) as server,
-                accelerator.workers(1, server, max_suspended_chunks=most) as client,
-            ):
-                run_chunks = partial(client.map, chunk, pure=False, scores=way != "without scores")
-                client.gather(run_chunks(range(2), cpu_s=0.0))
-                start = time.perf_counter()
-                client.gather(run_chunks(range(chunks), cpu_s=cpu_s))
-                walls[way] = time.perf_counter() - start
+        with (
+            accelerator.serving(launch_s=infer_s, row_s=0.0) as server,
+            accelerator.workers(1, server) as client,
+        ):
+            for way, most in {"without scores": 0, "blocking": 0, "suspended": 4}.items():
+                options: Any = {"max_suspended_chunks": most, "shared_memory": False}
+                with sonic.connect(server, client=client, **options):
+                    do = partial(client.map, chunk, pure=False, scores=way != "without scores")
+                    client.gather(do(range(2), cpu_s=0.0))
+                    start = time.perf_counter()
+                    client.gather(do(range(chunks), cpu_s=cpu_s))
+                    walls[way] = time.perf_counter() - start
         ideal = max(walls["without scores"], chunks * infer_s)
         name = (
             f"wall time over the larger of CPU's and inference's, inference {part:.0%} of the CPU's"
