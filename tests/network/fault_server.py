@@ -24,7 +24,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -83,12 +83,9 @@ class FaultServer(FakeServer):
         self.alive: set[Connection] = set()
         self._thread: LoopThread | None = None
 
-    def misbehave(
-        self, fault: CallFault, *, times: int = 1, every: int = 1, method: str = "ModelInfer"
-    ) -> None:
+    def misbehave(self, fault: CallFault, *, times: int = 1, method: str = "ModelInfer") -> None:
         """Have a fault happen to the next calls of a method; see `FakeServer.inject`."""
-        turns = (*repeat(None, every - 1), fault)
-        self._plans.setdefault(method, []).append(chain.from_iterable(repeat(turns, times)))
+        self._plans.setdefault(method, []).append(repeat(fault, times))
 
     def connect_badly(self, fault: ConnectionFault, *, times: int = 1) -> None:
         """Have a fault happen to the next connections."""
@@ -338,10 +335,9 @@ class Exchange:
                 self.connection.writable.clear()
                 await self.connection.writable.wait()
 
-    def send_trailers(self, code: Any, words: str = "", *more: tuple[str, str]) -> None:
-        """End the call with a status, a ``grpc.StatusCode`` or a number."""
-        number = code.value[0] if isinstance(code, grpc.StatusCode) else code
-        trailers = [("grpc-status", str(number)), ("grpc-message", words), *more]
+    def send_trailers(self, code: grpc.StatusCode, words: str = "") -> None:
+        """End the call with a status."""
+        trailers = [("grpc-status", str(code.value[0])), ("grpc-message", words)]
         self.frames.send_headers(self.stream_id, trailers, end_stream=True)
         self.connection.flush()
 

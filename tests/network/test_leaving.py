@@ -156,7 +156,7 @@ def test_calls_wait_while_no_server_has_the_model(
         answered(pool)
         for triton in loaded:
             tell(triton, "Unload")
-        loading = threading.Timer(2.0, lambda: [tell(triton, "Load") for triton in loaded])
+        loading = threading.Timer(1.0, lambda: [tell(triton, "Load") for triton in loaded])
         loading.start()
         # A worker that is new asks for the model while nobody has it.
         with Pool(Settings.make(running.url, **PATIENT)) as new:
@@ -174,12 +174,12 @@ def test_calls_wait_for_a_server_that_is_back_before_its_model(
     with Pool(Settings.make(triton.url, **PATIENT)) as pool:
         with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
             pool.contract("taggr", None)
-        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading = threading.Timer(1.0, tell, [triton, "Load"])
         loading.start()
         scored(pool)
         loading.join()
         tell(triton, "Unload")
-        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading = threading.Timer(1.0, tell, [triton, "Load"])
         loading.start()
         scored(pool)
         loading.join()
