@@ -1,4 +1,4 @@
-"""The benchmarks run; how fast anything is, no test says."""
+"""The benchmarks run, and the page shows their results; how fast anything is, no test says."""
 
 from __future__ import annotations
 

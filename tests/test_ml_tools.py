@@ -1,4 +1,4 @@
-"""coffea's triton_wrapper and ours, on the same server."""
+"""Our triton_wrapper returns what coffea's does, on the same server, and names what is wrong."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_malformed_urls_are_errors(url: str, message: str) -> None:
         Raw(url)
 
 
-def test_a_batch_size_of_zero_is_an_error() -> None:
+def test_batch_sizes_below_one_are_errors() -> None:
     with pytest.raises(errors.ConfigError, match="batch_size: expected at least 1"):
         Raw("triton+grpc://h:1/m/1", batch_size=0)
 

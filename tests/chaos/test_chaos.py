@@ -1,4 +1,4 @@
-"""The parts of the long test, by themselves: it would say so if something were wrong."""
+"""The long test finds wrong rows, errors and hanging calls; its faults leave a URL whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a real dask-gateway: clusters are made for their users, behind a proxy."""
+"""No chunk is lost or counted twice on a real dask-gateway, whose workers are killed."""
 
 from __future__ import annotations
 

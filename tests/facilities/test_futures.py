@@ -1,4 +1,4 @@
-"""With processes of this machine alone: coffea's FuturesExecutor and ParslExecutor."""
+"""With processes of this machine, coffea's FuturesExecutor scores all rows or says so."""
 
 from __future__ import annotations
 

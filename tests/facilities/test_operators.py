@@ -1,4 +1,4 @@
-"""The proxies' settings, the dashboard and the alerts that operators copy."""
+"""The proxies' settings, the dashboard and the alerts that operators copy work."""
 
 from __future__ import annotations
 

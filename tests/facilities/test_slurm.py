@@ -1,4 +1,4 @@
-"""On a real Slurm: workers are its jobs, which come, go, and are cancelled."""
+"""No chunk is lost or counted twice on a real Slurm, whose jobs come, go, and are cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that leave, and that have a model, or a version of it, only for a time."""
+"""No row is lost while servers restart, or load and unload a model; calls have one version."""
 
 from __future__ import annotations
 

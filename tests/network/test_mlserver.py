@@ -1,4 +1,4 @@
-"""A real MLServer: another implementation of the protocol, with fewer extensions."""
+"""A real MLServer, another implementation of the protocol, scores jets right."""
 
 from __future__ import annotations
 

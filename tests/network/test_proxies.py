@@ -255,7 +255,7 @@ def test_few_requests_are_spent_while_all_servers_are_dead(
         assert spent < 200
 
 
-def test_a_refused_index_is_named(two_tritons: list[Triton], proxy: Any) -> None:
+def test_refused_indices_are_named(two_tritons: list[Triton], proxy: Any) -> None:
     """SuperSONIC refuses the index of models, without a word, while it is saturated."""
     refusal = "admits no new clients at the moment"
     with (

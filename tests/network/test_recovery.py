@@ -1,7 +1,4 @@
-"""What the pool makes of faults: those that pass cost time and no rows, others end the call.
-
-An error that ends a call says where it was.
-"""
+"""Faults that pass cost time and no rows; others end the call with an error that says where."""
 
 from __future__ import annotations
 

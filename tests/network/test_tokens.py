@@ -1,4 +1,4 @@
-"""Tokens that expire, before a real Envoy that checks them."""
+"""Expired tokens are read again, and those that stay expired are named, behind a real Envoy."""
 
 from __future__ import annotations
 
