@@ -25,7 +25,7 @@ CALLS ?= 100000
 MARKED ?= not slow and not benchmark
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
-BENCHMARKS := layouts chunk startup wire distance shared_memory pool gpu workflow beside failover balancer cluster facility
+BENCHMARKS := layouts chunk startup wire distance shared_memory pool workflow failover balancer cluster facility
 
 .PHONY: help demo quick test lint types unit pytest test-slow image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean

@@ -21,12 +21,11 @@ import matplotlib as mpl
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
 ORDER = (
     "pool",
     "workflow",
-    "beside",
     "cluster",
     "facility",
     "failover",
@@ -37,7 +36,6 @@ ORDER = (
     "shared_memory",
     "chunk",
     "startup",
-    "gpu",
 )
 SUSPENDED = "service, suspended chunks"
 SATURATING = "the same, over the clients that saturate it"
@@ -62,88 +60,6 @@ became slower by more than the noise.
 
 The figures reported for SONIC, in the software of CMS and of other experiments, are for other
 workflows and machines. They show what was reached elsewhere, not what to expect here."""
-_GPU = """
-These figures were measured on a machine without an accelerator, so they show only the CPU. On a
-machine with a GPU and a container engine, one command measures both:
-
-```text
-python benchmarks/gpu.py --runtime docker --json gpu.json --figure gpu.png
-```
-"""
-
-# What the figures show, and why.
-_NOTES = {
-    "pool": """\
-A call of 100 rows takes about 2 ms longer than a blocking call whose tensor is ready. This is the
-time of Python code: it binds the arrays, compares the model, makes the tensor and the message,
-takes the response, and puts the scores back. The chunk of 100 jets below shows these parts. A
-chunk of some thousand jets hides them.
-
-The limit is the rate of messages; a share slightly above 1 is noise.""",
-    "beside": """\
-A suspended chunk waits while others compute, and the client packs and sends on the other core. So
-the wall time may be below the sum of both.""",
-    "balancer": """\
-After a refusal, Triton's batcher sleeps for half a second, so a refused call takes 2 s. Eight
-processes without a common quota are refused more often than the four bare clients, which is the
-best number of bare clients. A dask cluster gives its workers quotas. The tasks of dask compare
-their scores on the same two cores, so they use the slower accelerators.""",
-    "cluster": """\
-The limit for real workers is one warm process that sends prebuilt tensors. It is the best of
-several runs with 2 to 16 requests in flight, before and after the workers run; several such
-processes were not faster. The workers send messages, too, and their rows count while all workers
-run. Workers and limit share the machine's cores with the server, but the limit's process neither
-packs nor unpacks.
-
-Suspended chunks hide the wait for scores, but not the CPU time for packing, sending and changing
-threads. This time adds to the CPU time of the analysis, and shows unless inference is longer.
-
-With 16 processes, the target is missed in the first seconds of a cluster: its scheduler looks for
-the rate of the server, and measures its baseline RTT. In four turns of 8 s one after the other, the
-processes reached 0.92, 0.95, 0.98 and 0.98.
-
-At times the scheduler lets the queue drain, to learn how long a request takes alone. This costs
-simulated workers 2 % of the rate, and the time until all is as before includes such a pause.""",
-    "layouts": """\
-With 100 rows, `Padded` spends most of its time in Python code that looks up the arrays: two rows
-take nearly as long.
-
-Leading objects cannot be packed in 1.5 copies: memory sends whole lines of 16 numbers, so 18 MB are
-read for a tensor of 6.4 MB, and a bare compiled loop over them takes more than two copies. `Tokens`
-and given pairs take 1.3 to 1.6 copies, from one run to another.""",
-    "chunk": """\
-In a large chunk, gRPC takes nearly half of the CPU time, because it copies the message on its way
-to the socket: most of it in the call that hands over the message, a fifth in gRPC's own threads.
-Layouts, which pack and put the scores back, take well under half of gRPC's time. On one machine,
-shared memory saves both copies: about a third of what is left is the packing itself, the rest is
-Python code that each request of 1,000 jets runs through, most of it in the pool and in gRPC. Over a
-network, smaller types and `Bucketed` or `Flat` send less. The CPU time of a jet depends on the
-machine: on one with an AMD EPYC, it was 2.1 to 2.8 µs with messages and 1.3 to 1.6 µs with shared
-memory, which misses the targets.
-
-In a small chunk, no part takes much more than a fifth, and a jet costs several times as much as in
-a large chunk. So large chunks are better.""",
-    "startup": """\
-The first scores of a process do not wait for numba: the compiled code is on disk, and is loaded
-without numba. The import of the package takes less than a tenth of awkward's, because nothing is
-loaded before it is used.""",
-    "wire": """\
-Half precision halves the bytes, and flat tensors save the padding. Over loopback, bytes cost
-almost nothing, so these times are CPU times at both ends, and the plainest format is the fastest.
-Half precision is cast and cast back, and buckets make more requests. All flat rows travel in a
-single request, so nothing is packed meanwhile. Compression takes longer than everything else
-together. Sending less pays where the network is slow.""",
-    "distance": """\
-TCP sends no more than the buffers of both ends hold in a round trip. With 4 MB, which is Linux's
-default, and 80 ms, one connection carries 400 Mbit/s at most; four connections carry four times as
-much. After a lost packet, a connection slows down, and the others do not. By default, the pool
-opens up to four connections if a round trip takes 10 ms or more.
-
-The link is a program that reads the packets of one network device and writes them to the other. It
-takes a good part of a core, so links of 1 Gbit/s have packets of 9,000 bytes. What the link carries
-is its bandwidth without the headers of IP and TCP and without the lost packets. Where packets are
-lost at 1 Gbit/s, TCP is the limit: more connections carry more.""",
-}
 
 
 def value(results: Found, name: str) -> float:
@@ -296,9 +212,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs"
 
 
-def about(name: str) -> str:
-    """Return what a benchmark says of itself."""
-    return ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+def about(name: str) -> tuple[str, str]:
+    """Return what a benchmark says of itself, and its notes: what the figures show, and why."""
+    text = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    summary, _, notes = text.partition("\n\nNotes\n-----\n")
+    return summary, notes
 
 
 def folded(title: str, text: str) -> Iterator[str]:
@@ -313,15 +231,14 @@ def page(all_of: Mapping[str, Found]) -> str:
     lines.append("")
     lines += folded("How this was measured", _MEASURED.format(machine=machine(all_of["pool"])))
     for name, results in all_of.items():
-        lines += [f"## {results['benchmark']}", "", about(name), ""]
+        summary, notes = about(name)
+        lines += [f"## {results['benchmark']}", "", summary, ""]
         lines += [f"![{results['benchmark']}](benchmarks/{name}.svg)", ""]
-        details = [_NOTES[name], ""] if name in _NOTES else []
+        details = [notes, ""] if notes else []
         if results["machine"] != all_of["pool"]["machine"]:
             details += [f"{machine(results)}.", ""]
         details += tables(results)
         lines += folded("All figures", "\n".join(details))
-        if name == "gpu" and not any("accelerator" in f["name"] for f in results["figures"]):
-            lines.append(_GPU)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -348,7 +265,7 @@ def main() -> None:
         mpl.rcParams["svg.hashsalt"] = name
         figure = importlib.import_module(name).draw(results)
         figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
-        if folder != RESULTS:
+        if folder.resolve() != RESULTS:
             RESULTS.mkdir(exist_ok=True)
             shutil.copy(folder / f"{name}.json", RESULTS)
     (DOCS / "benchmarks.md").write_text(page(all_of), encoding="utf-8")

@@ -8,27 +8,21 @@ workers than cores.
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import accelerator
 import numpy as np
-from cluster import local
-from distributed import Client
-from harness import Results, finish, parser
-from layouts import FIELDS, LENGTH, collection
+from accelerator import MODEL, collection
+from harness import Results, run
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.tools import Curve, measure, plan
+from sonic_coffea.tools import measure as bench
+from sonic_coffea.tools import plan
 
-MODEL = sonic.Model(
-    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
-)
 # Slow enough that the machine's cores are not what limits it.
 LAUNCH_S, ROW_S, ROWS = 20e-3, 1e-4, 256
 SLEEP_S = 0.4
@@ -37,7 +31,7 @@ RATE = "rows a second"
 
 def chunk(number: int) -> tuple[float, int]:
     """Score the jets of a chunk after its CPU work; return when it was over, and its jets."""
-    jets = collection(ROWS, fields=FIELDS, mean=10, seed=number % 10)
+    jets = collection(ROWS, mean=10, seed=number % 10)
     time.sleep(SLEEP_S)
     scores = MODEL(jets)
     return time.time(), int(sum(map(len, scores.a)))
@@ -61,11 +55,7 @@ def cpu_s(turns: int) -> float:
 def rate(workers: int, url: str, seconds: float) -> float:
     """Return the rows a second of so many workers, when they have settled."""
     number = round(workers * seconds / SLEEP_S) + 8 * workers
-    with (
-        local(workers) as cluster,
-        Client(cluster) as client,
-        sonic.connect(url, client=client, shared_memory=False),
-    ):
+    with accelerator.workers(workers, url) as client:
         client.gather(client.map(chunk, range(2 * workers), pure=False))
         out = client.gather(client.map(chunk, range(number), pure=False))
     at, rows = (np.array(column) for column in zip(*sorted(out), strict=True))
@@ -74,19 +64,24 @@ def rate(workers: int, url: str, seconds: float) -> float:
     return float(rows[first + 1 : last + 1].sum() / (at[last] - at[first]))
 
 
-def compare(results: Results, curve: Curve, url: str, counts: list[int], seconds: float) -> None:
+def measure(results: Results, *, quick: bool) -> None:
     """Compare what was planned with what was done."""
-    busy_s = cpu_s(5)
+    counts, seconds = ([2], 2.0) if quick else ([1, 2, 4, 8, 12, 16], 20.0)
     table = []
-    for workers in counts:
-        planned = plan(
-            curve, cores=workers, cpu_s=busy_s, rows_per_event=ROWS, events=1e6, servers=1
-        )
-        done = rate(workers, url, seconds)
-        expected = planned.events_per_s * ROWS
-        table.append([workers, done, expected])
-        results.note(f"{workers} workers: {RATE}", done)
-        results.note(f"{workers} workers: planned, off by", abs(expected / done - 1), at_most=0.1)
+    with accelerator.serving(launch_s=LAUNCH_S, row_s=ROW_S, max_rows=ROWS) as server:
+        settings = Settings.make(server, shared_memory=False)
+        curve = bench(settings, "accelerator", seconds=0.1 if quick else 1.0)
+        busy_s = cpu_s(5)
+        for workers in counts:
+            planned = plan(
+                curve, cores=workers, cpu_s=busy_s, rows_per_event=ROWS, events=1e6, servers=1
+            )
+            done = rate(workers, server.url, seconds)
+            expected = planned.events_per_s * ROWS
+            table.append([workers, done, expected])
+            results.note(f"{workers} workers: {RATE}", done)
+            off = abs(expected / done - 1)
+            results.note(f"{workers} workers: planned, off by", off, at_most=0.1)
     results.numbers["workers, measured, planned"] = table
 
 
@@ -102,20 +97,6 @@ def draw(content: dict[str, Any]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Run it."""
-    options = parser(__doc__ or "").parse_args()
-    quick = options.quick
-    results = Results("Facility: what is planned for 1 to 16 workers, and what they do")
-    with tempfile.TemporaryDirectory() as folder:
-        repository = accelerator.write(Path(folder), launch_s=LAUNCH_S, row_s=ROW_S, max_rows=ROWS)
-        with sonic.LocalServer(repository) as server:
-            settings = Settings.make(server, shared_memory=False)
-            curve = measure(settings, "accelerator", seconds=0.1 if quick else 1.0)
-            counts = [2] if quick else [1, 2, 4, 8, 12, 16]
-            compare(results, curve, server.url, counts, 2.0 if quick else 20.0)
-    finish(results, options, draw)
-
-
 if __name__ == "__main__":
-    main()
+    title = "Facility: what is planned for 1 to 16 workers, and what they do"
+    run(__doc__, title, measure, draw)

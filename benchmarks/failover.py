@@ -1,4 +1,4 @@
-"""Servers that are unequal, killed, restarted or stopped during a run; memory; an idle pool.
+"""Servers that are unequal, killed, restarted or stopped during a run; and memory.
 
 The stand-in accelerators in real Tritons are so slow that the machine's cores do not limit them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,11 +19,10 @@ from typing import Any
 import accelerator
 import awkward as ak
 import numpy as np
-import psutil
-from harness import Results, finish, parser
-from layouts import FIELDS, LENGTH, collection
+from accelerator import FIELDS, LENGTH, MODEL, collection
+from harness import Results, run
 from matplotlib.figure import Figure
-from pool import MODEL, ROWS, check, saturated
+from pool import ROWS, check, saturated
 
 import sonic_coffea as sonic
 
@@ -72,7 +70,7 @@ def unequal(results: Results, folder: Path, seconds: float) -> None:
         limit = sum(
             saturated(server.url, seconds=seconds / 5) for server in (slow_server, fast_server)
         )
-        jets = collection(2 * int(seconds * limit / 2), fields=FIELDS, mean=5)
+        jets = collection(2 * int(seconds * limit / 2), mean=5)
         with sonic.connect([slow_server, fast_server], shared_memory=False) as pool:
             MODEL(jets[: 2 * ROWS])
             start = time.perf_counter()
@@ -93,7 +91,7 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
     first, second = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
     with first, second:
         each = saturated(second.url, seconds=seconds / 3)
-        jets = collection(2 * int(5 * seconds * 0.8 * each), fields=FIELDS, mean=2)
+        jets = collection(2 * int(5 * seconds * 0.8 * each), mean=2)
         with sonic.connect([first, second], shared_memory=False) as pool, Course(pool) as course:
             MODEL(jets[:ROWS])
             assert first.pid is not None
@@ -130,32 +128,16 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
     results.numbers["marks"] = {name: mark - begun for name, mark in marks.items()}
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the rows a second, and what happened when."""
-    times, rows = np.array(content["course"]).T
-    width = round(0.5 / STEP_S)
-    rates = (rows[width:] - rows[:-width]) / (times[width:] - times[:-width])
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(times[width:], rates / 1e3)
-    axes.set(xlabel="time (s)", ylabel="thousand rows a second, of two servers", ylim=0)
-    for name, mark in content["marks"].items():
-        axes.axvline(mark, color="gray", linewidth=1)
-        axes.text(mark, 0, f" {name}", rotation=90, va="bottom")
-    return figure
-
-
 _MEMORY = """
 import json, sys, threading, psutil
 import awkward as ak
 sys.path.insert(0, sys.argv[1])
-import failover
 import sonic_coffea as sonic
-from layouts import FIELDS, collection
+from accelerator import MODEL, collection
 
-jets = collection(int(sys.argv[3]), fields=FIELDS, mean=2)
+jets = collection(int(sys.argv[3]), mean=2)
 with sonic.connect(sys.argv[2], max_in_flight_bytes=256_000_000, shared_memory=False):
-    failover.MODEL(jets[:5000])
+    MODEL(jets[:5000])
     process = psutil.Process()
     before = process.memory_info().rss
     peak, over = before, threading.Event()
@@ -165,7 +147,7 @@ with sonic.connect(sys.argv[2], max_in_flight_bytes=256_000_000, shared_memory=F
             peak = max(peak, process.memory_info().rss)
     thread = threading.Thread(target=watch)
     thread.start()
-    scores = failover.MODEL(jets)
+    scores = MODEL(jets)
     over.set()
     thread.join()
 print(json.dumps({"peak": peak - before, "output": scores.nbytes, "input": jets.nbytes}))
@@ -183,42 +165,29 @@ def memory(results: Results, url: str, rows: int) -> None:
     results.note(f"{name}: the same over the budget", above / 256e6, at_most=1.5)
 
 
-def rest(results: Results, url: str, seconds: float) -> None:
-    """Measure what a pool does that waits."""
-    process = psutil.Process()
-    time.sleep(2)  # until what gRPC still has from the server's start has ended
-    threads, sockets = process.num_threads(), len(process.net_connections())
-    with sonic.connect(url, shared_memory=False):
-        MODEL(collection(1000, fields=FIELDS, mean=2))
-        time.sleep(1)
-        results.note("threads of a pool that waits, with gRPC's", process.num_threads() - threads)
-        results.note("connections of it", len(process.net_connections()) - sockets)
-        # Of all threads: psutil's switches are those of the main one.
-        before, begun = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
-        time.sleep(seconds)
-        used = time.process_time() - begun
-        wakeups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before.ru_nvcsw
-        results.note("wake-ups a second", wakeups / seconds)
-        results.note("per mille of a core", 1e3 * used / seconds)
-    time.sleep(2)
-    results.note("threads left after close", process.num_threads() - threads, at_most=0)
-    results.note("connections left", len(process.net_connections()) - sockets, at_most=0)
+def measure(results: Results, *, quick: bool) -> None:
+    """Measure all of it."""
+    with accelerator.serving() as server:
+        memory(results, server.url, 20_000 if quick else 2_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        unequal(results, Path(folder), 1.0 if quick else 10.0)
+        disturbed(results, Path(folder), 1.0 if quick else 6.0)
 
 
-def main() -> None:
-    """Run it."""
-    options = parser(__doc__ or "").parse_args()
-    quick = options.quick
-    results = Results("Failover: several stand-in accelerators in real Tritons")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
-            rest(results, server.url, 1.0 if quick else 10.0)
-            memory(results, server.url, 20_000 if quick else 2_000_000)
-        unequal(results, folder, 1.0 if quick else 10.0)
-        disturbed(results, folder, 1.0 if quick else 6.0)
-    finish(results, options, draw)
+def draw(content: dict[str, Any]) -> Figure:
+    """Draw the rows a second, and what happened when."""
+    times, rows = np.array(content["course"]).T
+    width = round(0.5 / STEP_S)
+    rates = (rows[width:] - rows[:-width]) / (times[width:] - times[:-width])
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(times[width:], rates / 1e3)
+    axes.set(xlabel="time (s)", ylabel="thousand rows a second, of two servers", ylim=0)
+    for name, mark in content["marks"].items():
+        axes.axvline(mark, color="gray", linewidth=1)
+        axes.text(mark, 0, f" {name}", rotation=90, va="bottom")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, "Failover: several stand-in accelerators in real Tritons", measure, draw)

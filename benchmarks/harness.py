@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 _VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
@@ -136,6 +136,30 @@ class Results:
         _append(self.measurements, result)
         return result
 
+    def compare(
+        self,
+        ways: Mapping[str, Callable[[], Any]],
+        repeats: int,
+        *,
+        called: str = "",
+        peer: bool = False,
+        **target: float,
+    ) -> Measurement:
+        """Time a peer and this package's way in turns, in this order, and add the latter.
+
+        Parameters
+        ----------
+        called, target : str, float
+            As of `add`.
+        peer : bool
+            Whether the time of the peer is added, too.
+        """
+        first, second = ways
+        times = interleaved(ways, repeats, title=called or second)
+        if peer:
+            self.add(times, first)
+        return self.add(times, second, called=called, against=first, **target)
+
     def note(
         self,
         name: str,
@@ -158,38 +182,20 @@ class Results:
             number.target, number.met = f"≤ {at_most:g}", number.value <= at_most
         _append(self.figures, number)
 
-    def figure_table(self) -> Table:
-        """Return the numbers, for a terminal."""
-        table = Table(title=self.benchmark, title_justify="left")
-        for column, justify in (("", "left"), ("", "right"), ("target", "left"), ("", "left")):
-            table.add_column(column, justify=justify, no_wrap=justify == "right")
-        for number in self.figures:
-            table.add_row(number.name, f"{number.value:.3g}", number.target, _VERDICTS[number.met])
-        return table
-
-    def table(self) -> Table:
-        """Return the measurements, for a terminal."""
-        table = Table(title=self.benchmark, title_justify="left")
-        for column, justify in (
-            ("", "left"),
-            ("median", "right"),
-            ("ratio", "right"),
-            ("to", "left"),
-            ("target", "left"),
-            ("", "left"),
-        ):
-            table.add_column(column, justify=justify, no_wrap=justify == "right")
-        for measurement in self.measurements:
-            ratio = "" if measurement.ratio is None else f"{measurement.ratio:.3g}"
-            table.add_row(
-                measurement.name,
-                _time(measurement.median_s),
-                ratio,
-                measurement.against,
-                measurement.target,
-                _VERDICTS[measurement.met],
-            )
-        return table
+    def tables(self) -> Iterator[Table]:
+        """Yield the measurements and the numbers, for a terminal."""
+        if self.measurements:
+            table = _table(self.benchmark, "median", "ratio", "to")
+            for m in self.measurements:
+                ratio = "" if m.ratio is None else f"{m.ratio:.3g}"
+                cells = _time(m.median_s), ratio, m.against, m.target, _VERDICTS[m.met]
+                table.add_row(m.name, *cells)
+            yield table
+        if self.figures:
+            table = _table(self.benchmark, "")
+            for n in self.figures:
+                table.add_row(n.name, f"{n.value:.3g}", n.target, _VERDICTS[n.met])
+            yield table
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results, with the machine and the versions of packages."""
@@ -277,6 +283,42 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
+def run(
+    doc: str | None,
+    title: str,
+    measure: Callable[..., None],
+    draw: Callable[[dict[str, Any]], Figure],
+) -> None:
+    """Run a benchmark as a command.
+
+    Parameters
+    ----------
+    doc, title : str
+        What it says of itself, and the title of its results.
+    measure : callable
+        Called with the results, and whether it is to be `quick`.
+    draw : callable
+        See `finish`.
+    """
+    options = parser(doc or "").parse_args()
+    results = Results(title)
+    measure(results, quick=options.quick)
+    finish(results, options, draw)
+
+
+def bars(values: Mapping[str, float], label: str, *, limit: float | None = None) -> Figure:
+    """Draw a bar for each number, this package's in another colour, and a line at a limit."""
+    figure = Figure(figsize=(7, 1 + 0.3 * len(values)), layout="constrained")
+    axes = figure.subplots()
+    colors = ["C1" if "sonic" in name else "C0" for name in values]
+    axes.barh(list(values), list(values.values()), color=colors)
+    if limit is not None:
+        axes.axvline(limit, color="gray", linewidth=1)
+    axes.set_xlabel(label)
+    axes.invert_yaxis()
+    return figure
+
+
 def finish(
     results: Results,
     options: argparse.Namespace,
@@ -291,10 +333,7 @@ def finish(
     """
     content = results.to_dict()
     console = Console(width=120)
-    if results.measurements:
-        console.print(results.table())
-    if results.figures:
-        console.print(results.figure_table())
+    console.print(*results.tables())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -302,6 +341,14 @@ def finish(
     if options.figure is not None:
         options.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(json.loads(json.dumps(content))).savefig(options.figure, dpi=150)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("", *columns, "target", ""):
+        numeric = column in ("median", "ratio")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+    return table
 
 
 def _append(to: list[Any], result: Any) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import accelerator
 import awkward as ak
 import numpy as np
-from harness import Results, finish, interleaved, parser
+from harness import Results, run
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROW_BYTES = 4 * accelerator.FEATURES * accelerator.LENGTH
 MODEL = sonic.Model(
@@ -26,29 +22,26 @@ MODEL = sonic.Model(
 )
 
 
-def measure(results: Results, server: sonic.LocalServer, sizes: Sequence[float]) -> None:
+def measure(results: Results, *, quick: bool) -> None:
     """Time the same call both ways."""
     rng = np.random.default_rng(1)
     ratios = {}
+    options: dict[str, Any] = {"max_request_bytes": 2_000_000_000}
     with (
-        Pool(Settings.make(server, shared_memory=True, max_request_bytes=2_000_000_000)) as shared,
-        Pool(Settings.make(server, shared_memory=False, max_request_bytes=2_000_000_000)) as plain,
+        accelerator.serving(launch_s=0.0, row_s=0.0, max_rows=200_000) as server,
+        Pool(Settings.make(server, shared_memory=True, **options)) as shared,
+        Pool(Settings.make(server, shared_memory=False, **options)) as plain,
     ):
-        for megabytes in sizes:
+        for megabytes in (1,) if quick else (0.3, 1, 3, 10, 30, 100):
             rows = round(megabytes * 1e6 / ROW_BYTES)
             shape = rows, accelerator.FEATURES, accelerator.LENGTH
             objects = ak.Array({"x": rng.normal(size=shape).astype(np.float32)})
-            names = [f"{way}, {megabytes:g} MB" for way in ("messages", "shared memory")]
-            times = interleaved(
-                {
-                    names[0]: lambda o=objects: MODEL(o, pool=plain),
-                    names[1]: lambda o=objects: MODEL(o, pool=shared),
-                },
-                max(5, min(100, round(300 / megabytes))),
-                title=f"{megabytes:g} MB",
-            )
-            results.add(times, names[0])
-            ratios[f"{megabytes:g}"] = results.add(times, names[1], against=names[0]).ratio
+            ways = {
+                f"{way}, {megabytes:g} MB": partial(MODEL, objects, pool=pool)
+                for way, pool in (("messages", plain), ("shared memory", shared))
+            }
+            repeats = max(5, min(100, round(300 / megabytes)))
+            ratios[f"{megabytes:g}"] = results.compare(ways, repeats, peer=True).ratio
     results.numbers["shared memory over messages, by megabytes"] = ratios
 
 
@@ -64,16 +57,6 @@ def draw(content: dict[str, Any]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Run it."""
-    options = parser(__doc__ or "").parse_args()
-    results = Results("Shared memory: a model in a real Triton that only reads its input")
-    with tempfile.TemporaryDirectory() as folder:
-        repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0, max_rows=200_000)
-        with sonic.LocalServer(repository) as server:
-            measure(results, server, (1,) if options.quick else (0.3, 1, 3, 10, 30, 100))
-    finish(results, options, draw)
-
-
 if __name__ == "__main__":
-    main()
+    title = "Shared memory: a model in a real Triton that only reads its input"
+    run(__doc__, title, measure, draw)

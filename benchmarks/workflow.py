@@ -8,7 +8,9 @@ chosen so that the tagger takes 10, 25 and 50 % of a chunk on the worker's core.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -18,10 +20,9 @@ import accelerator
 import awkward as ak
 import numpy as np
 import onnxruntime
-from cluster import compute, local
+from accelerator import compute
 from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
-from distributed import Client
-from harness import Results, finish, parser
+from harness import Results, run
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
@@ -93,35 +94,38 @@ def inference_s(turns: int) -> float:
     return float(np.median(times))
 
 
-def measure(results: Results, url: str, parts: list[float], chunks: int, turns: int) -> None:
+def measure(results: Results, *, quick: bool) -> None:
     """Compare the walls of all ways."""
+    parts, chunks, turns = ([0.5], 4, 1) if quick else ([0.1, 0.25, 0.5], 16, 3)
     infer_s = inference_s(5)
     results.note(f"the tagger on a core: seconds for {JETS} jets", infer_s)
-    table = {}
-    with local(1) as cluster, Client(cluster) as client:
+    table = results.numbers["throughput over the ideal, by the tagger's part"] = {}
+    with contextlib.ExitStack() as stack:
+        repository = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "repository"
+        sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
+        stand_in = accelerator.stand_in(repository, "toptagger")
+        server = stack.enter_context(sonic.LocalServer(stand_in))
+        client = stack.enter_context(accelerator.workers(1, server))
         for part in parts:
             cpu_s = infer_s * (1 - part) / part
             walls: dict[str, list[float]] = {way: [] for way in (NONE, HERE, BLOCKING, SUSPENDED)}
-            for _ in range(turns):
-                for way, taken in walls.items():
-                    most = 4 if way == SUSPENDED else 0
-                    with sonic.connect(
-                        url, client=client, max_suspended_chunks=most, shared_memory=False
-                    ):
-                        client.gather(client.map(chunk, range(2), cpu_s=0.0, way=way, pure=False))
-                        begun = time.perf_counter()
-                        futures = client.map(chunk, range(chunks), cpu_s=cpu_s, way=way, pure=False)
-                        client.gather(futures)
-                        taken.append(time.perf_counter() - begun)
+            for _, (way, taken) in itertools.product(range(turns), walls.items()):
+                most = 4 if way == SUSPENDED else 0
+                options: Any = {"max_suspended_chunks": most, "shared_memory": False}
+                with sonic.connect(server, client=client, **options):
+                    client.gather(client.map(chunk, range(2), cpu_s=0.0, way=way, pure=False))
+                    begun = time.perf_counter()
+                    futures = client.map(chunk, range(chunks), cpu_s=cpu_s, way=way, pure=False)
+                    client.gather(futures)
+                    taken.append(time.perf_counter() - begun)
             medians = {way: float(np.median(taken)) for way, taken in walls.items()}
             name = f"tagger {part:.0%} of a chunk"
+            table[f"{part:g}"] = {way: medians[NONE] / medians[way] for way in medians}
             for way in (HERE, BLOCKING, SUSPENDED):
-                ideal = medians[NONE] / medians[way]
+                ideal = table[f"{part:g}"][way]
                 results.note(f"{name}: {way}, throughput over the ideal", ideal)
             gain = medians[HERE] / medians[SUSPENDED] - 1
             results.note(f"{name}: gain of the whole workflow", gain)
-            table[f"{part:g}"] = {way: medians[NONE] / medians[way] for way in medians}
-    results.numbers["throughput over the ideal, by the tagger's part"] = table
 
 
 def draw(content: dict[str, Any]) -> Figure:
@@ -144,19 +148,6 @@ def draw(content: dict[str, Any]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Run it."""
-    options = parser(__doc__ or "").parse_args()
-    quick = options.quick
-    results = Results("Workflow: a chunk with a jet tagger, on the worker or as a service")
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "repository"
-        sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
-        with sonic.LocalServer(accelerator.stand_in(repository, "toptagger")) as server:
-            parts = [0.5] if quick else [0.1, 0.25, 0.5]
-            measure(results, server.url, parts, 4 if quick else 16, 1 if quick else 3)
-    finish(results, options, draw)
-
-
 if __name__ == "__main__":
-    main()
+    title = "Workflow: a chunk with a jet tagger, on the worker or as a service"
+    run(__doc__, title, measure, draw)

@@ -35,6 +35,9 @@ collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 # samples are scored.
 SLOW = {"demo", "facilities", "network"}
 
+# Where the tests run that a choice by markers leaves out.
+ELSEWHERE = {"server": "make test", "slow": "make test-slow", "benchmark": "make bench-quick"}
+
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
 
@@ -63,6 +66,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if "installation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say which tests were not even collected or chosen; `-ra` names those that were skipped."""
+    for mark, command in ELSEWHERE.items():
+        if f"not {mark}" in config.option.markexpr:
+            terminalreporter.write_line(f"left out: marked `{mark}`; `{command}` runs them")
+    for folder in collect_ignore:
+        reason = "dask-awkward is not installed here; `make image` runs them"
+        terminalreporter.write_line(f"left out: tests/{folder}: {reason}")
 
 
 @pytest.fixture(autouse=True)

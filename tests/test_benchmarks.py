@@ -1,4 +1,4 @@
-"""The benchmarks run; how fast anything is, no test says."""
+"""The benchmarks run, and the page shows their results; how fast anything is, no test says."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.parametrize("name", [n for n in script("document").ORDER if n not in CHECKED])
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_benchmarks_run(name: str, tmp_path: Path) -> None:
     shown, saved = run(name, tmp_path)
     assert saved["benchmark"].split(":")[0] in shown
     assert len(saved["measurements"] + saved["figures"]) > 1
@@ -59,7 +59,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
-def test_layouts(tmp_path: Path) -> None:
+def test_layouts_measure_every_target(tmp_path: Path) -> None:
     shown, saved = run("layouts", tmp_path)
     assert "Padded" in shown
     aimed = {m["name"].split(",")[0] for m in saved["measurements"] if m["target"]}
@@ -85,7 +85,7 @@ def test_layouts(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.skipif(not script("link").available(), reason="no namespaces for users")
-def test_distance(tmp_path: Path) -> None:
+def test_distance_measures_one_and_four_connections(tmp_path: Path) -> None:
     _, saved = run("distance", tmp_path)
     parts = saved["part of the link, by the second"]
     assert [name.split("; ")[1] for name in parts] == ["1 connection", "4 connections"]
@@ -93,7 +93,7 @@ def test_distance(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
-def test_shared_memory(tmp_path: Path) -> None:
+def test_shared_memory_is_compared_with_messages(tmp_path: Path) -> None:
     _, saved = run("shared_memory", tmp_path)
     (ratio,) = saved["shared memory over messages, by megabytes"].values()
     assert ratio > 0
@@ -132,7 +132,7 @@ def result(*groups: Times, met: bool = True) -> dict[str, Any]:
     return plain
 
 
-def test_what_got_slower_is_told_from_noise(tmp_path: Path) -> None:
+def test_slower_results_are_told_from_noise(tmp_path: Path) -> None:
     before = result({"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1), "back": (2.9, 3.0, 3.1)})
     # The machine is half as fast; besides, only packing got slower by more than its spread.
     after = result({"copy": (1.8, 2.0, 2.2), "pack": (5.8, 6.0, 6.2), "back": (5.5, 6.2, 6.5)})
@@ -145,7 +145,7 @@ def test_what_got_slower_is_told_from_noise(tmp_path: Path) -> None:
     assert (status, output) == (0, "4 compared; 0 got worse")
 
 
-def test_a_ratio_is_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
+def test_ratios_are_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
     """The machine may have been slower in one of them, which is no news."""
     before = result(
         {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)},
@@ -167,7 +167,7 @@ def test_a_ratio_is_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
     assert "pack" not in output
 
 
-def test_what_has_another_peer_is_not_compared_but_named(tmp_path: Path) -> None:
+def test_results_with_another_peer_are_named(tmp_path: Path) -> None:
     times = {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)}
     before, after = result(times), result({"by hand": (8.9, 9.0, 9.1), "pack": (1.9, 2.0, 2.1)})
     status, output = compared(tmp_path, before, after)
@@ -176,7 +176,7 @@ def test_what_has_another_peer_is_not_compared_but_named(tmp_path: Path) -> None
     assert "1 compared; 0 got worse" in output
 
 
-def test_each_result_has_a_name_of_its_own() -> None:
+def test_names_of_results_are_unique() -> None:
     results = script("harness").Results("Layouts")
     times = {"copy": [1.0, 2.0, 3.0], "by hand": [9.0], "pack": [2.0, 2.0, 2.0]}
     results.add(times, "pack", against="copy")
@@ -194,7 +194,7 @@ def test_each_result_has_a_name_of_its_own() -> None:
         results.note("fairness", 1.0)
 
 
-def test_what_counts_is_done_while_all_are_at_it() -> None:
+def test_rates_count_while_all_workers_are_busy() -> None:
     """Both have the server from 1 s to 3 s; before and after, one has it alone."""
     first = np.array([(0.0, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)])
     second = np.array([(1.0, 2.0), (2.0, 3.0), (3.0, 3.5)])
@@ -205,7 +205,7 @@ def test_what_counts_is_done_while_all_are_at_it() -> None:
     assert common_rates([first]) == [4 / 3]
 
 
-def test_targets_that_are_missed_and_strange_files(tmp_path: Path) -> None:
+def test_missed_targets_and_malformed_files_are_named(tmp_path: Path) -> None:
     good, bad = (result({"copy": (0.9, 1.0, 1.1)}, met=met) for met in (True, False))
     status, output = compared(tmp_path, good, bad)
     assert status == 1
@@ -218,7 +218,7 @@ def test_targets_that_are_missed_and_strange_files(tmp_path: Path) -> None:
     assert "is not what a benchmark writes" in output
 
 
-def test_the_page_shows_the_results_that_are_kept() -> None:
+def test_the_page_shows_the_kept_results() -> None:
     """If not, run ``make bench-page``."""
     document = script("document")
     docs = BENCHMARKS.parent / "docs"

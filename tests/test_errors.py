@@ -1,3 +1,5 @@
+"""Errors carry their place, pickle, hint at the nearest name, and are the tree that is drawn."""
+
 from __future__ import annotations
 
 import pickle
@@ -24,14 +26,14 @@ def drawn_parents() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_is_the_one_that_is_drawn() -> None:
+def test_classes_are_as_the_docstring_draws_them() -> None:
     parents = {c.__name__: c.__bases__[0].__name__ for c in CLASSES}
     assert parents.pop("SonicError") == "Exception"
     assert drawn_parents() == parents
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_none_is_an_oserror_and_all_pickle(kind: type[errors.SonicError]) -> None:
+def test_errors_pickle_and_are_no_oserror(kind: type[errors.SonicError]) -> None:
     assert not issubclass(kind, OSError)
     before = kind(
         "what was wrong",
@@ -64,7 +66,7 @@ def raised_from(inner: Exception, *, openly: bool) -> Exception:
 
 
 @pytest.mark.parametrize("openly", [True, False])
-def test_the_cause_is_found(openly: bool) -> None:
+def test_causes_are_found_below_other_errors(openly: bool) -> None:
     inner = errors.FieldError("no field")
     assert errors.find(raised_from(inner, openly=openly)) is inner
     assert errors.find(raised_from(raised_from(inner, openly=True), openly=openly)) is inner
@@ -72,7 +74,7 @@ def test_the_cause_is_found(openly: bool) -> None:
     assert errors.find(inner) is inner
 
 
-def test_a_circle_of_causes_ends() -> None:
+def test_circular_causes_end() -> None:
     first, second = ValueError("one"), ValueError("two")
     first.__cause__, second.__cause__ = second, first
     assert errors.find(first) is None
@@ -87,10 +89,10 @@ def test_a_circle_of_causes_ends() -> None:
         ("x", [], "there are none"),
     ],
 )
-def test_nearest(name: str, known: list[str], hint: str) -> None:
+def test_hints_name_the_nearest(name: str, known: list[str], hint: str) -> None:
     assert errors.nearest(name, known) == hint
 
 
-def test_the_place_stands_below_a_table() -> None:
+def test_places_stand_below_a_table() -> None:
     error = errors.ContractError("what differs:\n  x  float32", server="grpc://s:1")
     assert str(error) == "what differs:\n  x  float32\n[server grpc://s:1]"

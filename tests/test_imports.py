@@ -76,14 +76,14 @@ def packages() -> dict[str, str]:
     return {module: PACKAGES.get(module, distribution_name(module)) for module in imported()}
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_imported_packages_are_declared() -> None:
     has = declared()
     extras = {module: EXTRAS.get(module, "") for module in imported()}
     missing = {m: extras[m] for m, name in packages().items() if name not in has[extras[m]]}
     assert missing == {}
 
 
-def test_what_is_declared_is_imported() -> None:
+def test_declared_packages_are_imported() -> None:
     assert declared()[""] - set(packages().values()) == set()
 
 
@@ -106,9 +106,7 @@ def test_scoring_needs_nothing_of_an_extra() -> None:
 
 
 @pytest.mark.parametrize(("package", "path"), [("pyarrow", "x.parquet"), ("uproot", "x.root")])
-def test_the_error_names_the_extra(
-    package: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_name_the_extra(package: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)

@@ -1,4 +1,4 @@
-"""coffea's triton_wrapper and ours, on the same server."""
+"""Our triton_wrapper returns what coffea's does, on the same server, and names what is wrong."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -125,9 +123,7 @@ def test_rows_go_through_the_pool_of_the_process(
     assert (total.rows, total.requests) == (len(flat), -(-len(flat) // 64))
 
 
-def test_a_server_that_the_pool_does_not_name_has_a_pool_of_its_own(
-    url: str, flat: ak.Array
-) -> None:
+def test_servers_outside_the_pool_have_a_pool_of_their_own(url: str, flat: ak.Array) -> None:
     with sonic.connect("grpc://127.0.0.1:9") as pool:
         wrapper = Tagger(url, PLAIN)
         assert len(wrapper(["scores"], flat)["scores"]) == len(flat)
@@ -154,7 +150,7 @@ def test_other_options_are_another_pool(url: str) -> None:
     assert Patient(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(102.3)
 
 
-def test_a_closed_pool_is_replaced(url: str, flat: ak.Array) -> None:
+def test_closed_pools_are_replaced(url: str, flat: ak.Array) -> None:
     wrapper = Tagger(url, PLAIN)
     wrapper.pool.close()
     assert len(wrapper(["scores"], flat[:5])["scores"]) == 5
@@ -204,7 +200,7 @@ def test_another_server_takes_over(server: sonic.LocalServer, flat: ak.Array) ->
         assert pool.statistics.total().rows == len(flat)
 
 
-def test_a_lost_server_is_named(flat: ak.Array) -> None:
+def test_lost_servers_are_named(flat: ak.Array) -> None:
     class Impatient(Tagger):
         max_retry_attempts = 0
 
@@ -213,13 +209,13 @@ def test_a_lost_server_is_named(flat: ak.Array) -> None:
     assert caught.value.model == "tagger"
 
 
-def test_a_missing_model_is_named(server: sonic.LocalServer, flat: ak.Array) -> None:
+def test_missing_models_are_named(server: sonic.LocalServer, flat: ak.Array) -> None:
     for path, hint in (("taggr/1", "did you mean 'tagger'"), ("tagger/7", "it has version 1")):
         with pytest.raises(errors.ModelNotFoundError, match=hint):
             Tagger(f"triton+{server.url}/{path}", PLAIN)(["scores"], flat)
 
 
-def test_a_version_may_be_left_to_the_server(
+def test_versions_may_be_left_to_the_server(
     server: sonic.LocalServer, url: str, flat: ak.Array
 ) -> None:
     free = Tagger(f"triton+{server.url}/tagger", PLAIN)
@@ -252,7 +248,7 @@ def test_a_version_may_be_left_to_the_server(
         ),
     ],
 )
-def test_what_does_not_fit_is_named_before_it_is_sent(
+def test_misfits_are_named_before_they_are_sent(
     connected: sonic.Pool, url: str, changes: Any, outputs: Any, kind: Any, message: str
 ) -> None:
     inputs = {"features": np.ones((3, 2, 8), "f4"), "mask": np.ones((3, 1, 8), "f4"), **changes}
@@ -272,7 +268,7 @@ def test_other_numbers_are_converted_with_a_warning(
     np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
 
 
-def test_nothing_left_out_is_no_none(url: str, arrays: dict[str, Any]) -> None:
+def test_masks_without_a_masked_value_are_taken(url: str, arrays: dict[str, Any]) -> None:
     optional = np.ma.MaskedArray(arrays["mask"], mask=False)
     scores = Raw(url, PLAIN)(["scores"], {**arrays, "mask": optional})
     np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
@@ -316,7 +312,7 @@ def test_results_can_be_given_another_structure(url: str, jets: ak.Array, direct
     assert ak.flatten(top).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_what_the_server_says_of_the_model(url: str, coffeas: Any) -> None:
+def test_inputs_and_outputs_are_as_coffeas_class_says(url: str, coffeas: Any) -> None:
     wrapper = Raw(url, PLAIN)
     assert wrapper.model_inputs == coffeas.model_inputs
     assert {n: {"shape": o["shape"]} for n, o in wrapper.model_outputs.items()} == (
@@ -326,7 +322,7 @@ def test_what_the_server_says_of_the_model(url: str, coffeas: Any) -> None:
     assert (wrapper.protocol, wrapper.address) == (coffeas.protocol, coffeas.address)
 
 
-def test_arguments_of_the_client() -> None:
+def test_client_arguments_become_settings() -> None:
     url = "triton+grpc://triton.example/m/1"
     assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
     assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
@@ -346,100 +342,16 @@ def test_arguments_of_the_client() -> None:
         ("triton+http://h:8000/m/1", "expected its gRPC endpoint"),
     ],
 )
-def test_addresses_that_are_none(url: str, message: str) -> None:
+def test_malformed_urls_are_errors(url: str, message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         Raw(url)
 
 
-def test_a_batch_of_nothing_is_none() -> None:
+def test_batch_sizes_below_one_are_errors() -> None:
     with pytest.raises(errors.ConfigError, match="batch_size: expected at least 1"):
         Raw("triton+grpc://h:1/m/1", batch_size=0)
 
 
-def test_what_is_not_prepared_cannot_be_made() -> None:
+def test_prepare_awkward_must_be_defined() -> None:
     with pytest.raises(TypeError, match="prepare_awkward"):
         triton_wrapper("triton+grpc://h:1/m/1")  # type: ignore[abstract]
-
-
-# What coffea's own test of its class does, with a network of the same inputs and outputs.
-
-FEATURES = 100
-
-
-@pytest.fixture(scope="module")
-def particle_net(tmp_path_factory: pytest.TempPathFactory, installation: Any) -> Iterator[str]:
-    """The URL of points [N, 2, L], features [N, 5, L] and mask [N, 1, L] to output [N, 2]."""
-
-    def info(name: str, *shape: Any) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
-
-    nodes = [
-        helper.make_node("Concat", ["points", "features"], ["all"], axis=1),
-        helper.make_node("Mul", ["all", "mask"], ["used"]),
-        helper.make_node("ReduceMean", ["used"], ["means"], axes=[2], keepdims=0),
-        helper.make_node("MatMul", ["means", "weights"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["output"], axis=1),
-    ]
-    inputs = [info("points", 2, "L"), info("features", 5, "L"), info("mask", 1, "L")]
-    weights = np.random.default_rng(3).normal(size=14).tolist()
-    constants = [helper.make_tensor("weights", TensorProto.FLOAT, [7, 2], weights)]
-    graph = helper.make_graph(nodes, "g", inputs, [info("output", 2)], constants)
-    folder = tmp_path_factory.mktemp("particle_net")
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "net.onnx")
-    # As coffea's is: the server does not batch, and says no size.
-    sonic.build_repository(folder / "served", {"net": folder / "net.onnx"}, max_batch_size=0)
-    with sonic.LocalServer(folder / "served", port=0) as server:
-        yield f"triton+{server.url}/net/1"
-
-
-class ParticleNet(triton_wrapper):
-    def prepare_awkward(self, output_list: list[str], jets: Any) -> tuple[list[Any], Any]:
-        return [], {"output_list": output_list, "input_dict": self.inputs(jets)}
-
-    @staticmethod
-    def inputs(jets: Any) -> dict[str, Any]:
-        deta, dphi = jets.eta - jets.pfcands.eta, jets.phi - jets.pfcands.phi
-        groups = {
-            "points": [deta, dphi],
-            "features": [
-                np.sqrt(deta**2 + dphi**2),
-                np.log(jets.pfcands.pt),
-                np.log(jets.pfcands.pt / ak.sum(jets.pfcands.pt, axis=-1)),
-                np.log(jets.pfcands.feat1 + 1),
-                np.log(jets.pfcands.feat2 + 1),
-            ],
-            "mask": [ak.ones_like(jets.pfcands.pt)],
-        }
-        return {
-            name: ak.concatenate(
-                [
-                    ak.fill_none(ak.pad_none(v, FEATURES, axis=1, clip=True), 0.0)[:, np.newaxis, :]
-                    for v in values
-                ],
-                axis=1,
-            )
-            for name, values in groups.items()
-        }
-
-
-def some_jets(n: int) -> ak.Array:
-    rng = np.random.default_rng(11)
-    names = ("pt", "eta", "phi", "feat1", "feat2", "feat3")
-    jets = ak.zip({name: rng.random(n) for name in ("pt", "eta", "phi")})
-    candidates = ak.zip({name: ak.from_regular(rng.random((n, FEATURES))) for name in names})
-    counts = rng.integers(1, 50, n)
-    jets["pfcands"] = candidates[ak.local_index(candidates.pt) < counts]
-    return jets
-
-
-@pytest.mark.filterwarnings("ignore:input .* is converted to float32:UserWarning")
-def test_coffeas_own_test(particle_net: str, tmp_path: Path) -> None:
-    wrapper = ParticleNet(model_url=particle_net, client_args=dict(ssl=False))  # noqa: C408
-    jets = some_jets(256)
-    scores = wrapper(["output"], jets)
-    assert {name: str(array.type) for name, array in scores.items()} == {
-        "output": "256 * 2 * float32"
-    }
-    none = wrapper(["output"], jets[jets.eta < 0])
-    assert [len(array) for array in none.values()] == [0]

@@ -28,7 +28,9 @@ def scores(server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array) -> An
         return tagger(jets)
 
 
-def test_what_is_said(scores: Any, server: sonic.LocalServer, tagger: sonic.Model) -> None:
+def test_scores_name_model_and_server(
+    scores: Any, server: sonic.LocalServer, tagger: sonic.Model
+) -> None:
     record = provenance.of_scores(scores, scores[:7])
     (model,) = record["models"]
     assert model["servers"] == [server.url]
@@ -52,7 +54,7 @@ def test_servers_that_scored_nothing_are_not_named() -> None:
     assert provenance.of_scores(scores)["models"][0]["servers"] == [good.url]
 
 
-def test_of_scores_that_are_put_together(tmp_path: Path) -> None:
+def test_combined_scores_name_all_that_made_them(tmp_path: Path) -> None:
     """All that made them is said, however they are put together, and also in files."""
     declared = [
         sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]}, version=number)
@@ -81,7 +83,7 @@ def test_of_scores_that_are_put_together(tmp_path: Path) -> None:
         provenance.of_scores(inside)
 
 
-def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
+def test_parquet_files_keep_the_record(scores: Any, tmp_path: Path) -> None:
     first, second, both = (tmp_path / f"{name}.parquet" for name in ("one", "two", "both"))
     table = ak.zip({"top": ak.fill_none(scores.top, -1, axis=None)})
     provenance.to_parquet(table, first, scores)
@@ -95,7 +97,7 @@ def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
     assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
 
 
-def test_several_that_write_the_same_file(tmp_path: Path) -> None:
+def test_concurrent_writers_leave_a_whole_file(tmp_path: Path) -> None:
     """Each writes a whole file, and the last one stays."""
     path, record, writers, rounds = tmp_path / "x.parquet", {"models": [], "packages": {}}, 8, 20
     begin = threading.Barrier(writers)
@@ -113,7 +115,7 @@ def test_several_that_write_the_same_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_not_written_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_writes_leave_no_file(tmp_path: Path) -> None:
     path, record = tmp_path / "x.parquet", {"models": [], "packages": {}}
     provenance.to_parquet(ak.Array({"x": [1]}), path, record)
     with without_room(), pytest.raises(OSError, match="File too large"):
@@ -126,7 +128,7 @@ def test_a_file_that_is_not_written_leaves_nothing(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {path, folder}
 
 
-def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:
+def test_root_files_keep_the_record(scores: Any, tmp_path: Path) -> None:
     path = tmp_path / "scores.root"
     with uproot.recreate(path) as file:
         file["Events"] = {"top": ak.fill_none(scores.top, -1, axis=None)}
@@ -134,7 +136,7 @@ def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:
     assert provenance.read(path) == provenance.of_scores(scores)
 
 
-def test_what_does_not_say_it(scores: Any, tmp_path: Path) -> None:
+def test_files_without_a_record_are_errors(scores: Any, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="array 1 does not say what made it"):
         provenance.of_scores(scores, ak.Array([1]))
     with uproot.recreate(tmp_path / "x.root") as file:
@@ -148,6 +150,6 @@ def test_what_does_not_say_it(scores: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scores", [np.zeros(3), [0.5], 0.5, None, "scores", {}, {"models": None}, {"other": []}, b""]
 )
-def test_what_does_not_say_what_made_it_is_an_error(scores: Any) -> None:
+def test_values_without_a_record_are_errors(scores: Any) -> None:
     with pytest.raises(errors.ConfigError, match="array 0 does not say what made it"):
         provenance.of_scores(scores)

@@ -4,24 +4,9 @@ python built.py        # writes networks/spanet.onnx and networks/tracking.onnx
 """
 
 import numpy as np
-import onnx
 from common import NETWORKS
 from fitted import Graph
-from onnx import TensorProto, helper
-
-KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
-
-
-def save(graph, path, inputs, outputs):
-    """Write a graph; inputs and outputs are ``{name: (kind, shape)}``."""
-    values = [
-        [helper.make_tensor_value_info(n, KINDS[k], shape) for n, (k, shape) in side.items()]
-        for side in (inputs, outputs)
-    ]
-    whole = helper.make_graph(graph.nodes, path.stem, *values, graph.constants)
-    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
+from onnx import TensorProto
 
 
 def spanet(path, jets=16):
@@ -97,7 +82,7 @@ def spanet(path, jets=16):
         "t1_assignment_log_probability": ("f", ["N", jets, jets, jets]),
         "EVENT_top": ("f", ["N", 2]),
     }
-    save(g, path, inputs, output)
+    g.save(path, inputs, output)
 
 
 def tracking(path):
@@ -136,7 +121,7 @@ def tracking(path):
     factor = add("Sub", const(1.0), add("Mul", heeded, add("Sub", const(1.0), agrees)))
     add("Squeeze", add("Mul", prior, factor), const([1]), name="edge_score")
     inputs = {"x": ("f", ["H", 3]), "edge_index": ("i", [2, "E"])}
-    save(g, path, inputs, {"edge_score": ("f", ["E"])})
+    g.save(path, inputs, {"edge_score": ("f", ["E"])})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Networks without torch: transformers with random layers, and a last one by least squares.
+"""Networks without torch: transformers with random layers and a last one by least squares, DeepMET.
 
-python fitted.py        # writes networks/upart.onnx and networks/glopart.onnx, in a minute
+python fitted.py        # writes upart.onnx, glopart.onnx and deepmet.onnx, in a minute
 """
 
+import awkward as ak
 import numpy as np
 import onnx
 import onnxruntime
+import toys
 from common import NETWORKS
 from onnx import TensorProto, helper, numpy_helper
 
 WIDTH, HIDDEN = 32, 384
+KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
 
 
 class Graph:
@@ -36,18 +39,15 @@ class Graph:
         x = self.add("Add", x, self.constant(self.rng.uniform(-1, 1, out)))
         return self.add(bend, x) if bend else x
 
-    def save(self, path, output, width):
-        def info(name, shape):
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", *shape])
-
-        graph = helper.make_graph(
-            self.nodes,
-            "network",
-            [info(name, shape) for name, shape in self.inputs.items()],
-            [info(output, [width])],
-            self.constants,
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    def save(self, path, inputs, outputs):
+        """Write it; inputs and outputs are ``{name: (kind, shape)}``."""
+        values = [
+            [helper.make_tensor_value_info(n, KINDS[k], shape) for n, (k, shape) in side.items()]
+            for side in (inputs, outputs)
+        ]
+        graph = helper.make_graph(self.nodes, path.stem, *values, self.constants)
+        opset = [helper.make_opsetid("", 17)]
+        model = helper.make_model(graph, opset_imports=opset, ir_version=9)
         onnx.checker.check_model(model)
         onnx.save(model, path)
 
@@ -55,7 +55,7 @@ class Graph:
 def tokens(graph, shapes, features, vectors, mask):
     """Add a token for each constituent; return these, four-vectors, masks and features."""
     for name in filter(None, (features, vectors, mask)):
-        graph.inputs[name] = shapes[name]
+        graph.inputs[name] = ("f", ["rows", *shapes[name]])
     number = next(n for n in shapes[features] if isinstance(n, int))
     if mask is None:  # as UParT: what has no energy is padding
         used = graph.add("ReduceSum", graph.add("Abs", vectors), graph.constant([2]), keepdims=1)
@@ -123,13 +123,13 @@ def transformer(path, model, groups, numbers, objects, classes, targets=()):
     pooled.append(graph.add("Mul", mean, graph.constant(0.05)))
     width += WIDTH
     if numbers:
-        graph.inputs[numbers] = list(sent[numbers].shape[1:])
+        graph.inputs[numbers] = ("f", ["rows", *sent[numbers].shape[1:]])
         pooled.append(graph.add("Squeeze", numbers, graph.constant([2])))
         width += sent[numbers].shape[1]
     together = graph.add("Concat", *pooled, axis=1)
     deep = graph.dense(together, width, HIDDEN)
     last = graph.add("Concat", together, deep, axis=1, name="last")
-    graph.save(path, last, width + HIDDEN)
+    graph.save(path, graph.inputs, {last: ("f", ["rows", width + HIDDEN])})
     session = onnxruntime.InferenceSession(path)
     rows = [slice(i, i + 256) for i in range(0, len(classes), 256)]
     h = np.concatenate([session.run(None, {n: t[r] for n, t in sent.items()})[0] for r in rows])
@@ -152,13 +152,59 @@ def transformer(path, model, groups, numbers, objects, classes, targets=()):
         )
     (name,) = model.outputs
     graph.add("Concat", *parts, axis=1, name=name)
-    graph.save(path, name, target.shape[1])
+    graph.save(path, graph.inputs, {name: ("f", ["rows", target.shape[1]])})
+
+
+def deepmet(path, model):
+    """Fit, by Adam in numpy, what dz and puppi say of candidates of each kind and charge."""
+    records, true = toys.candidates(800, 1)
+    true = np.stack([ak.to_numpy(true.px), ak.to_numpy(true.py)], 1)
+    tensors = model.pack(toys.with_categories(records, 1))
+    p, x = np.split(tensors["candidates"].astype(float), 2, axis=2)
+    x = np.concatenate([x, np.ones_like(x[:, :, :1])], 2)
+    particle, charge = tensors["particle"], tensors["charge"]
+    tables = [np.zeros((6, 3)), np.zeros((4, 3))]
+    mean = [np.zeros_like(table) for table in tables]
+    square = [np.zeros_like(table) for table in tables]
+    for step in range(1, 301):
+        score = ((tables[0][particle] + tables[1][charge]) * x).sum(2)
+        weight = (particle > 0) / (1 + np.exp(-score))
+        off = (weight[:, :, None] * p).sum(1) + true
+        slope = ((p * off[:, None]).sum(2) * weight * (1 - weight))[:, :, None] * x
+        for i, index in enumerate((particle, charge)):
+            columns = [
+                np.bincount(index.ravel(), slope[:, :, k].ravel(), len(tables[i])) for k in range(3)
+            ]
+            gradient = np.stack(columns, 1) / len(p)
+            mean[i] += 0.1 * (gradient - mean[i])
+            square[i] += 0.01 * (gradient**2 - square[i])
+            unbiased = square[i] / (1 - 0.99**step)
+            tables[i] -= 0.1 * mean[i] / (1 - 0.9**step) / (np.sqrt(unbiased) + 1e-9)
+    graph = Graph(0)
+    add, const = graph.add, graph.constant
+
+    def part(x, start, stop):
+        return add("Slice", x, *(const([n]) for n in (start, stop, 2)))
+
+    chosen = [
+        add("Gather", const(table), name)
+        for table, name in zip(tables, ("particle", "charge"), strict=True)
+    ]
+    table = add("Add", *chosen)
+    products = add("Mul", part("candidates", 2, 4), part(table, 0, 2))
+    total = add("ReduceSum", products, const([2]), keepdims=1)
+    add("Sigmoid", add("Add", total, part(table, 2, 3)), name="weights")
+    axes = ["rows", "length"]
+    inputs = {"candidates": ("f", [*axes, 4]), "particle": ("i", axes), "charge": ("i", axes)}
+    graph.save(path, inputs, {"weights": ("f", [*axes, 1])})
 
 
 def main():
     import glopart
     import upart
+    from deepmet import MODEL
 
+    deepmet(NETWORKS / "deepmet.onnx", MODEL)
     for example in (upart, glopart):
         path = NETWORKS / f"{example.__name__}.onnx"
         objects, *rest = example.training()

@@ -1,11 +1,10 @@
-"""Simulated data for what the sample's jets do not have: pulses, wires, hits, missing energy."""
+"""Simulated data for what the sample's jets do not have: pulses, hits, missing energy."""
 
 import awkward as ak
 import numpy as np
 
 # Calorimeter pulses: how much of a deposit each of eight samples of 25 ns sees.
 PULSE = np.array([0.0, 0.02, 0.10, 0.45, 0.27, 0.10, 0.04, 0.02])
-PATCH = 48
 
 
 def pulses(events, seed):
@@ -22,40 +21,6 @@ def pulses(events, seed):
     columns = {"ieta": rng.integers(1, 29, n), "depth": rng.integers(1, 7, n), "gain": gain}
     columns |= {f"s{i}": charge[:, i] for i in range(8)} | {"energy": energy}
     return ak.unflatten(ak.zip({k: v.astype("float32") for k, v in columns.items()}), counts)
-
-
-def wires(planes, seed, hits=40):
-    """Wire images of tracks, showers and Michel electrons, and the hits in them.
-
-    Returns images ``planes * 240 * 240``, and ``planes * hits * {wire, tick, kind}``: kind is 0 for
-    a track, 1 for a shower, 2 for a Michel electron.
-    """
-    rng = np.random.default_rng(seed)
-    images = rng.normal(0.0, 0.1, (planes, 240, 240)).astype("float32")
-    records = []
-    for image in images:
-        here = []
-        for _ in range(6):
-            kind = int(rng.integers(3))
-            x, y = rng.uniform(40, 200, 2)
-            angle = rng.uniform(0, 2 * np.pi)
-            points, spread = {0: (60, 0.3), 1: (120, 4.0), 2: (25, 0.6)}[kind]
-            bend = {0: 0.0, 1: 0.0, 2: 0.12}[kind]
-            along = np.linspace(0.0, {0: 50.0, 1: 30.0, 2: 12.0}[kind], points)
-            turned = angle + bend * along
-            wander = rng.normal(0.0, spread, (2, points)) * (
-                along / along[-1] if kind == 1 else 1.0
-            )
-            px = (x + np.cumsum(np.cos(turned)) * along[-1] / points + wander[0]).astype(int)
-            py = (y + np.cumsum(np.sin(turned)) * along[-1] / points + wander[1]).astype(int)
-            inside = (px >= 0) & (px < 240) & (py >= 0) & (py < 240)
-            np.add.at(image, (px[inside], py[inside]), rng.gamma(4.0, 0.25, inside.sum()))
-            here += [(a, b, kind) for a, b in zip(px[inside], py[inside], strict=True)]
-        chosen = rng.permutation(len(here))[:hits]
-        records.append(
-            [dict(zip(("wire", "tick", "kind"), map(int, here[i]), strict=True)) for i in chosen]
-        )
-    return images, ak.Array(records)
 
 
 def showers(events, seed):
@@ -111,34 +76,6 @@ def with_categories(cands, seed):
     columns = {name: cands[name] for name in ("px", "py", "eta", "dz", "puppi")}
     columns |= {"charge": ak.unflatten(np.where(charged, sign, 0), counts)}
     return ak.zip({**columns, "pdgId": ak.unflatten(pdg_id, counts)})
-
-
-def elements(events, seed):
-    """``events * elements * {track, ecal, hcal, log_e, eta, phi, kind, log_pt}``: tracks, clusters.
-
-    kind is 1 for the track of a charged hadron, 2 for the cluster of a photon, 3 for that of a
-    neutral hadron, and 0 for the cluster that a charged hadron leaves, too.
-    """
-    rng = np.random.default_rng(seed)
-    counts, rows = [], []
-    for _ in range(events):
-        size = 0
-        for kind in rng.choice([1, 2, 3], rng.integers(8, 25), p=[0.6, 0.25, 0.15]):
-            pt, eta, phi = rng.exponential(8.0) + 1.0, *rng.uniform(-1.5, 1.5, 2)
-            place, near = [eta, phi], list(rng.normal([eta, phi], 0.02))
-            seen = np.log(pt * np.exp(rng.normal(0.0, {1: 0.15, 2: 0.05, 3: 0.2}[kind])))
-            if kind == 1:
-                rows.append(
-                    [1, 0, 0, np.log(pt * np.exp(rng.normal(0, 0.01))), *place, 1, np.log(pt)]
-                )
-                rows.append([0, 0, 1, seen, *near, 0, np.log(pt)])
-            else:
-                rows.append([0, kind == 2, kind == 3, seen, *near, kind, np.log(pt)])
-            size += 1 + (kind == 1)
-        counts.append(size)
-    table = np.asarray(rows, np.float32)
-    names = ("track", "ecal", "hcal", "log_e", "eta", "phi", "kind", "log_pt")
-    return ak.unflatten(ak.zip({n: table[:, i] for i, n in enumerate(names)}), counts)
 
 
 def displaced(signal, mean, extra, width, rng):

@@ -1,6 +1,6 @@
 """Train the gallery's networks again, on the package's sample and on simulated data: minutes.
 
-python train.py [name ...]        # needs the group training, and xgboost for kfold
+python train.py [name ...]        # needs the group training, and xgboost for event_classifier
 """
 
 import json
@@ -17,16 +17,7 @@ import torch
 import toys
 from torch.nn import functional as f
 
-from sonic_coffea.demo.features import CONSTITUENT_FEATURES
-
 HERE = Path(__file__).parent / "networks"
-LENGTH = 32
-
-
-def padded(fields, length=LENGTH):
-    """``N * F * length``, zeros behind."""
-    columns = [ak.fill_none(ak.pad_none(column, length, clip=True), 0.0) for column in fields]
-    return torch.tensor(np.stack([ak.to_numpy(c) for c in columns], 1).astype(np.float32))
 
 
 def fit(net, data, loss, epochs, batch=128, rate=2e-3):
@@ -71,33 +62,13 @@ def strip(path):
 
 
 def jets(number):
-    """Return a set of jets and its tensors."""
+    """Return a set of jets, and which of them are of a top quark."""
     records = sample.jets(number)
-    parts = records.parts
-    features = padded([parts[name] for name in CONSTITUENT_FEATURES])
-    vectors = padded([parts[f"part_{name}"] for name in ("px", "py", "pz", "energy")])
-    mask = padded([ak.ones_like(parts.pt)])
-    top = torch.tensor(ak.to_numpy(records.is_top).astype(np.int64))
-    return records, features, vectors, mask, top
-
-
-def particle_transformer():
-    _, features, vectors, mask, top = jets(1)
-    mass = torch.tensor(ak.to_numpy(jets(1)[0].msoftdrop))[:, None].clamp(min=5.0)
-
-    def loss(net, features, vectors, mask, top, mass):
-        scores, mass_out = net(features, vectors, mask)
-        return f.nll_loss(torch.log(scores + 1e-6), top) + torch.log(mass_out / mass).abs().mean()
-
-    net = networks.ParticleTransformer()
-    net = fit(net, (features, vectors, mask, top, mass), loss, epochs=12)
-    inputs = {"pf_features": features[:9], "pf_vectors": vectors[:9], "pf_mask": mask[:9]}
-    export("particle_transformer", net, inputs, ["scores", "jet_mass"],
-           {key: {0: "rows", 2: "length"} for key in inputs})  # fmt: skip
+    return records, torch.tensor(ak.to_numpy(records.is_top).astype(np.int64))
 
 
 def tau_images():
-    records, *_, top = jets(1)
+    records, top = jets(1)
     images = torch.tensor(sample.grids(records))
     net = fit(networks.tau_images(), (images, top), classes, epochs=10)
     export("tau_images", net, {"grid": images[:9]}, ["scores"], {"grid": {0: "rows"}})
@@ -105,20 +76,6 @@ def tau_images():
 
 def classes(net, x, y):
     return f.nll_loss(torch.log(net(x) + 1e-6), y)
-
-
-def deepmet():
-    cands, met = toys.candidates(3000, 1)
-    x = padded([cands[n] for n in ("px", "py", "eta", "charge", "dz", "puppi")], 200)
-    true = torch.tensor(np.stack([ak.to_numpy(met.px), ak.to_numpy(met.py)], 1).astype(np.float32))
-
-    def loss(net, x, true):
-        predicted = -(net(x) * x[:, :2].transpose(1, 2)).sum(1)
-        return (predicted - true).abs().mean()
-
-    net = fit(networks.DeepMET(), (x, true), loss, epochs=15, batch=64)
-    export("deepmet", net, {"candidates": x[:9]}, ["weights"],
-           {"candidates": {0: "rows", 2: "length"}})  # fmt: skip
 
 
 def facile():
@@ -132,18 +89,6 @@ def facile():
     with torch.no_grad():
         net[0].weight *= scale
     export("facile", net, {"hits": x[:9]}, ["energy"], {"hits": {0: "rows"}})
-
-
-def michel():
-    images, hits = toys.wires(120, 1)
-    patches, kinds = [], []
-    for image, here in zip(np.pad(images, ((0, 0), (24, 24), (24, 24))), hits, strict=True):
-        for hit in here:
-            patches.append(image[hit.wire : hit.wire + 48, hit.tick : hit.tick + 48])
-            kinds.append(hit.kind)
-    x, y = torch.tensor(np.stack(patches))[:, None], torch.tensor(kinds)
-    net = fit(networks.michel(), (x, y), classes, epochs=8)
-    export("michel", net, {"patch": x[:9]}, ["scores"], {"patch": {0: "rows"}})
 
 
 def gravnet():
@@ -192,77 +137,9 @@ def condensation(beta, place, shower):
     return loss
 
 
-def mlpf():
-    from mlpf import FIELDS
-
-    records = toys.elements(1500, 1)
-    counts = ak.to_numpy(ak.num(records))
-    table = np.stack([ak.to_numpy(ak.flatten(records[n])) for n in (*FIELDS, "kind", "log_pt")], 1)
-    events = [torch.tensor(one) for one in np.split(table, np.cumsum(counts)[:-1])]
-    net = networks.MLPF()
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    net.train()
-    for _ in range(6):
-        for rows in torch.randperm(len(events)).split(16):
-            batch = torch.cat([events[i] for i in rows])
-            ends = torch.tensor([len(events[i]) for i in rows]).cumsum(0)
-            kinds, momentum = net(
-                batch[:, :6], torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-            )
-            true = batch[:, 6].long()
-            loss = f.nll_loss(torch.log(kinds + 1e-6), true)
-            real = true > 0
-            loss = loss + (momentum[real, 0] - batch[real, 7]).abs().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    net.eval()
-    inputs = {"elements": events[0][:, :6], "row_splits": torch.tensor([0, 9, len(events[0])])}
-    export("mlpf", net, inputs, ["kinds", "momentum"],
-           {"elements": {0: "elements"}, "row_splits": {0: "splits"}})  # fmt: skip
-
-
-def graph_attention():
-    from graph_attention import graphs
-
-    records, *_, top = jets(1)
-    nodes, edges = graphs(records)
-    net = networks.GraphAttention()
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    weights = [np.stack([ak.to_numpy(n[name]) for name in CONSTITUENT_FEATURES], 1) for n in nodes]
-    pairs = [np.stack([ak.to_numpy(e.source), ak.to_numpy(e.target)], 1) for e in edges]
-
-    def batch(rows):
-        x = torch.tensor(np.concatenate([weights[i] for i in rows]))
-        y = torch.tensor(np.concatenate([pairs[i] for i in rows]).astype(np.int64))
-        sizes = [[0, *np.cumsum([len(of[i]) for i in rows])] for of in (weights, pairs)]
-        return x, torch.tensor(sizes[0]), y, torch.tensor(sizes[1])
-
-    net.train()
-    for _ in range(6):
-        for rows in torch.randperm(len(top)).split(128):
-            optimizer.zero_grad()
-            f.nll_loss(torch.log(net(*batch(rows.tolist())) + 1e-6), top[rows]).backward()
-            optimizer.step()
-    net.eval()
-    names = ["nodes", "node_splits", "edges", "edge_splits"]
-    inputs = dict(zip(names, batch([0, 1, 2]), strict=True))
-    free = {"nodes": {0: "n"}, "node_splits": {0: "s"}, "edges": {0: "e"}, "edge_splits": {0: "s"}}
-    export("graph_attention", net, inputs, ["scores"], free)
-
-
-def resnet50():
-    from resnet50 import images
-
-    records, *_, top = jets(1)
-    x = torch.tensor(images(records))
-    net = fit(networks.resnet50(), (x, top), classes, epochs=5, batch=64)
-    export("resnet50", net, {"image": x[:9]}, ["scores"], {"image": {0: "rows"}})
-
-
 def fixed_point():
     """Train a perceptron, and round it to 16 bits, 10 of them behind the point."""
-    records, *_, top = jets(1)
+    records, top = jets(1)
     from fixed_point import FIELDS
 
     x = torch.tensor(np.stack([ak.to_numpy(records[n]) for n in FIELDS], 1)) / 512.0
@@ -272,21 +149,6 @@ def fixed_point():
     net = fit(net, (x, top), lambda n, x, y: f.cross_entropy(n(x), y), epochs=20, rate=1e-2)
     whole = {k: np.round(v.numpy() * 1024).astype(np.int16) for k, v in net.state_dict().items()}
     np.savez(HERE / "fixed_point.npz", **{k.replace(".", "_"): v for k, v in whole.items()})
-
-
-def kfold():
-    """Two boosted forests, each trained on the events that the other one scores."""
-    import xgboost
-    from kfold import FIELDS, objects
-
-    for version in (1, 2):
-        records = objects(1)
-        rows = ak.flatten(records[records.event % 2 != version - 1].jets)
-        x = np.stack([ak.to_numpy(rows[n]) for n in FIELDS], 1)
-        forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
-        forest.fit(x, ak.to_numpy(rows.is_top)).get_booster().save_model(
-            HERE / f"kfold_{version}.ubj"
-        )
 
 
 def event_classifier():
@@ -304,83 +166,12 @@ def event_classifier():
         forest.save_model(HERE / f"event_classifier_{number}.ubj")
 
 
-def deepmet_categories():
-    """Fit, by Adam in numpy, what dz and puppi say of candidates of each kind and charge."""
-    from deepmet_categories import MODEL
-    from onnx import helper, numpy_helper
-
-    records, true = toys.candidates(800, 1)
-    true = np.stack([ak.to_numpy(true.px), ak.to_numpy(true.py)], 1)
-    tensors = MODEL.pack(toys.with_categories(records, 1))
-    p, x = np.split(tensors["candidates"].astype(float), 2, axis=2)
-    x = np.concatenate([x, np.ones_like(x[:, :, :1])], 2)
-    particle, charge = tensors["particle"], tensors["charge"]
-    tables = [np.zeros((6, 3)), np.zeros((4, 3))]
-    mean = [np.zeros_like(table) for table in tables]
-    square = [np.zeros_like(table) for table in tables]
-    for step in range(1, 301):
-        score = ((tables[0][particle] + tables[1][charge]) * x).sum(2)
-        weight = (particle > 0) / (1 + np.exp(-score))
-        off = (weight[:, :, None] * p).sum(1) + true
-        slope = ((p * off[:, None]).sum(2) * weight * (1 - weight))[:, :, None] * x
-        for i, index in enumerate((particle, charge)):
-            columns = [
-                np.bincount(index.ravel(), slope[:, :, k].ravel(), len(tables[i])) for k in range(3)
-            ]
-            gradient = np.stack(columns, 1) / len(p)
-            mean[i] += 0.1 * (gradient - mean[i])
-            square[i] += 0.01 * (gradient**2 - square[i])
-            unbiased = square[i] / (1 - 0.99**step)
-            tables[i] -= 0.1 * mean[i] / (1 - 0.9**step) / (np.sqrt(unbiased) + 1e-9)
-    nodes = [
-        helper.make_node("Gather", ["particles", "particle"], ["by_particle"]),
-        helper.make_node("Gather", ["charges", "charge"], ["by_charge"]),
-        helper.make_node("Add", ["by_particle", "by_charge"], ["embedded"]),
-        helper.make_node("Slice", ["candidates", "two", "four", "axis"], ["numbers"]),
-        helper.make_node("Slice", ["embedded", "zero", "two", "axis"], ["slopes"]),
-        helper.make_node("Slice", ["embedded", "two", "three", "axis"], ["bias"]),
-        helper.make_node("Mul", ["numbers", "slopes"], ["products"]),
-        helper.make_node("ReduceSum", ["products", "axis"], ["sum"], keepdims=1),
-        helper.make_node("Add", ["sum", "bias"], ["score"]),
-        helper.make_node("Sigmoid", ["score"], ["weights"]),
-    ]
-    names = ("zero", "two", "three", "four", "axis")
-    constants = dict(zip(names, (np.asarray([n]) for n in (0, 2, 3, 4, 2)), strict=True))
-    constants |= {"particles": tables[0].astype("f4"), "charges": tables[1].astype("f4")}
-    whole, real = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
-    axes = ["rows", "length"]
-    graph = helper.make_graph(
-        nodes,
-        "deepmet",
-        [
-            helper.make_tensor_value_info("candidates", real, [*axes, 4]),
-            helper.make_tensor_value_info("particle", whole, axes),
-            helper.make_tensor_value_info("charge", whole, axes),
-        ],
-        [helper.make_tensor_value_info("weights", real, [*axes, 1])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(
-        helper.make_model(graph, opset_imports=opset, ir_version=9),
-        HERE / "deepmet_categories.onnx",
-    )
-
-
 TRAINED = (
-    particle_transformer,
     tau_images,
-    deepmet,
     facile,
-    michel,
     gravnet,
-    mlpf,
-    graph_attention,
-    resnet50,
     fixed_point,
-    kfold,
     event_classifier,
-    deepmet_categories,
 )
 
 if __name__ == "__main__":

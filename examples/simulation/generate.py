@@ -25,7 +25,6 @@ import numpy as np
 import pythia8mc
 import typer
 import uproot
-from rich.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -485,7 +484,7 @@ def nanoaod(
     }
 
 
-def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str, Any]:
+def generate(job: Job, path: Path) -> dict[str, Any]:
     """Write the file of one job, block by block, and return what was made.
 
     Parameters
@@ -494,8 +493,6 @@ def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str
         What to make.
     path
         Where to write it.
-    progress
-        Where to show how far it got.
 
     Returns
     -------
@@ -504,7 +501,6 @@ def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str
     """
     pythia = start_pythia(job)
     rng = np.random.default_rng([job.seed, 1])
-    task = progress.add_task(path.name, total=job.events) if progress else None
     sum_of_weights, n_fatjets, n_generated = 0.0, 0, 0
     title = f"{job.process.value}, {BEAM_ENERGY_GEV / 1000} TeV, seed {job.seed}"
     with uproot.recreate(path, compression=uproot.LZMA(9)) as file:
@@ -516,8 +512,6 @@ def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str
             n_generated += len(block)
             sum_of_weights += float(np.sum(branches["genWeight"], dtype=np.float64))
             n_fatjets += int(ak.sum(ak.num(branches["FatJet"])))
-            if progress and task is not None:
-                progress.update(task, completed=n_generated)
         runs = {
             "run": np.uint32(1),
             "genEventCount": np.int64(n_generated),
@@ -551,7 +545,7 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def generate_sample(folder: Path, jobs: dict[str, Job], progress: Progress) -> None:
+def generate_sample(folder: Path, jobs: dict[str, Job]) -> None:
     """Write every file of a sample, and ``sample.json`` that says how it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     packages = ("pythia8mc", "fastjet", "awkward", "numpy", "uproot")
@@ -559,7 +553,7 @@ def generate_sample(folder: Path, jobs: dict[str, Job], progress: Progress) -> N
         "command": "python examples/simulation/generate.py --sample src/sonic_coffea/demo/data",
         "beam_energy_gev": BEAM_ENERGY_GEV,
         "versions": {name: version(name) for name in packages},
-        "files": {name: generate(job, folder / name, progress) for name, job in jobs.items()},
+        "files": {name: generate(job, folder / name) for name, job in jobs.items()},
     }
     (folder / "sample.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -577,12 +571,11 @@ def main(
     ] = None,
 ) -> None:
     """Generate boosted top-quark pairs or QCD dijets as NanoAOD."""
-    with Progress() as progress:
-        if sample is not None:
-            generate_sample(sample, SAMPLE, progress)
-            return
-        job = Job(process=process, events=events, seed=seed, pt_hat_min=pt_hat_min)
-        summary = generate(job, output, progress)
+    if sample is not None:
+        generate_sample(sample, SAMPLE)
+        return
+    job = Job(process=process, events=events, seed=seed, pt_hat_min=pt_hat_min)
+    summary = generate(job, output)
     typer.echo(json.dumps(summary, indent=2))
 
 

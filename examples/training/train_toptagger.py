@@ -26,7 +26,6 @@ import torch
 import typer
 import uproot
 from rich.console import Console
-from rich.progress import Progress
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
@@ -128,19 +127,17 @@ def load(data: Path) -> dict[str, Jets]:
     """Read the training, validation and test jets; generate the files that are missing."""
     data.mkdir(parents=True, exist_ok=True)
     sets = {}
-    with Progress(console=console) as progress:
-        for name, seeds in SEEDS.items():
-            parts = []
-            for process in Process:
-                for seed in seeds[process]:
-                    path = data / f"{process.value}_{seed}.root"
-                    if not path.exists():
-                        job = Job(process=process, events=EVENTS[process], seed=seed)
-                        partial = path.with_suffix(".partial")
-                        generate(job, partial, progress)
-                        partial.rename(path)
-                    parts.append(read_jets(path, process))
-            sets[name] = join(parts)
+    for name, seeds in SEEDS.items():
+        parts = []
+        for process, seed in ((p, seed) for p in Process for seed in seeds[p]):
+            path = data / f"{process.value}_{seed}.root"
+            if not path.exists():
+                job = Job(process=process, events=EVENTS[process], seed=seed)
+                partial = path.with_suffix(".partial")
+                generate(job, partial)
+                partial.rename(path)
+            parts.append(read_jets(path, process))
+        sets[name] = join(parts)
     return sets
 
 
@@ -186,24 +183,6 @@ def make_preprocessing(features: ak.Array) -> dict[str, Any]:
             for name, infos in inputs.items()
         },
     }
-
-
-def preprocess(features: ak.Array, preprocessing: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Make the network's inputs, ``jets * channels * length`` each, as weaver does."""
-    tensors = {}
-    for name in preprocessing["input_names"]:
-        spec = preprocessing[name]
-        channels = []
-        for variable in spec["var_names"]:
-            info = spec["var_infos"][variable]
-            padded = ak.pad_none(features[variable], spec["var_length"], clip=True)
-            values = np.ma.asarray(ak.to_numpy(padded))
-            scaled = (values.data - info["median"]) * info["norm_factor"]
-            clipped = np.clip(scaled, info["lower_bound"], info["upper_bound"])
-            missing = np.ma.getmaskarray(values)
-            channels.append(np.where(missing, info["pad"], clipped).astype(np.float32))
-        tensors[name] = np.stack(channels, axis=1)
-    return tensors
 
 
 def nearest(coordinates: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -476,7 +455,7 @@ def main(
     networks = {"toptagger": ParticleNet(), "substructure": Substructure()}
     inputs: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in networks}
     for name, part in jets.items():
-        tensors = preprocess(part.features, preprocessing)
+        tensors = sonic.Model.from_weaver("toptagger", preprocessing).pack(part.features)
         inputs["toptagger"][name] = {key: torch.from_numpy(x) for key, x in tensors.items()}
         inputs["substructure"][name] = {"features": torch.from_numpy(part.substructure)}
     networks["substructure"].fit_scale(inputs["substructure"]["training"]["features"])

@@ -6,6 +6,7 @@ import functools
 import random
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,31 +83,51 @@ def _events(chance: random.Random) -> tuple[int, int]:
 
 @dataclass
 class Load:
-    """Calls that are made until they shall end, and what is wrong with them.
+    """Calls that are made until they shall end, and what came of them.
 
-    Parameters
+    Attributes
     ----------
     seed : int
         Which events are scored.
     longest_s : float
         A call that takes longer is wrong.
     problems : list of str
-        What is wrong is added to it.
+        What is wrong; nothing if all is well.
+    calls, tasks, cancelled, rows, retries : int
+        Of threads, of workers, and what they scored.
+    faults : Counter
+        What was broken meanwhile, by kind.
+    longest : tuple of float and str
+        Seconds from a call to its scores, and whose call it was.
+    over, aborted : threading.Event
+        When calls shall end, and whether because something is wrong.
     """
 
     seed: int
     longest_s: float
-    problems: list[str]
+    problems: list[str] = field(default_factory=list)
     calls: int = 0
     tasks: int = 0
     cancelled: int = 0
     rows: int = 0
+    retries: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     longest: tuple[float, str] = (0.0, "")
     over: threading.Event = field(default_factory=threading.Event)
     aborted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made_at: float = field(default_factory=time.monotonic)
     _began: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{number} {kind}" for kind, number in self.faults.most_common())
+        return (
+            f"calls of threads: {self.calls:,}, and {self.cancelled:,} cancelled; "
+            f"tasks of workers: {self.tasks:,}\n"
+            f"rows, each as by direct inference: {self.rows:,}; retries: {self.retries:,}\n"
+            f"longest call: {self.longest[0]:.2f} s, {self.longest[1]}\n"
+            f"faults: {self.faults.total()}: {faults}"
+        )
 
     def call(self, thread: int) -> None:
         """Make calls, one after the other; some are cancelled."""

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from tests.chaos.leaks import Held
 from tests.chaos.load import EVENTS, SUMS, difference, jets
 from tests.chaos.world import build
@@ -31,7 +30,7 @@ SMALL = 50
 KEPT = {"memory_bytes": 30_000_000, "natives": 8}
 
 
-def soak(calls: int, console: Console) -> list[str]:
+def soak(calls: int) -> list[str]:
     """Return what is wrong after so many small calls, and the large ones and connections."""
     events, problems = jets(), []
     with ExitStack() as stack:
@@ -66,7 +65,7 @@ def soak(calls: int, console: Console) -> list[str]:
                 problems += [f"after {times:,} {name}: {leak}" for leak in leaks]
                 text = f"{times:,} {name}: {time.monotonic() - begun:.0f} s, "
                 grown = (after.memory_bytes - before.memory_bytes) / 1e6
-                console.print(f"{text}{grown:+.1f} MB", *leaks, highlight=False)
+                print(f"{text}{grown:+.1f} MB", *leaks, flush=True)
     return problems
 
 
@@ -84,7 +83,7 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak")
     parser.add_argument("--calls", type=int, default=100_000, help="small calls")
-    problems = soak(parser.parse_args().calls, Console())
+    problems = soak(parser.parse_args().calls)
     sys.exit("\n".join(problems) if problems else 0)
 
 

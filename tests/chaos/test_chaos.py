@@ -1,10 +1,8 @@
-"""The parts of the long test, by themselves: it would say so if something were wrong."""
+"""The long test finds wrong rows, errors and hanging calls; its faults leave a URL whole."""
 
 from __future__ import annotations
 
 import itertools
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -12,10 +10,8 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from tests.chaos.leaks import Held, regions
-from tests.chaos.load import SUMS, Load, difference, expected, jets
+from tests.chaos.load import SUMS, Load, difference, expected
 from tests.chaos.world import FAULTS, ROUTES, is_possible, plan
-from tests.network.names import NameServer
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -31,12 +27,12 @@ def first(number: int, seed: int) -> list[Fault]:
     return list(itertools.islice(plan(seed), number))
 
 
-def test_a_seed_says_which_faults_there_are() -> None:
+def test_seeds_decide_which_faults_there_are() -> None:
     assert first(200, 7) == first(200, 7) != first(200, 8)
     assert {fault.kind for fault in first(1000, 7)} == set(FAULTS)
 
 
-def test_a_url_stays_whole_but_for_an_outage() -> None:
+def test_one_url_stays_whole_but_for_outages() -> None:
     busy: set[str] = set()
     for fault in first(1000, 3):
         if not is_possible(fault, busy):
@@ -59,23 +55,17 @@ def server() -> Iterator[FakeServer]:
         yield running
 
 
-def found_by_calls(server: FakeServer, *, until_calls: int) -> list[str]:
+def found_by_calls(most: int) -> list[str]:
     """Return what calls find wrong, until one of them does, or some were made."""
-    problems: list[str] = []
-    load = Load(1, 60.0, problems)
+    load = Load(1, 60.0)
     with ThreadPoolExecutor(1) as threads:
         calls = threads.submit(load.call, 0)
-        while not calls.done() and not problems and load.calls < until_calls:
-            threading.Event().wait(0.01)
+        until(lambda: calls.done() or bool(load.problems) or load.calls >= most)
         load.over.set()
-    return problems
+    return load.problems
 
 
-def test_right_scores_are_no_problem(server: FakeServer) -> None:
-    assert found_by_calls(server, until_calls=30) == []
-
-
-def test_a_wrong_row_is_found(server: FakeServer) -> None:
+def test_wrong_rows_are_found() -> None:
     scores = ak.to_list(expected()[10:30])
     last = next(event for event in reversed(scores) if event)
     assert difference(ak.Array(scores), 10, 30) == ""
@@ -85,64 +75,21 @@ def test_a_wrong_row_is_found(server: FakeServer) -> None:
     assert "another number of rows" in difference(ak.Array(scores), 10, 30)
 
 
-def test_an_error_is_found(server: FakeServer) -> None:
+def test_errors_are_found(server: FakeServer) -> None:
+    assert found_by_calls(30) == []
     server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=99)
-    (problem,) = found_by_calls(server, until_calls=30)
+    (problem,) = found_by_calls(30)
     assert "thread 0, events" in problem
     assert "RequestError" in problem
 
 
-def test_a_call_that_hangs_is_found(server: FakeServer) -> None:
-    problems: list[str] = []
-    load, found = Load(1, 0.2, problems), threading.Event()
-    server.inject(lambda answer, context: found.wait(60) and None, times=99)
+def test_calls_that_hang_are_found(server: FakeServer) -> None:
+    load = Load(1, 0.2)
+    server.hold()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(load.call, 0)
-        while not problems:
+        while not load.problems:
             load.check_time()
         load.over.set()
-        found.set()
-    assert "a call of thread 0 takes more than 0 s" in problems
-
-
-def test_leaks_are_found() -> None:
-    before = Held.now()
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait, name="left")
-    thread.start()
-    with socket.socket():
-        leaks = Held.now().leaked_since(before, memory_bytes=10**9)
-        memory = np.ones(10_000_000)
-        assert "memory: " in Held.now().leaked_since(before, memory_bytes=10**6)[-1]
-    end.set()
-    thread.join()
-    del memory
-    assert leaks[0] == "threads: {'left': 1}"
-    # Others' threads may have a file open for a moment.
-    assert leaks[1].startswith("open files: {")
-    assert "'socket': 1" in leaks[1]
-    until(lambda: Held.now().leaked_since(before, memory_bytes=10**9) == [])
-
-
-def test_regions_of_a_process_are_found() -> None:
-    assert regions([1]) == []
-    assert len(jets()) == len(expected())
-
-
-def test_a_name_server_answers() -> None:
-    question = b"\x08tritons1\x04test\x00" + b"\x00\x01\x00\x01"
-    query = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + question
-    with (
-        NameServer("tritons1.test", ["127.0.0.2"]) as names,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
-    ):
-        asking.settimeout(10)
-
-        def ask(what: bytes) -> bytes:
-            asking.sendto(what, ("127.0.0.1", names.port))
-            return asking.recv(512)
-
-        assert ask(query).endswith(b"\x00\x04\x7f\x00\x00\x02")
-        names.addresses = ()
-        assert ask(query)[3] == 0x80  # no error
-        assert ask(query.replace(b"tritons1", b"tritons2"))[3] == 0x83  # no such name
+        server.release()
+    assert "a call of thread 0 takes more than 0 s" in load.problems

@@ -45,7 +45,7 @@ def test_links_of_the_readme_lead_to_the_repository() -> None:
     assert all(link.startswith(("https://", "#")) for link in links)
 
 
-def test_workflows_call_what_there_is() -> None:
+def test_workflows_call_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
         workflow = path.read_text(encoding="utf-8")

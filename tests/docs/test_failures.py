@@ -62,7 +62,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def test_the_reference_has_the_table() -> None:
+def test_the_reference_has_the_table_of_failures() -> None:
     assert table() in REFERENCE.read_text(encoding="utf-8"), f"expected:\n{table()}"
 
 

@@ -112,7 +112,9 @@ def shape(cell: Any) -> list[Any]:
 
 @pytest.mark.server
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_notebooks_show_the_right_numbers(
+    path: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
     work, scratch = tmp_path / "work", tmp_path / "scratch"
     work.mkdir()

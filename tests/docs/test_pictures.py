@@ -39,7 +39,7 @@ def curves(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.stem)
-def test_picture_is_as_it_would_be_drawn(picture: Path, drawn: Path) -> None:
+def test_pictures_are_as_they_would_be_drawn(picture: Path, drawn: Path) -> None:
     """If not, run ``python docs/draw.py``; other versions of matplotlib may draw a little off."""
     then = picture.read_text(encoding="utf-8")
     now = (drawn / picture.name).read_text(encoding="utf-8")

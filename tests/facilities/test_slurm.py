@@ -1,4 +1,4 @@
-"""On a real Slurm: workers are its jobs, which come, go, and are cancelled."""
+"""No chunk is lost or counted twice on a real Slurm, whose jobs come, go, and are cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import SlurmProvider
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
+from tests.facilities.analysis import (
+    analyse,
+    check,
+    check_cluster,
+    interrupted,
+    serve,
+    serve_example,
+)
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
@@ -39,7 +46,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def test_dask_jobqueue(batch: Slurm, tmp_path: Path) -> None:
+def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_path: Path) -> None:
     with (
         serve() as server,
         SLURMCluster(
@@ -51,23 +58,15 @@ def test_dask_jobqueue(batch: Slurm, tmp_path: Path) -> None:
             scheduler_options={"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
         ) as cluster,
         Client(cluster) as client,
-        sonic.connect(server.url, client=client, max_suspended_chunks=0),
     ):
-
-        def run() -> dict[str, Any]:
-            return analyse(processor.DaskExecutor(client=client, status=False))
-
         cluster.scale(jobs=2)
-        client.wait_for_workers(2, timeout=60)
-        cancelled, _ = batch.jobs("RUNNING")
-        check(interrupted(run, server, lambda: batch.cancel(cancelled)))
-        cluster.scale(jobs=1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
+        check_cluster(cluster, client, server, lambda: batch.cancel(min(batch.jobs("RUNNING"))))
     until(lambda: not batch.jobs())
 
 
-def test_parsl(batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsl_loses_no_chunk_when_a_job_is_cancelled(
+    batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # It starts programs of its own by their names, here and in the jobs.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     provider = SlurmProvider(
@@ -109,7 +108,7 @@ def test_parsl(batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     until(lambda: not batch.jobs())
 
 
-def test_page(batch: Slurm, tmp_path: Path) -> None:
+def test_the_page_runs_as_it_stands(batch: Slurm, tmp_path: Path) -> None:
     """What the documentation says of Slurm runs as it stands."""
     work = tmp_path / "work"
     work.mkdir()

@@ -1,24 +1,22 @@
-"""Tritons behind a balancer, shared by the tests of a module, and as new before each."""
+"""Four Tritons of a session, of which a proxy takes some, as new for each test."""
 
 from __future__ import annotations
 
-from functools import partial
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.network.envoy import Envoy
-from tests.network.haproxy import HAProxy
-from tests.network.nginx import Nginx
-from tests.network.tritons import tritons as run_tritons
+from tests.network.proxies import Envoy
+from tests.network.tritons import restore
+from tests.network.tritons import tritons as several_tritons
 
 import sonic_coffea as sonic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from tests.network.processes import Proxy
+    from tests.network.proxies import Proxy
     from tests.network.tritons import Triton
 
 
@@ -30,44 +28,30 @@ def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-@pytest.fixture(scope="module")
-def four_tritons(
+@pytest.fixture(scope="session")
+def tritons(
     small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Triton]]:
-    with run_tritons(small_batches, tmp_path_factory.mktemp("tritons"), 4) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def two_tritons(
-    small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Triton]]:
-    with run_tritons(small_batches, tmp_path_factory.mktemp("tritons"), 2) as running:
-        yield running
+    """Four, which do not run until they are restored."""
+    with several_tritons(small_batches, tmp_path_factory.mktemp("tritons"), 4) as all_four:
+        yield all_four
 
 
 @pytest.fixture
-def envoy(tmp_path: Path) -> Any:
-    """Return what runs an Envoy before Tritons: ``with envoy(tritons, max_…=…) as running``."""
-    return partial(_run, Envoy, tmp_path)
+def two_tritons(tritons: list[Triton]) -> list[Triton]:
+    """Two that run."""
+    restore(tritons[:2])
+    return tritons[:2]
 
 
 @pytest.fixture
-def nginx(tmp_path: Path) -> Any:
-    """Return what runs an nginx before Tritons."""
-    return partial(_run, Nginx, tmp_path)
+def proxy(tmp_path: Path) -> Any:
+    """Return what runs a proxy before Tritons: ``with proxy(two, Nginx, body="1m") as running``."""
 
+    @contextlib.contextmanager
+    def run(tritons: list[Triton], kind: type[Proxy] = Envoy, **settings: Any) -> Iterator[Proxy]:
+        restore(tritons)
+        with kind.before(tritons, tmp_path, **settings) as running:
+            yield running
 
-@pytest.fixture
-def haproxy(tmp_path: Path) -> Any:
-    """Return what runs an HAProxy before Tritons."""
-    return partial(_run, HAProxy, tmp_path)
-
-
-def _run(
-    kind: type[Proxy], folder: Path, tritons: list[Triton], **settings: Any
-) -> AbstractContextManager[Proxy]:
-    """Have all Tritons as they were at first, and then a balancer before them."""
-    for triton in tritons:
-        triton.restore()
-    return kind.before(tritons, folder, **settings)
+    return run

@@ -24,7 +24,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
-Headers = tuple[tuple[str, str], ...]
 
 
 class FaultServer(FakeServer):
@@ -66,10 +65,10 @@ class FaultServer(FakeServer):
         MAX_CONCURRENT_STREAMS of the connections that are made from now on.
     streams_per_connection : int or None
         How many calls a connection takes before it is ended gracefully, as by max_connection_age.
-    connections : int
-        How many connections have been made.
-    streams : list of (int, str)
-        All calls that arrived: which connection, and the method.
+    connections, alive : int, set
+        How many connections have been made, and those that there are.
+    calls : list of str
+        The methods of all calls that arrived.
     """
 
     def __init__(self, models: Mapping[str, Any], **options: Any) -> None:
@@ -77,19 +76,16 @@ class FaultServer(FakeServer):
         self.max_streams: int | None = None
         self.streams_per_connection: int | None = None
         self.connections = 0
-        self.streams: list[tuple[int, str]] = []
+        self.calls: list[str] = []
         self.servicer = Servicer(self)
         self._plans: dict[str, list[Iterator[Any]]] = {}
         self._held = contextlib.ExitStack()
-        self._alive: set[Connection] = set()
+        self.alive: set[Connection] = set()
         self._thread: LoopThread | None = None
 
-    def misbehave(
-        self, fault: CallFault, *, times: int = 1, every: int = 1, method: str = "ModelInfer"
-    ) -> None:
+    def misbehave(self, fault: CallFault, *, times: int = 1, method: str = "ModelInfer") -> None:
         """Have a fault happen to the next calls of a method; see `FakeServer.inject`."""
-        turns = (*repeat(None, every - 1), fault)
-        self._plans.setdefault(method, []).append(chain.from_iterable(repeat(turns, times)))
+        self._plans.setdefault(method, []).append(repeat(fault, times))
 
     def connect_badly(self, fault: ConnectionFault, *, times: int = 1) -> None:
         """Have a fault happen to the next connections."""
@@ -128,24 +124,9 @@ class FaultServer(FakeServer):
         planned = (next(turns, None) for turns in self._plans.get(method, ()))
         return next(filter(None, planned), None)
 
-    def admit(self, connection: Connection) -> int:
-        """Count a connection; return its number, from 1 on."""
-        self._alive.add(connection)
-        self.connections += 1
-        return self.connections
-
-    @property
-    def open_connections(self) -> int:
-        """How many connections there are."""
-        return len(self._alive)
-
-    def forget(self, connection: Connection) -> None:
-        """Take note that a connection has ended."""
-        self._alive.discard(connection)
-
     def _on_each(self, what: Callable[[Connection], None]) -> None:
         async def act() -> None:
-            for connection in list(self._alive):
+            for connection in list(self.alive):
                 what(connection)
 
         assert self._thread is not None
@@ -159,8 +140,8 @@ class FaultServer(FakeServer):
 
     async def _end(self) -> None:
         await close_listener(self._server)
-        while self._alive:
-            for connection in list(self._alive):
+        while self.alive:
+            for connection in list(self.alive):
                 connection.end(reset=True)
             await asyncio.sleep(0)
 
@@ -170,7 +151,6 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: FaultServer) -> None:
         self.server = server
-        self.number = 0
         self.exchanges: dict[int, Exchange] = {}
         self.writable = asyncio.Event()
         self.frames: H2Connection | None = None
@@ -180,7 +160,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.number = self.server.admit(self)
+        self.server.alive.add(self)
+        self.server.connections += 1
         fault = self.server.next_fault("")
         if fault is not None:
             fault(self)
@@ -188,7 +169,7 @@ class Connection(asyncio.Protocol):
             self.shake_hands()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.server.forget(self)
+        self.server.alive.discard(self)
         for exchange in self.exchanges.values():
             exchange.cancel()
 
@@ -245,7 +226,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, event: RequestReceived) -> None:
         exchange = Exchange(self, event.stream_id, dict(event.headers))
         self.exchanges[event.stream_id] = exchange
-        self.server.streams.append((self.number, exchange.method))
+        self.server.calls.append(exchange.method)
         fault = self.server.next_fault(exchange.method)
         self._taken += 1
         if self._taken == self.server.streams_per_connection:
@@ -354,10 +335,9 @@ class Exchange:
                 self.connection.writable.clear()
                 await self.connection.writable.wait()
 
-    def send_trailers(self, code: Any, words: str = "", *more: tuple[str, str]) -> None:
-        """End the call with a status, a ``grpc.StatusCode`` or a number."""
-        number = code.value[0] if isinstance(code, grpc.StatusCode) else code
-        trailers = [("grpc-status", str(number)), ("grpc-message", words), *more]
+    def send_trailers(self, code: grpc.StatusCode, words: str = "") -> None:
+        """End the call with a status."""
+        trailers = [("grpc-status", str(code.value[0])), ("grpc-message", words)]
         self.frames.send_headers(self.stream_id, trailers, end_stream=True)
         self.connection.flush()
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from h2.errors import ErrorCodes
-from tests.network.fault_server import answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,32 +27,24 @@ async def silent(call: Exchange) -> None:
     await asyncio.Event().wait()
 
 
-def status(code: Any, words: str = "", *more: tuple[str, str], early: bool = False) -> CallFault:
-    """End the call with a status and more trailers; early: before the request has arrived."""
+def status(code: Any, words: str = "", *more: tuple[str, str]) -> CallFault:
+    """End the call with a status and more trailers."""
 
     async def fault(call: Exchange) -> None:
-        if not early:
-            await call.complete.wait()
-        number = code.value[0] if isinstance(code, grpc.StatusCode) else code
-        trailers = (("grpc-status", str(number)), ("grpc-message", words), *more)
+        await call.complete.wait()
+        trailers = (("grpc-status", str(code.value[0])), ("grpc-message", words), *more)
         call.send_headers(*trailers, end=True)
 
     return fault
 
 
-def http_status(
-    code: int,
-    body: str = "",
-    *more: tuple[str, str],
-    content_type: str = "text/html",
-    early: bool = False,
-) -> CallFault:
+def http_status(code: int, body: str = "", *, early: bool = False) -> CallFault:
     """Answer as a web server that knows no gRPC; early: before the request has arrived."""
 
     async def fault(call: Exchange) -> None:
         if not early:
             await call.complete.wait()
-        call.send_headers(*more, status=str(code), content_type=content_type)
+        call.send_headers(status=str(code), content_type="text/html")
         await call.send_data(body.encode(), end=True)
 
     return fault
@@ -84,21 +75,13 @@ def _cut(end: Callable[[Exchange], None], after: str) -> CallFault:
     return fault
 
 
-def goaway(
-    code: int = ErrorCodes.NO_ERROR, words: bytes = b"", *, answers: bool = False, ends: bool = True
-) -> CallFault:
-    """Send GOAWAY; `answers`: this call is still taken; `ends`: then the connection ends."""
+def goaway(code: int, words: bytes) -> CallFault:
+    """Send GOAWAY that does not take this call, and end the connection."""
 
     async def fault(call: Exchange) -> None:
         await call.complete.wait()
-        last = call.stream_id if answers else max(call.stream_id - 2, 0)
-        call.connection.goaway(code, last_stream=last, words=words)
-        if answers:
-            await answered(call)
-        elif ends:
-            call.connection.end()
-        else:
-            await asyncio.Event().wait()
+        call.connection.goaway(code, last_stream=max(call.stream_id - 2, 0), words=words)
+        call.connection.end()
 
     return fault
 
@@ -199,13 +182,12 @@ def large_headers(nbytes: int) -> CallFault:
 # Of a connection.
 
 
-def garbage(data: bytes, *, ends: bool = True) -> ConnectionFault:
-    """Send bytes that are not HTTP/2."""
+def garbage(data: bytes) -> ConnectionFault:
+    """Send bytes that are not HTTP/2, and close the connection."""
 
     def fault(connection: Connection) -> None:
         connection.transport.write(data)
-        if ends:
-            connection.end()
+        connection.end()
 
     return fault
 

@@ -1,4 +1,4 @@
-"""Processes of tests: whatever ends a test, nothing of them is left."""
+"""Programs that tests start: whatever ends a test, nothing of them is left."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from tests.ports import held_port
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
-
-    from tests.network.tritons import Triton
 
 KEEPER = Path(__file__).with_name("keeper.py")
 
 
-class Kept:
-    """A process below a keeper of its own, which ends it when this process ends.
+class Service:
+    """A program below a keeper of its own, which ends it when this process ends.
 
     Parameters
     ----------
@@ -34,6 +31,8 @@ class Kept:
         What runs.
     log : Path
         Where it writes.
+    ready : callable
+        Whether it does what it is for.
     env : mapping, optional
         Its environment; by default that of this process.
     grace_s : float
@@ -46,20 +45,28 @@ class Kept:
         self,
         argv: Sequence[str],
         log: Path,
+        ready: Callable[[], bool],
         *,
         env: Mapping[str, str] | None = None,
-        grace_s: float = 5.0,
+        grace_s: float = 2.0,
         leftovers: Sequence[str] = (),
     ) -> None:
         self.log = log
-        job = {
+        self._ready = ready
+        self._job = {
             "argv": list(argv),
             "log": str(log),
             "env": dict(os.environ if env is None else env),
             "grace_s": grace_s,
             "leftovers": list(leftovers),
-            "owner": os.getpid(),
         }
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Start it, and do not wait; harmless when it runs."""
+        if self.running:
+            return
+        self.end()
         # A session of its own: Ctrl-C reaches this process alone, which ends it in good order.
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER)],
@@ -67,104 +74,70 @@ class Kept:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._stdin, self._stdout = self._keeper.stdin, self._keeper.stdout
+        stdin, stdout = self._pipes
         try:
-            self._stdin.write(json.dumps(job).encode() + b"\n")
-            self._stdin.flush()
-            self.pid = int(self._stdout.readline())
+            stdin.write(json.dumps({**self._job, "owner": os.getpid()}).encode() + b"\n")
+            stdin.flush()
+            self.pid = int(stdout.readline())
         except BaseException:
             self.end()
             raise
 
-    @property
-    def running(self) -> bool:
-        return self._keeper.poll() is None
-
-    def send(self, number: signal.Signals) -> None:
-        """Send the process a signal; harmless when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Kill the process, and wait until nothing of it is left."""
-        self.send(signal.SIGKILL)
-        self._keeper.wait(30)
-
-    def end(self) -> None:
-        """End the process, and wait until nothing of it is left; harmless when it has ended."""
-        with contextlib.suppress(OSError):
-            self._stdin.close()
-        self._keeper.wait(60)
-        self._stdout.close()
-
-    def wait(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait(self, timeout_s: float = 120.0) -> None:
         """Return when it is ready; raise with its log if it ends or is late."""
         deadline = time.monotonic() + timeout_s
-        while not ready():
+        while not self._ready():
             if not self.running or time.monotonic() > deadline:
                 log = self.log.read_text(errors="replace")
                 self.end()
                 raise RuntimeError(f"{self.log.stem} is not ready:\n{log}")
             time.sleep(0.02)
 
-
-class Proxy:
-    """A program on loopback that leads to servers.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        What runs.
-    log : Path
-        Where it writes.
-    port : int
-        Where it listens.
-    ready : callable, optional
-        Whether it leads to servers; by default, whether it listens.
-    """
-
-    ports = 1
-
-    def __init__(
-        self, argv: Sequence[str], log: Path, port: int, ready: Callable[[], bool] | None = None
-    ) -> None:
-        self.url = f"grpc://127.0.0.1:{port}"
-        self._run = partial(Kept, argv, log, grace_s=2.0)
-        self._ready = ready or partial(accepts, port)
-        self._kept: Kept | None = None
-
-    @classmethod
-    @contextlib.contextmanager
-    def before(cls, tritons: Sequence[Triton], folder: Path, **settings: Any) -> Iterator[Self]:
-        """Run one before Tritons."""
-        with contextlib.ExitStack() as stack:
-            ports = [stack.enter_context(held_port()) for _ in range(cls.ports)]
-            running: Any = cls
-            yield stack.enter_context(running(tritons, folder, *ports, **settings))
-
     def start(self) -> None:
-        """Start it, and return when it is ready."""
-        self._kept = self._run()
-        self._kept.wait(self._ready)
+        """Start it, and return when it is ready; harmless when it runs."""
+        self.launch()
+        self.wait()
+
+    @property
+    def running(self) -> bool:
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal; harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Have it die at once."""
-        assert self._kept is not None
-        self._kept.kill()
+        """Have it die at once, and wait until nothing of it is left."""
+        self.send(signal.SIGKILL)
+        until(lambda: not self.running, 30.0, f"the end of {self.log.stem}")
 
     def end(self) -> None:
-        """End it; harmless when it has ended."""
-        if self._kept is not None:
-            self._kept.end()
+        """End it, and wait until nothing of it is left; harmless when it has ended."""
+        if self._keeper is not None:
+            stdin, stdout = self._pipes
+            with contextlib.suppress(OSError):
+                stdin.close()
+            self._keeper.wait(60)
+            stdout.close()
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._keeper is not None
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        return self._keeper.stdin, self._keeper.stdout
 
 
 def accepts(port: int, address: str = "127.0.0.1") -> bool:

@@ -1,4 +1,4 @@
-"""A real MLServer: another implementation of the protocol, with fewer extensions."""
+"""A real MLServer, another implementation of the protocol, scores jets right."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import logging
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import awkward as ak
 import numpy as np
 import pytest
 import uv
-from tests.network.processes import Kept, accepts
+from tests.network.processes import Service, accepts
 from tests.ports import held_port
 
 import sonic_coffea as sonic
@@ -65,9 +66,8 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (folder / "model-settings.json").write_text(json.dumps(declared))
         (folder / "runtime.py").write_text(RUNTIME)
         argv = [str(python.with_name("mlserver")), "start", str(folder)]
-        server = Kept(argv, folder / "mlserver.log")
-        stack.callback(server.end)
-        server.wait(lambda: accepts(ports["grpc_port"]))
+        ready = partial(accepts, ports["grpc_port"])
+        stack.enter_context(Service(argv, folder / "mlserver.log", ready))
         yield f"grpc://127.0.0.1:{ports['grpc_port']}"
 
 

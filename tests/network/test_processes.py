@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.network.processes import Kept
+from tests.network.processes import Service
 from tests.server.support import is_gone
 from tests.waiting import until
 
@@ -19,20 +19,19 @@ OWNER = """
 import signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.network.processes import Kept
+from tests.network.processes import Service
 signal.signal(signal.SIGINT, signal.default_int_handler)
-kept = Kept(["sh", "-c", sys.argv[2]], Path(sys.argv[3]), leftovers=[sys.argv[4]], grace_s=0.2)
-try:
-    print(kept.pid, flush=True)
+command, log, left = sys.argv[2:]
+options = {"leftovers": [left], "grace_s": 0.2}
+with Service(["sh", "-c", command], Path(log), lambda: True, **options) as service:
+    print(service.pid, flush=True)
     time.sleep(1000)
-finally:
-    kept.end()
 """
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_the_owner_ends(number: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_owner_ends(number: signal.Signals, tmp_path: Path) -> None:
     name = f"sonic_test_left_{os.getpid()}"
     mark, child = Path("/dev/shm") / name, tmp_path / "child"  # noqa: S108
     command = STUBBORN.format(mark=mark, child=child)
@@ -49,20 +48,18 @@ def test_the_owner_ends(number: signal.Signals, tmp_path: Path) -> None:
     until(lambda: not mark.exists(), 30, "the end of what they left")
 
 
-def test_one_that_is_killed_or_stopped(tmp_path: Path) -> None:
+def test_killed_and_stopped_services_end(tmp_path: Path) -> None:
     """Both end at once, whatever state they are in."""
-    killed = Kept(["sleep", "1000"], tmp_path / "killed")
-    killed.kill()
-    assert not killed.running
-    assert is_gone(killed.pid)
-    killed.end()
-    stopped = Kept(["sleep", "1000"], tmp_path / "stopped")
-    stopped.send(signal.SIGSTOP)
-    stopped.end()
+    with Service(["sleep", "1000"], tmp_path / "killed", lambda: True) as killed:
+        killed.kill()
+        assert not killed.running
+        assert is_gone(killed.pid)
+    with Service(["sleep", "1000"], tmp_path / "stopped", lambda: True) as stopped:
+        stopped.send(signal.SIGSTOP)
     assert is_gone(stopped.pid)
 
 
-def test_what_does_not_start_says_why(tmp_path: Path) -> None:
-    kept = Kept(["sh", "-c", "echo no such port; exit 1"], tmp_path / "log")
+def test_services_that_do_not_start_say_why(tmp_path: Path) -> None:
+    argv = ["sh", "-c", "echo no such port; exit 1"]
     with pytest.raises(RuntimeError, match="no such port"):
-        kept.wait(lambda: False)
+        Service(argv, tmp_path / "log", lambda: False).start()

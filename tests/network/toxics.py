@@ -7,7 +7,7 @@ What is set holds for the connections that there are, and for new ones, until it
         proxy.bytes_per_s = 1_000_000   # each way
         proxy.slice_bytes = 100         # never more at once
         proxy.cut_after_bytes = 5000    # of each connection, in both ways together
-        proxy.cut = "reset"             # what happens then: "close", "reset", "lose"
+        proxy.cut = "reset"             # what happens then: "close", "reset"
         proxy.lose()                    # half-open: accepts everything, forwards nothing
         proxy.reset()                   # RST to everybody, now
         proxy.refuse()                  # nobody listens; `accept` ends it
@@ -25,7 +25,6 @@ from tests.network.loops import LoopThread, close_listener
 from tests.ports import held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
     from typing import Self
 
 _READ_BYTES = 65536
@@ -42,7 +41,7 @@ class ToxicProxy:
     Attributes
     ----------
     latency_s : float
-        How long bytes are held back, each way; they stay in order.
+        How long bytes are held back, each way.
     bytes_per_s : float or None
         The bandwidth of each connection, each way.
     slice_bytes : int or None
@@ -50,9 +49,9 @@ class ToxicProxy:
     cut_after_bytes : int or None
         After how many forwarded bytes a connection is cut.
     cut : str
-        How: "close" (FIN), "reset" (RST), or "lose": nothing is forwarded any more.
-    connections : int
-        How many have been made.
+        How: "close" (FIN), or "reset" (RST).
+    connections, sent_bytes : int
+        How many have been made, and how much clients have sent.
     """
 
     def __init__(self, target: str) -> None:
@@ -63,13 +62,13 @@ class ToxicProxy:
         self.slice_bytes: int | None = None
         self.cut_after_bytes: int | None = None
         self.cut = "close"
-        self.connections = 0
+        self.connections = self.sent_bytes = 0
         self._held = contextlib.ExitStack()
         self._port = 0
         self._thread = LoopThread("toxic-proxy")
         self._links: set[_Link] = set()
         self._listener: Any = None
-        self._losing = False
+        self.losing = False
 
     def __enter__(self) -> Self:
         self._port = self._held.enter_context(held_port())
@@ -98,26 +97,28 @@ class ToxicProxy:
 
     def lose(self) -> None:
         """Forward nothing any more, on any connection; none is closed, new ones are accepted."""
-        self._losing = True
-        self._do(lambda: [link.lose() for link in self._links])
+        self.losing = True
+        for link in self._links:
+            link.lost = True
 
     def find(self) -> None:
         """Forward the bytes of new connections again; what was lost stays so."""
-        self._losing = False
+        self.losing = False
 
     def reset(self) -> None:
         """Reset all connections (RST), at once."""
-        self._do(lambda: [link.end(reset=True) for link in list(self._links)])
+        self._end_links(reset=True)
 
     def close_connections(self) -> None:
         """Close all connections (FIN), at once."""
-        self._do(lambda: [link.end(reset=False) for link in list(self._links)])
+        self._end_links(reset=False)
 
-    def _do(self, action: Callable[[], Any]) -> None:
-        async def run() -> None:
-            action()
+    def _end_links(self, *, reset: bool) -> None:
+        async def end() -> None:
+            for link in list(self._links):
+                link.end(reset=reset)
 
-        self._thread.call(run())
+        self._thread.call(end())
 
     async def _listen(self) -> None:
         if self._listener is None:
@@ -134,12 +135,10 @@ class ToxicProxy:
         self.connections += 1
         link = _Link(self, writer)
         self._links.add(link)
-        if self._losing:
-            link.lose()
         try:
             there, to_server = await asyncio.open_connection(*self._target)
             link.writers.append(to_server)
-            await link.run(link.forward(reader, to_server), link.forward(there, writer))
+            await asyncio.gather(link.forward(reader, to_server), link.forward(there, writer))
         except OSError:  # the server refuses, or one side has reset the connection
             link.end(reset=True)
         except asyncio.CancelledError:  # asyncio logs a cancelled handler as an error
@@ -154,27 +153,11 @@ class _Link:
 
     def __init__(self, proxy: ToxicProxy, writer: asyncio.StreamWriter) -> None:
         self.writers = [writer]
+        self.lost = proxy.losing
         self._proxy = proxy
         self._forwarded = 0
-        self._lost = False
-        self._ways: list[asyncio.Task[None]] = []
-
-    async def run(self, *ways: Coroutine[Any, Any, None]) -> None:
-        self._ways = [asyncio.get_running_loop().create_task(way) for way in ways]
-        try:
-            await asyncio.gather(*self._ways)
-        finally:
-            self._cancel()
-
-    def lose(self) -> None:
-        self._lost = True
-
-    def _cancel(self) -> None:
-        for way in self._ways:
-            way.cancel()
 
     def end(self, *, reset: bool) -> None:
-        self._cancel()
         for writer in self.writers:
             if reset:
                 linger = struct.pack("ii", 1, 0)
@@ -186,52 +169,22 @@ class _Link:
                 writer.close()
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward bytes one way; those on their way do not hold up reading."""
-        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        delivery = asyncio.ensure_future(self._deliver(on_the_way, writer))
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                data = await reader.read(_READ_BYTES)
-                on_the_way.put_nowait((loop.time() + self._proxy.latency_s, data))
-                if not data:
-                    await delivery
-                    return
-                if delivery.done():
-                    return
-        finally:
-            delivery.cancel()
-
-    async def _deliver(
-        self, on_the_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
-    ) -> None:
-        loop, proxy = asyncio.get_running_loop(), self._proxy
+        """Forward bytes one way until they end, or are cut."""
+        proxy = self._proxy
         while True:
-            due_at, data = await on_the_way.get()
-            await asyncio.sleep(max(0.0, due_at - loop.time()))
+            size = proxy.slice_bytes or _READ_BYTES
+            if proxy.cut_after_bytes is not None:
+                size = min(size, proxy.cut_after_bytes - self._forwarded)
+                if size <= 0:
+                    return self.end(reset=proxy.cut == "reset")
+            data = await reader.read(size)
+            if writer is not self.writers[0]:
+                proxy.sent_bytes += len(data)
+            seconds = len(data) / proxy.bytes_per_s if proxy.bytes_per_s else 0.0
+            await asyncio.sleep(proxy.latency_s + seconds)
             if not data:
-                if not self._lost:
-                    writer.close()
-                return
-            while data:
-                size = min(len(data), proxy.slice_bytes or len(data))
-                if proxy.cut_after_bytes is not None:
-                    size = min(size, proxy.cut_after_bytes - self._forwarded)
-                    if size <= 0 and not self._cut():
-                        return
-                if self._lost:
-                    break
-                if proxy.bytes_per_s:
-                    await asyncio.sleep(size / proxy.bytes_per_s)
-                writer.write(data[:size])
+                return None if self.lost else writer.close()
+            if not self.lost:
+                self._forwarded += len(data)
+                writer.write(data)
                 await writer.drain()
-                self._forwarded += size
-                data = data[size:]
-
-    def _cut(self) -> bool:
-        """Do what is set to a connection that has had its bytes; False if it has ended."""
-        if self._proxy.cut == "lose":
-            self._lost = True
-            return True
-        self.end(reset=self._proxy.cut == "reset")
-        return False
