@@ -27,12 +27,20 @@ from sonic_coffea.cli._options import (
 from sonic_coffea.cli._output import UsageError, show, usage
 from sonic_coffea.errors import printable
 
+Files = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
+]
+Collection = Annotated[
+    str | None, option("NAME", "Collection, such as FatJet; by default, the events.")
+]
+Features = Annotated[
+    str | None, option("FILE.py:NAME", "Function of the events that returns the model's inputs.")
+]
+
 
 @connected
 def score(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
-    ],
+    files: Files,
     *,
     output: Annotated[
         Path, option("FILE", "File for the scores: .parquet or .root.", "--output", "-o")
@@ -43,13 +51,8 @@ def score(
     weaver: Weaver = None,
     labels: Labels = None,
     declare: Declaration = None,
-    collection: Annotated[
-        str | None, option("NAME", "Collection to score, such as FatJet; by default, the events.")
-    ] = None,
-    features: Annotated[
-        str | None,
-        option("FILE.py:NAME", "Function of the events that returns the model's inputs."),
-    ] = None,
+    collection: Collection = None,
+    features: Features = None,
     keep: Annotated[
         list[str] | None, option("FIELD", "Also write this field of the objects; may be repeated.")
     ] = None,
@@ -114,22 +117,15 @@ def score(
 
 
 def export(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="NanoAOD files, or their URLs.")
-    ],
+    files: Files,
     *,
     output: Annotated[Path, option("FILE", "The .parquet file.", "--output", "-o")],
     model: Annotated[str | None, option("NAME", "Name of the model, with --weaver.")] = None,
     weaver: Weaver = None,
     labels: Labels = None,
     declare: Declaration = None,
-    collection: Annotated[
-        str | None, option("NAME", "Collection, such as FatJet; by default, the events.")
-    ] = None,
-    features: Annotated[
-        str | None,
-        option("FILE.py:NAME", "Function of the events that returns the model's inputs."),
-    ] = None,
+    collection: Collection = None,
+    features: Features = None,
     label: Annotated[
         list[str] | None,
         option("NAME=EXPRESSION", "Also write this, of the objects or the events; repeatable."),

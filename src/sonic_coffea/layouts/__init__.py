@@ -18,7 +18,7 @@ from sonic_coffea.layouts._file_positions import (
     file_positions,
     touch_position,
 )
-from sonic_coffea.layouts._frames import giving_back, records_of
+from sonic_coffea.layouts._frames import columns_of, giving_back, records_of
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
@@ -64,6 +64,7 @@ __all__ = [
     "bind_columns",
     "bind_inputs",
     "check_told_apart",
+    "columns_of",
     "declared",
     "dtype_name",
     "file_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ def giving_back(objects: Any) -> Callable[[ak.Array], Any]:
 
 
 def _framed(empty: Any, scores: ak.Array) -> Any:
-    columns = {name or "score": _filled(values) for name, values in _flat(_plain(scores)).items()}
+    columns = {name: _filled(_plain(values)) for name, values in columns_of(scores)}
     frame = type(empty)(columns, index=empty.index)
     frame.attrs.update(scores.attrs)
     return frame
@@ -65,14 +65,14 @@ def _plain(scores: ak.Array) -> Any:
         return lists
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return arrays by name, after the output's name where there are several."""
-    if not isinstance(values, Mapping):
-        return {prefix: values}
-    flat: dict[str, Any] = {}
-    for name, each in values.items():
-        flat.update(_flat(each, f"{prefix}_{name}" if prefix else name))
-    return flat
+def columns_of(scores: ak.Array, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the columns of scores: labels, after the output's name where there are several."""
+    if not scores.fields:
+        return [(prefix or "score", scores)]
+    columns = []
+    for name in scores.fields:
+        columns += columns_of(scores[name], f"{prefix}_{name}" if prefix else name)
+    return columns
 
 
 def _filled(values: Any) -> Any:

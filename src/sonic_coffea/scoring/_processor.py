@@ -14,6 +14,7 @@ from awkward.types import ListType, NumpyType, OptionType
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.layouts import columns_of
 from sonic_coffea.model import Choice, Model, constituents, export, has_constituents
 from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
 from sonic_coffea.scoring._identity import identity
@@ -80,7 +81,7 @@ class Scoring(SonicProcessor):
         objects = self._objects(events)
         if self.collection is not None:
             columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
-        for name, column in [*((n, objects[n]) for n in self.keep), *_flat(scored)]:
+        for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
                 raise ConfigError(
                     f"two columns are called {name!r}; rename the labels in the declaration"
@@ -145,16 +146,6 @@ class Exporting(Scoring):
         records = self._objects(events), events
         export(self.models["scores"], sent, path, self.labels, self.weights, *records)  # type: ignore[arg-type]
         return super().process(events)  # which finds the file, and counts it
-
-
-def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the columns of scores: labels, after the output's name where there are several."""
-    if not scores.fields:
-        return [(prefix or "score", scores)]
-    columns = []
-    for name in scores.fields:
-        columns += _flat(scores[name], f"{prefix}_{name}" if prefix else name)
-    return columns
 
 
 def _is_number(kind: Any, depth: int) -> bool:
