@@ -202,7 +202,7 @@ def test_what_is_chosen_picks_from_the_collection() -> None:
             lambda: sonic.Output(per="constituent", choose="argmin"),
             "expected choose to be 'argmax' or 'slot'",
         ),
-        (lambda: sonic.Output(choose="argmax"), "has per='constituent'"),
+        (lambda: sonic.Output(choose="argmax"), "needs per='constituent'"),
         (
             lambda: sonic.Output(per="constituent", choose="argmax", shape=(2,)),
             "has labels, and no shape",

@@ -146,7 +146,7 @@ def test_whose_constituents_must_be_an_input() -> None:
     model.outputs["weight"] = sonic.Output(per="constituent", of="track")
     with pytest.raises(errors.ConfigError, match="did you mean 'tracks'"):
         model(events())
-    with pytest.raises(errors.ConfigError, match="has per='constituent'"):
+    with pytest.raises(errors.ConfigError, match="needs per='constituent'"):
         sonic.Output(of="tracks")
 
 

@@ -157,12 +157,12 @@ class Output:
                 not (named or (isinstance(axes, int) and axes >= 1)) or (axes != 1 and by_row),
                 f"expected axes of constituents, and per='constituent', got axes={axes!r}",
             ),
-            (self.of is not None and by_row, f"an output of {self.of!r} has per='constituent'"),
+            (self.of is not None and by_row, f"an output of {self.of!r} needs per='constituent'"),
             (
                 self.splits is not None and not by_row,
                 "an output with splits of its own is not per constituent",
             ),
-            (chosen and by_row, "an output that chooses constituents has per='constituent'"),
+            (chosen and by_row, "an output that chooses constituents needs per='constituent'"),
             (chosen and strings, "an output that chooses constituents has numbers, and no strings"),
             (
                 chosen and shape is not None,
