@@ -31,6 +31,7 @@ def test_public_names() -> None:
         "Layout",
         "LocalServer",
         "Mask",
+        "Metadata",
         "Model",
         "OneHot",
         "Output",

@@ -259,7 +259,7 @@ def test_scores_are_made_of_the_numbers() -> None:
     assert sums == [6.0] * 3
     logistic = sonic.Output(function="sigmoid")
     assert scored(logistic, np.zeros((3, 1), np.float32)) == [0.5] * 3
-    with pytest.raises(ConfigError, match="expected function to be 'softmax' or 'sigmoid'"):
+    with pytest.raises(ConfigError, match="expected function to be 'softmax', 'sigmoid' or 'odds'"):
         sonic.Output(function="softmin")
     with pytest.raises(ConfigError, match="no label 'd'"):
         sonic.Output(["a"], groups={"x": ["d"]})
