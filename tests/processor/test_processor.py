@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import hist
 import numpy as np
-import onnxruntime
 import pytest
 from coffea import processor
 from coffea.processor.accumulator import accumulate
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
+from tests.direct import direct_scores
 from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
@@ -82,38 +81,8 @@ def top_server(
 @pytest.fixture(scope="module")
 def expected() -> dict[Any, tuple[float, ...]]:
     """The scores of both files by onnxruntime, jet by jet."""
-    from coffea.nanoevents import NanoEventsFactory
-
-    session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
-    rules = json.loads((DATA / "toptagger.preprocess.json").read_text())
-    scores: dict[Any, tuple[float, ...]] = {}
-    for dataset in FILES.values():
-        path = {dataset["files"][0]: "Events"}
-        events = NanoEventsFactory.from_root(path, schemaclass=Schema, mode="eager").events()
-        columns = features.constituent_features(events.FatJet, sonic.constituents(events))
-        flat = ak.flatten(columns)
-        inputs = {}
-        for name in rules["input_names"]:
-            group = rules[name]
-            tensor = np.zeros((len(flat), len(group["var_names"]), group["var_length"]), np.float32)
-            for f, variable in enumerate(group["var_names"]):
-                info = group["var_infos"][variable]
-                padded = ak.pad_none(flat[variable], group["var_length"], clip=True)
-                values = ak.to_numpy(padded, allow_missing=True).astype(np.float32)
-                moved = (values - np.float32(info["median"])) * np.float32(info["norm_factor"])
-                moved = np.ma.clip(moved, info["lower_bound"], info["upper_bound"])
-                tensor[:, f] = np.ma.filled(moved, info["pad"])
-            inputs[name] = tensor
-        tops = np.concatenate(
-            [
-                session.run(None, {n: t[i : i + 500] for n, t in inputs.items()})[0][:, 1]
-                for i in range(0, len(flat), 500)
-            ]
-        )
-        by_event = ak.unflatten(tops, ak.num(columns)).tolist()
-        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
-        scores |= dict(zip(where, map(tuple, by_event), strict=True))
-    return scores
+    first, second = (direct_scores(dataset["files"][0]) for dataset in FILES.values())
+    return first | second
 
 
 def compare(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
