@@ -21,13 +21,12 @@ from sonic_coffea.layouts._file_positions import (
 from sonic_coffea.layouts._frames import columns_of, giving_back, records_of
 from sonic_coffea.layouts._jagged import Bucketed, Flat, Mask, Padded
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, dtype_name
-from sonic_coffea.layouts._lazy import is_lazy, over_partitions, trace
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Dense, Row
 from sonic_coffea.layouts._scalers import Scaled, named, read_json
-from sonic_coffea.layouts._scores import ByRow, Outputs, assemble
-from sonic_coffea.layouts._source import Source, is_tracer
+from sonic_coffea.layouts._scores import ByRow, Outputs, assemble, trace
+from sonic_coffea.layouts._source import Source, is_lazy, is_tracer, over_partitions
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure
 from sonic_coffea.layouts._tokens import Tokens
 

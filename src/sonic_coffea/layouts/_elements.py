@@ -203,8 +203,10 @@ class Elements:
             )
         return np.broadcast_to(result, self.size), gaps
 
-    def values(self, dtype: np.dtype[Any]) -> Tensor:
+    def values(self, dtype: np.dtype[Any], out: Tensor | None = None) -> Tensor:
         """Return ``[F, n]``, as it is sent: transformed, checked, and in the type of the tensor.
+
+        With `out`, they are written there.
 
         Raises
         ------
@@ -212,7 +214,8 @@ class Elements:
             Naming field and event of a number that cannot be sent.
         """
         columns = self.columns
-        out = np.empty((len(columns.features), self.size), dtype)
+        if out is None:
+            out = np.empty((len(columns.features), self.size), dtype)
         with np.errstate(all="ignore"):
             for feature, sent, stands in zip(
                 columns.features, out, columns.missing or repeat(None), strict=False

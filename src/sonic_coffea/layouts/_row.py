@@ -84,8 +84,12 @@ class Row(FieldsLayout):
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         by_row = out.reshape(len(out), len(self.features))
+        is_plain = all(feature.plain for feature in self.features)
         for here, elements in bound.columns.blocks(batch.rows, self.row_width):
-            by_row[here] = elements.values(out.dtype).T
+            if is_plain:
+                elements.values(out.dtype, by_row[here].T)
+            else:
+                by_row[here] = elements.values(out.dtype).T
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound
@@ -153,8 +157,7 @@ class Dense(FieldsLayout):
         return Bound(replace(self, shape=shape), columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
-        (values,) = Elements(bound.columns, batch.rows).values(out.dtype)
-        out[:] = values.reshape(out.shape)
+        Elements(bound.columns, batch.rows).values(out.dtype, out.reshape(1, out.size))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         del bound

@@ -9,6 +9,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import numpy as np
 from awkward.contents import (
     ByteMaskedArray,
@@ -17,10 +18,12 @@ from awkward.contents import (
     NumpyArray,
     RecordArray,
     RegularArray,
+    UnmaskedArray,
 )
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.layouts._batch import bind_inputs
 from sonic_coffea.layouts._layout import Batch, Bound, Part
 from sonic_coffea.layouts._output import Output
 from sonic_coffea.layouts._padding import Axis, Scatter, places_of
@@ -28,6 +31,7 @@ from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._batch import Inputs
+    from sonic_coffea.layouts._layout import Layout
 
 Response = Mapping[str, Tensor]
 Convert = Callable[[RowSelection, int, Response], Tensor]
@@ -454,3 +458,34 @@ def _named(indices: Tensor, collections: Sequence[str]) -> Content:
         for places in indices.T
     ]
     return RecordArray(each, list(collections), length=len(indices)) if collections else each[0]
+
+
+def trace(
+    layouts: Mapping[str, Layout],
+    outputs: Mapping[str, Output],
+    arrays: Any,
+    *,
+    optional: bool = False,
+) -> ak.Array:
+    """Touch the fields that layouts read, and return what stands for the scores.
+
+    Parameters
+    ----------
+    layouts : mapping
+        Input names and their layouts.
+    outputs : mapping
+        Output names, and what they are.
+    arrays : awkward array or dict
+        As in `bind_inputs`, without data.
+    optional : bool
+        Whether scores may be None where objects are not.
+
+    Raises
+    ------
+    FieldError, InputError
+        If a field is missing, or has no axis where one is needed.
+    """
+    inputs = bind_inputs(layouts, arrays)
+    content = Outputs.of(outputs, inputs).content(optional=True)
+    scores = inputs.rows.unflatten(UnmaskedArray.simplified(content) if optional else content)
+    return ak.Array(scores.layout.to_typetracer(forget_length=True))
