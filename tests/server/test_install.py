@@ -211,13 +211,6 @@ def test_an_installation_for_all_by_another_version_of_the_package(index, monkey
     ]
 
 
-def test_an_older_choice_of_versions_is_redone(index):
-    installed = install.ensure()
-    marker = installed.root / "sonic-coffea.json"
-    marker.write_text(json.dumps({"requirements": ["nvidia-pytriton==0.1"]}))
-    assert install.find() is None
-
-
 @pytest.mark.parametrize(
     ("system", "processor"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
 )
@@ -231,11 +224,6 @@ def test_an_old_libc(libc):
     reason = install.reason_against(Machine(system="Linux", processor="x86_64", libc=libc))
     assert "needs glibc 2.35 or newer" in reason
     assert reason.endswith(f"got {' '.join(libc) if libc[0] else 'an unknown libc '}")
-
-
-def test_a_machine_that_runs_it():
-    machine = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.35"))
-    assert install.reason_against(machine) is None
 
 
 @pytest.mark.skipif(shutil.which("setarch") is None, reason="needs setarch of util-linux")
@@ -288,13 +276,6 @@ def test_the_python_in_use_comes_first(index):
     assert installed.python.resolve() == Path(sys.executable).resolve()
     assert (installed.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
     assert stages[0] == f"made an environment of Python {OWN} for the server"
-
-
-def test_pythons_of_this_machine_come_before_a_download():
-    *present, last = install._python_requests()
-    assert last == ("3.12", "3.12", "--managed-python")
-    assert all(option == "--no-python-downloads" for *_, option in present)
-    assert {tag for tag, *_ in present} == set(install._PYTHONS)
 
 
 # No machine has the shared library of the first; the second is no Python.
