@@ -257,14 +257,6 @@ class LocalServer:
         self._enter("start")
         return threading.Thread(target=self._supervise, name="sonic-server", daemon=True)
 
-    def reason_against(self) -> str | None:
-        """Say why this machine has no runtime for it; None if it has one."""
-        try:
-            choose(self._runtime_name, self._runtime_options)
-        except ServerStartError as error:
-            return error.message
-        return None
-
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
         if os.getpid() == self._owner and self._supervising is not None:

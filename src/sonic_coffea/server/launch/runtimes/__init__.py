@@ -37,7 +37,7 @@ def choose(runtime: str, options: Options) -> Runtime:
     if runtime not in known:
         raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
     if options.gpu is None:
-        options = dataclasses.replace(options, gpu=options.machine.gpu)
+        options = dataclasses.replace(options, gpu=install.has_gpu())
     names = list(RUNTIMES) if runtime == AUTO else [runtime]
     if options.image is not None and options.gpu:
         names.sort(key=lambda name: name == "pip")

@@ -17,7 +17,6 @@ class Pip:
     def __init__(self, name: str, options: Options) -> None:
         del name
         self._installation = options.installation
-        self._machine = options.machine
 
     @property
     def python(self) -> Path:
@@ -25,7 +24,7 @@ class Pip:
 
     def reason_against(self) -> str | None:
         installed = self._installation or install.find()
-        return None if installed else install.reason_against(self._machine)
+        return None if installed else install.reason_against()
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         self._ensure(tell)

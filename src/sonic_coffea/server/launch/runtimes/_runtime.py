@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sonic_coffea.server._install import Machine, ServerInstall
+if TYPE_CHECKING:
+    from sonic_coffea.server._install import ServerInstall
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -19,7 +20,6 @@ class Options:
     image: str | None = None
     gpu: bool | None = None
     installation: ServerInstall | None = None
-    machine: Machine = dataclasses.field(default_factory=Machine)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
