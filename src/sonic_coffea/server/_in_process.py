@@ -24,6 +24,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import check_agents, formats
+from sonic_coffea.server.repository._config import FILE, read_config
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.transport import (
     DATATYPES,
@@ -35,7 +36,6 @@ from sonic_coffea.transport import (
     ServerMetadata,
     TensorSpec,
     kserve_name,
-    read_model_config,
 )
 
 if TYPE_CHECKING:
@@ -268,8 +268,7 @@ def _cores() -> int:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     """Return the configuration of a model; an empty one if there is none."""
-    file = folder / "config.pbtxt"
-    return read_model_config(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_config(folder) if (folder / FILE).is_file() else {}
 
 
 def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:

@@ -25,7 +25,6 @@ from sonic_coffea.transport import read_model_config, write_model_config
 logger = logging.getLogger(__name__)
 
 Platform = Literal["python", "onnxruntime", "pytorch"]
-_CONFIG = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -139,8 +138,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             copies = {**source.files, **source.scripts}
             sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
             _add_digest(config, number, source, sums)
-            texts[_CONFIG] = write_model_config(config)
-            known[name] = read_model_config(texts[_CONFIG])
+            texts[_config.FILE] = write_model_config(config)
+            known[name] = read_model_config(texts[_config.FILE])
             present = [p for p in folder.iterdir() if p.is_file()] if beside else []
             shared = {path.name: _manifest.checksum(path) for path in present}
             shared |= {f: hashlib.sha256(text.encode()).hexdigest() for f, text in texts.items()}
@@ -154,7 +153,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             if keep and _is_unchanged(folder, number, manifest):
                 continue
             taken += [name] if keep else []
-            moves += [f"{name}/{number}", f"{name}/{_CONFIG}"] if beside else [name]
+            moves += [f"{name}/{number}", f"{name}/{_config.FILE}"] if beside else [name]
             files |= {f"{name}/{number}/{file}": source for file, source in copies.items()}
             files |= {f"{name}/{file}": text for file, text in texts.items()}
             files[f"{name}/{number}/{_manifest.FILE}"] = json.dumps(manifest, indent=2) + "\n"
@@ -203,17 +202,10 @@ def _checked(
 def _configs(root: Path) -> dict[str, Config]:
     """Return the configurations of the repository's models, but those that cannot be read."""
     configs = {}
-    for file in root.glob(f"*/{_CONFIG}"):
+    for file in root.glob(f"*/{_config.FILE}"):
         with contextlib.suppress(ConfigError):
-            configs[file.parent.name] = _config_file(file)
+            configs[file.parent.name] = _config.read_config(file.parent)
     return configs
-
-
-def _config_file(path: Path) -> Config:
-    try:
-        return read_model_config(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, ConfigError) as error:
-        raise ConfigError(f"expected a model configuration in {path}: {error}") from None
 
 
 def _number(folder: Path, version: int | Literal["next"] | None) -> int:
@@ -256,7 +248,7 @@ def _shared_config(
             f"labels are those of all versions of model {folder.name!r}, which is there already; "
             "the option overwrite without a version writes it anew"
         )
-    config = _config_file(folder / _CONFIG)
+    config = _config.read_config(folder)
     ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(config)
     differing = [
         f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"

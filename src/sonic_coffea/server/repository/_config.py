@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
+from sonic_coffea.transport import read_model_config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sonic_coffea.server.repository.formats import Served
 
+FILE = "config.pbtxt"
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
@@ -37,6 +41,15 @@ class Ensemble:
     steps: Sequence[tuple[str, Mapping[str, str], Mapping[str, str]]]
     inputs: Sequence[str] | None = None
     outputs: Sequence[str] | None = None
+
+
+def read_config(folder: Path) -> Config:
+    """Return the configuration in a model's folder."""
+    path = folder / FILE
+    try:
+        return read_model_config(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, ConfigError) as error:
+        raise ConfigError(f"expected a model configuration in {path}: {error}") from None
 
 
 def model_config(
