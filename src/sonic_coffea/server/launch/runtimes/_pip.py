@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Serving
 from sonic_coffea.server.repository import without_agents
 
 
 class Pip:
     """The server from PyPI, which is installed on first use."""
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(
+        self, name: str, *, installation: install.ServerInstall | None = None, **_: object
+    ) -> None:
         del name
-        self._installation = options.installation
+        self._installation = installation
 
     @property
     def python(self) -> Path:
