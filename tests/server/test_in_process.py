@@ -151,6 +151,17 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
         pool.contract("theirs", None)
 
 
+@pytest.mark.parametrize("content", [b"nonsense {", b"\xff\xfe"])
+def test_a_configuration_that_cannot_be_read_is_said(tmp_path, classifier, content):
+    path = build_repository(tmp_path / "r", {"m": classifier})
+    (path / "m" / "config.pbtxt").write_bytes(content)
+    with (
+        sonic.connect(path) as pool,
+        pytest.raises(ConfigError, match=r"expected a model configuration in .*config\.pbtxt"),
+    ):
+        pool.contract("m", None)
+
+
 @pytest.mark.parametrize(
     ("server", "message"),
     [

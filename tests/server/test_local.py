@@ -36,16 +36,11 @@ from .support import (
     socket_folder,
     supervisor,
 )
+from .support import infer as send
 
 
 def infer(server, x, *, model="top"):
-    client = grpc_client.InferenceServerClient(server.url)
-    try:
-        tensor = grpc_client.InferInput("x", list(x.shape), "FP32")
-        tensor.set_data_from_numpy(x)
-        return client.infer(model, [tensor]).as_numpy("scores")
-    finally:
-        client.close()
+    return send(server, model, x=x)["scores"]
 
 
 def test_ready_and_described(server):

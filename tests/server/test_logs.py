@@ -37,13 +37,6 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path, folder):
         new_log()
 
 
-def test_logs_that_another_process_removes_at_the_same_time(folder):
-    # A name that is there, and no file.
-    folder.mkdir()
-    (folder / "triton-removed.log").symlink_to(folder / "removed")
-    assert new_log().exists()
-
-
 def test_last_words():
     record = "I1123 22:01:10.1 29626 model_lifecycle.cc:839] \"successfully loaded 'a'\"\n"
     table = "+---+\n| a |\n+---+\n\n"

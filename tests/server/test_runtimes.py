@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
-from sonic_coffea.server._install import Machine
-from sonic_coffea.server.launch.runtimes import Options, Serving, choose
+from sonic_coffea.server.launch.runtimes import Serving, choose
 from sonic_coffea.server.launch.runtimes._containers import Container
 from sonic_coffea.server.launch.runtimes._pip import Pip
 from sonic_coffea.transport import connect_transport
@@ -48,8 +46,10 @@ BINDS = [
 ]
 
 
-CURRENT = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.36"), gpu=False)
-OLD = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.28"), gpu=False)
+@pytest.fixture
+def old(monkeypatch):
+    """A machine that the binary does not run on."""
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.28"))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def engines(tmp_path, monkeypatch):
 
 
 def launched(runtime, **options):
-    chosen = choose(runtime, Options(**options))
+    chosen = choose(runtime, **options)
     chosen.prepare(print)
     return chosen.launch(SERVING)
 
@@ -136,9 +136,8 @@ def test_the_command_line_of_docker(engines, engine, own, gpu, monkeypatch):
 
 def test_the_binary_is_taken_where_it_runs(engines, installation):
     engines("podman", "apptainer")
-    with_gpu = replace(CURRENT, gpu=True)
-    assert isinstance(choose("auto", Options(machine=with_gpu)), Pip)
-    launch = launched("auto", machine=with_gpu, installation=installation)
+    assert isinstance(choose("auto", gpu=True), Pip)
+    launch = launched("auto", gpu=True, installation=installation)
     assert launch.argv == [
         str(installation.tritonserver),
         "--model-repository=/data/repository",
@@ -151,31 +150,33 @@ def test_the_binary_is_taken_where_it_runs(engines, installation):
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.
     image = "docker://site/triton"
-    assert isinstance(choose("auto", Options(image=image, machine=with_gpu)), Container)
-    assert isinstance(choose("auto", Options(image=image, machine=CURRENT)), Pip)
-    # An installation that the user passes runs on any machine.
-    assert isinstance(choose("pip", Options(installation=installation, machine=OLD)), Pip)
+    assert isinstance(choose("auto", image=image, gpu=True), Container)
+    assert isinstance(choose("auto", image=image, gpu=False), Pip)
 
 
-def test_a_container_is_taken_where_the_binary_does_not_run(engines):
+def test_an_installation_that_the_user_passes_runs_on_any_machine(engines, installation, old):
+    assert isinstance(choose("pip", installation=installation), Pip)
+
+
+def test_a_container_is_taken_where_the_binary_does_not_run(engines, old):
     engines("docker", "apptainer")
-    chosen = choose("auto", Options(image="docker://site/triton", machine=OLD))
+    chosen = choose("auto", image="docker://site/triton")
     assert (chosen.engine, chosen.image) == ("apptainer", "docker://site/triton")
     with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        launched("auto", image="/cvmfs/site/triton", machine=OLD)
+        launched("auto", image="/cvmfs/site/triton")
 
 
-def test_a_machine_with_nothing(engines):
+def test_a_machine_with_nothing(engines, old):
     with pytest.raises(
         ServerStartError, match=r"glibc 2.35 or newer .*, got glibc 2.28, and there"
     ):
-        choose("auto", Options(machine=OLD))
+        choose("auto")
     with pytest.raises(ServerStartError, match="there is no podman on this machine"):
-        choose("podman", Options(machine=OLD))
+        choose("podman")
     with pytest.raises(ServerStartError, match=r"2.28; use a server elsewhere"):
-        choose("pip", Options(machine=OLD))
+        choose("pip")
     with pytest.raises(ConfigError, match="no runtime 'dokcer'.*did you mean 'docker'"):
-        choose("dokcer", Options())
+        choose("dokcer")
 
 
 def test_images_are_fetched_once(engines, tmp_path):
@@ -239,7 +240,7 @@ def test_a_server_in_a_stand_in_for_a_container(
 ):
     """A real Triton, behind an executable that does with the command line what an engine does."""
     repository = build_repository(tmp_path / "repository", {"top": classifier})
-    own = Pip("pip", Options(installation=installation)).launch(SERVING)
+    own = Pip("pip", installation=installation).launch(SERVING)
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / engine

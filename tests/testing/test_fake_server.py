@@ -394,11 +394,6 @@ def test_a_client_without_this_package(fake: FakeServer) -> None:
             client.infer("m", [wide])
 
 
-def test_unknown_extension() -> None:
-    with pytest.raises(errors.ConfigError, match="did you mean 'statistics'"):
-        FakeServer({}, extensions=["statistic"])
-
-
 def test_the_fixture(sonic_server: Any) -> None:
     server = sonic_server(MODEL, functions={"m": double}, retry_timeout_s=0.3)
     assert twice(MODEL(objects(3))) == [0, 1, 2]

@@ -15,7 +15,6 @@ from tests.waiting import ctrl_c_in, until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.reporting._tables import table
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -39,19 +38,6 @@ def server() -> Iterator[FakeServer]:
 
 def objects(n: int) -> ak.Array:
     return ak.zip({"pt": np.arange(n, dtype=np.float32)})
-
-
-def test_everything_is_escaped() -> None:
-    page = table("a<b", [("<script>", 1)], header=["&"], notes=["<i>"])
-    assert "<script>" not in page
-    assert "a&lt;b" in page
-    assert "&lt;i&gt;" in page
-
-
-def test_numbers_are_aligned() -> None:
-    page = table("t", [("rows", 1)], header=["", "m\nserver"], numbers=True)
-    assert page.count("text-align:right") == 2
-    assert page.count("text-align:left") == 3
 
 
 def test_a_model_shows_its_contract() -> None:

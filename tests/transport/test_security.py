@@ -16,7 +16,7 @@ from tests.ports import held_port
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.server import ensure
-from sonic_coffea.server.launch.runtimes import Options, Serving, choose
+from sonic_coffea.server.launch.runtimes import Serving, choose
 from sonic_coffea.transport import ConnectionOptions, Tls, connect_transport
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Ite
         threads=None,
         env={},
     )
-    env = choose("pip", Options(installation=installed)).launch(serving).env
+    env = choose("pip", installation=installed).launch(serving).env
     with log.open("w") as out, held_port() as port:
         server = subprocess.Popen(
             [

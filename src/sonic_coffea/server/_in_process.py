@@ -7,8 +7,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +24,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import check_agents, formats
+from sonic_coffea.server.repository._config import FILE, read_config
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.transport import (
     DATATYPES,
@@ -35,7 +36,6 @@ from sonic_coffea.transport import (
     ServerMetadata,
     TensorSpec,
     kserve_name,
-    read_model_config,
 )
 
 if TYPE_CHECKING:
@@ -49,19 +49,8 @@ _decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
 _encoded = np.vectorize(str.encode, otypes=[STRINGS])
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A version of a model that is ready to run."""
-
-    contract: Contract
-    run: formats.Runner
-
-
-class _Done:
-    """A request that has ended before anybody could cancel it."""
-
-    def cancel(self) -> None:
-        pass
+# A request has ended before anybody could cancel it.
+_DONE = SimpleNamespace(cancel=lambda: None)
 
 
 class InProcessTransport:
@@ -94,7 +83,7 @@ class InProcessTransport:
                 "a folder on this machine"
             )
         self._threads = threads or _cores()
-        self._loaded: dict[tuple[str, str], _Loaded] = {}
+        self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
         self._loading = threading.Lock()
         self._statistics: defaultdict[tuple[str, str], ModelStatistics]
         self._statistics = defaultdict(ModelStatistics)
@@ -144,7 +133,7 @@ class InProcessTransport:
         sonic_coffea.errors.ConfigError
             If the model cannot be loaded here.
         """
-        return self._load(model, version).contract
+        return self._load(model, version)[0]
 
     def digest(self, model: str, version: str) -> str:
         """Return the digest of the files that were loaded, which stay in memory."""
@@ -169,7 +158,7 @@ class InProcessTransport:
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
-    ) -> _Done:
+    ) -> SimpleNamespace:
         """Pack rows, run the model, and call `done` before this returns."""
         del nbytes
         key = contract.model, version or contract.version
@@ -187,7 +176,7 @@ class InProcessTransport:
             outcome = error.at(**context)
             self._statistics[key] += ModelStatistics(failures=1)
         done(outcome)
-        return _Done()
+        return _DONE
 
     def ask(
         self,
@@ -215,11 +204,11 @@ class InProcessTransport:
         outputs: tuple[str, ...],
         context: Mapping[str, Any],
     ) -> Response:
-        loaded = self._load(model, version)
+        contract, run = self._load(model, version)
         feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in inputs.items()}
         begun = time.perf_counter()
         try:
-            given = loaded.run(feed, outputs)
+            given = run(feed, outputs)
         except Exception as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}", **context) from error
         compute_s = time.perf_counter() - begun
@@ -236,14 +225,14 @@ class InProcessTransport:
         tensors = {name: np.asarray(given[name]) for name in outputs}
         tensors = {n: _encoded(t) if t.dtype.kind in "OU" else t for n, t in tensors.items()}
         return Response(
-            outputs=loaded.contract.received(tensors, context),
+            outputs=contract.received(tensors, context),
             version=version,
             sent_bytes=0,
             received_bytes=0,
         )
 
-    def _load(self, model: str, version: str | None) -> _Loaded:
-        """Return a version of a model, which is loaded once."""
+    def _load(self, model: str, version: str | None) -> tuple[Contract, formats.Runner]:
+        """Return the contract of a version, and what runs it; it is loaded once."""
         folder = self.repository / model
         if version is None or (model, version) not in self._loaded:
             config = _config(folder)
@@ -279,8 +268,7 @@ def _cores() -> int:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     """Return the configuration of a model; an empty one if there is none."""
-    file = folder / "config.pbtxt"
-    return read_model_config(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_config(folder) if (folder / FILE).is_file() else {}
 
 
 def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
@@ -294,7 +282,9 @@ def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return versions[-int(policy.get("latest", {}).get("num_versions", 1)) :]
 
 
-def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -> _Loaded:
+def _open(
+    folder: Path, version: str, config: Mapping[str, Any], threads: int
+) -> tuple[Contract, formats.Runner]:
     """Load a version of a model, by its manifest or by what its file describes."""
     check_agents(folder, config)
     place = folder / version
@@ -316,7 +306,7 @@ def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    return _Loaded(_contract(folder.name, version, manifest, path, rows, digest), run)
+    return _contract(folder.name, version, manifest, path, rows, digest), run
 
 
 def contract_of(file: Path, name: str) -> Contract:

@@ -58,20 +58,6 @@ ALTERNATIVES = "use a server elsewhere, or another machine or container for the 
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What decides which servers a machine can run; by default, the facts of this machine."""
-
-    system: str = dataclasses.field(default_factory=platform.system)
-    processor: str = dataclasses.field(default_factory=platform.machine)
-    libc: tuple[str, str] = dataclasses.field(
-        default_factory=lambda: platform.libc_ver()  # noqa: PLW0108  looked up for each machine
-    )
-    gpu: bool = dataclasses.field(
-        default_factory=lambda: any(Path(path).exists() for path in _GPU_DEVICES)
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInstall:
     """Where the parts of an installed server are.
 
@@ -148,7 +134,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     try:
         install = find()
         if install is None or not set(extras) <= set(install.extras):
-            reason = reason_against(Machine())
+            reason = reason_against()
             if reason is not None:
                 raise ServerStartError(f"{reason}; {ALTERNATIVES}")
             root.mkdir(parents=True, exist_ok=True)
@@ -341,14 +327,17 @@ def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
         raise ServerStartError(f"{failure}. The last lines:\n{quoted}")
 
 
-def reason_against(machine: Machine) -> str | None:
-    """Return why the server from PyPI cannot be installed on a machine; None if it can."""
-    if machine.system != "Linux" or machine.processor not in {"x86_64", "AMD64"}:
-        return (
-            "the server from PyPI needs Linux on x86_64, "
-            f"got {machine.system} on {machine.processor}"
-        )
-    name, version = machine.libc
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that a container can use."""
+    return any(Path(path).exists() for path in _GPU_DEVICES)
+
+
+def reason_against() -> str | None:
+    """Return why the server from PyPI cannot be installed on this machine; None if it can."""
+    system, processor = platform.system(), platform.machine()
+    if system != "Linux" or processor not in {"x86_64", "AMD64"}:
+        return f"the server from PyPI needs Linux on x86_64, got {system} on {processor}"
+    name, version = platform.libc_ver()
     if name != "glibc" or tuple(map(int, version.split("."))) < _GLIBC:
         return (
             f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "

@@ -29,7 +29,7 @@ from sonic_coffea.server._folders import ServerFolder, ServerRecord
 from sonic_coffea.server._probe import fetch_metadata, is_ready
 from sonic_coffea.server.launch._logs import error_lines, last_words, new_log
 from sonic_coffea.server.launch._run import Run
-from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
+from sonic_coffea.server.launch.runtimes import AUTO, Serving, choose
 from sonic_coffea.server.repository import no_models
 from sonic_coffea.transport import Address, ServerMetadata
 
@@ -178,9 +178,8 @@ class LocalServer:
         configured = dask.config.get("sonic.local", {})
         image = image or configured.get("image")
         self._runtime_name = runtime or configured.get("runtime") or AUTO
-        self._runtime_options = Options(
-            image=None if image is None else os.fspath(image), gpu=gpu, installation=installation
-        )
+        self._image = None if image is None else os.fspath(image)
+        self._gpu, self._installation = gpu, installation
         self._threads = threads
         self._env = dict(env or {})
         self._arguments = [
@@ -239,7 +238,9 @@ class LocalServer:
             self._owner, self._folder, self._run = os.getpid(), None, None
         if self._control == "none" and not any(p.is_dir() for p in self.repository.glob("*")):
             raise no_models(self.repository)
-        self._runtime = choose(self._runtime_name, self._runtime_options)
+        self._runtime = choose(
+            self._runtime_name, image=self._image, gpu=self._gpu, installation=self._installation
+        )
         self._runtime.prepare(self._progress)
         self._folder = self._folder or ServerFolder()
         if self._port is not None:
@@ -256,14 +257,6 @@ class LocalServer:
         self._stopping = threading.Event()
         self._enter("start")
         return threading.Thread(target=self._supervise, name="sonic-server", daemon=True)
-
-    def reason_against(self) -> str | None:
-        """Say why this machine has no runtime for it; None if it has one."""
-        try:
-            choose(self._runtime_name, self._runtime_options)
-        except ServerStartError as error:
-            return error.message
-        return None
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""

@@ -43,10 +43,11 @@ def main() -> int:
     except (OSError, subprocess.SubprocessError) as error:
         _report(event="failed", message=str(error))
         return 1
+    abandoned = False
     try:
-        _watch(job, server, requests)
+        abandoned = _watch(job, server, requests)
     finally:
-        _end(job, server)
+        _end(job, server, abandoned=abandoned)
     _report(event="exited", code=server.returncode, on_request=bool(requests))
     return 0
 
@@ -125,8 +126,11 @@ def _check(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[int]) -> None:
-    """Return when the server has ended, or has to."""
+def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[int]) -> bool:
+    """Return when the server has ended, or has to; True if the owner's end of the pipe is closed.
+
+    An owner that exits closes it some time before it is gone.
+    """
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     for pid in (job["owner"], server.pid):
@@ -135,10 +139,11 @@ def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[
             poll.register(os.pidfd_open(pid), select.POLLIN)
     while server.poll() is None and not requests and os.getppid() == job["owner"]:
         if any(fd == sys.stdin.fileno() for fd, _ in poll.poll(1000)):
-            return
+            return not os.read(sys.stdin.fileno(), 1)
+    return False
 
 
-def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
+def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, abandoned: bool) -> None:
     if server.poll() is None:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +163,7 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     for region in Path(_SHM).glob(f"{job['shared_memory']}*"):
         with contextlib.suppress(OSError):
             region.unlink()
-    if os.getppid() != job["owner"]:
+    if abandoned or os.getppid() != job["owner"]:
         shutil.rmtree(job["folder"], ignore_errors=True)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.transport import read_model_config, write_model_config
+from sonic_coffea.server.repository._config import read_config
+from sonic_coffea.transport import write_model_config
 
 _FIELD = "model_repository_agents"
 
@@ -49,9 +50,8 @@ def without_agents(repository: Path, *, polled: bool) -> Path | None:
     """
     asking: dict[str, dict[str, Any]] = {}
     for path in repository.glob("*/config.pbtxt"):
-        text = path.read_text(encoding="utf-8")
-        if _FIELD in text:
-            config = read_model_config(text)
+        if _FIELD.encode() in path.read_bytes():
+            config = read_config(path.parent)
             check_agents(path.parent, config)
             asking[path.parent.name] = {k: v for k, v in config.items() if k != _FIELD}
     if not asking:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from sonic_coffea.errors import ConfigError
-from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._config import Ensemble, Labels, Options, Versions
-from sonic_coffea.server.repository._planning import CONFIG_FILE, PlannedVersion, plan_versions
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.repository.formats import Served
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.server.repository import _config, _manifest
+from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
+from sonic_coffea.server.repository._sources import ModelSource, read_source
+from sonic_coffea.server.repository.formats import Served
+from sonic_coffea.transport import read_model_config, write_model_config
 
 logger = logging.getLogger(__name__)
 
 Platform = Literal["python", "onnxruntime", "pytorch"]
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def build_repository(  # noqa: PLR0913  independent options, each with a default
@@ -99,56 +102,235 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         If a file, a name or an option cannot be used, the repository cannot be written, or the onnx
         package is needed and not there.
     """
-    root = Path(path)
-    try:
-        metadata = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
-    options = Options(
+    root, labels = Path(path), labels or {}
+    metadata = _checked(models, labels, metadata, version)
+    _config.check_integer("instances", instances, 1)
+    _config.check_integer("threads", threads, 1)
+    configure = functools.partial(
+        _config.model_config,
         max_batch_size=max_batch_size,
         dynamic_batching=dynamic_batching,
         instances=instances,
         threads=threads,
-        labels=labels or {},
-        platform=platform,
-        version=version,
-        versions=versions,
         warmup=warmup,
-        metadata=metadata,
-        record_user=record_user,
-        overwrite=overwrite,
     )
+    # What is written: by its path in the repository, a file to copy, or a text.
+    files: dict[str, Path | str] = {}
+    # The folders that are replaced as a whole, and files beside versions that stay.
+    moves, taken = [], []
     try:
-        planned = plan_versions(root, models, options)
-        if planned:
-            _write(root, planned)
+        known = _configs(root)
+        # Ensembles last: their steps are other models.
+        for name, model in sorted(models.items(), key=lambda item: isinstance(item[1], Ensemble)):
+            folder = root / name
+            exists = folder.exists()
+            beside = exists and version is not None
+            number = _number(folder, version)
+            backend = known.get(name, {}).get("backend") if beside else None
+            config, source = _read(name, model, known, configure, platform or backend)
+            if beside:
+                texts = {}
+                config = _shared_config(folder, number, config, labels, overwrite=overwrite)
+            else:
+                texts = _config.add_labels(config, source.outputs, labels.get(name))
+            if versions is not None or not beside:
+                config["version_policy"] = _config.version_policy(versions)
+            copies = {**source.files, **source.scripts}
+            sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
+            _add_digest(config, number, source, sums)
+            texts[_config.FILE] = write_model_config(config)
+            known[name] = read_model_config(texts[_config.FILE])
+            present = [p for p in folder.iterdir() if p.is_file()] if beside else []
+            shared = {path.name: _manifest.checksum(path) for path in present}
+            shared |= {f: hashlib.sha256(text.encode()).hexdigest() for f, text in texts.items()}
+            manifest = {
+                **_manifest.describe(name, number, source, record_user=record_user),
+                "metadata": metadata,
+                "files": sums,
+                "shared": shared,
+            }
+            keep = exists and not beside and not overwrite
+            if keep and _is_unchanged(folder, number, manifest):
+                continue
+            taken += [name] if keep else []
+            moves += [f"{name}/{number}", f"{name}/{_config.FILE}"] if beside else [name]
+            files |= {f"{name}/{number}/{file}": source for file, source in copies.items()}
+            files |= {f"{name}/{file}": text for file, text in texts.items()}
+            files[f"{name}/{number}/{_manifest.FILE}"] = json.dumps(manifest, indent=2) + "\n"
+        if taken:
+            raise ConfigError(
+                f"the repository {root} already has {', '.join(taken)}, of other files or options; "
+                "the option overwrite replaces it, the version 'next' adds one"
+            )
+        if files:
+            _write(root, files, moves)
     except OSError as error:
         raise ConfigError(f"cannot write the model repository {root}: {error}") from None
-    places = ", ".join(version.place for version in planned)
-    logger.info("wrote %s to %s", places or "nothing new", root)
+    logger.info("wrote %s to %s", ", ".join(moves) or "nothing new", root)
     return root
 
 
-def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
-    is_new = not root.exists()
-    root.parent.mkdir(parents=True, exist_ok=True)
-    root.mkdir(exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=_home(root, versions), prefix=".sonic-build-"))
+def _checked(
+    models: Mapping[str, object],
+    labels: Labels,
+    metadata: Mapping[str, Any] | None,
+    version: object,
+) -> dict[str, Any]:
+    """Check the options that need no model; return the metadata as what JSON holds of them."""
+    if not models:
+        raise ConfigError("expected at least one model, got none")
+    for name in models:
+        if not _MODEL_NAME.fullmatch(name):
+            raise ConfigError(
+                "expected a model name of letters, digits, '_', '-' and '.' that does not begin "
+                f"with '-' or '.', got {name!r}"
+            )
+    for name in labels:
+        if name not in models:
+            raise ConfigError(
+                f"labels for a model {name!r} that is not built; {nearest(name, models)}"
+            )
+    if version != "next":
+        _config.check_integer("version, unless 'next',", version, 1)
     try:
-        moves = []
-        for planned in versions:
-            folder = stage / planned.name / str(planned.version)
-            folder.mkdir(parents=True)
-            for name, source in planned.copies.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, folder / name)
-            manifest = json.dumps(planned.manifest, indent=2) + "\n"
-            (folder / _manifest.FILE).write_text(manifest, encoding="utf-8")
-            for name, text in planned.texts.items():
-                (folder.parent / name).write_bytes(text.encode())
-            moves.append(planned.place)
-            if planned.beside:
-                moves.append(f"{planned.name}/{CONFIG_FILE}")
+        held: dict[str, Any] = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
+    return held
+
+
+def _configs(root: Path) -> dict[str, Config]:
+    """Return the configurations of the repository's models, but those that cannot be read."""
+    configs = {}
+    for file in root.glob(f"*/{_config.FILE}"):
+        with contextlib.suppress(ConfigError):
+            configs[file.parent.name] = _config.read_config(file.parent)
+    return configs
+
+
+def _number(folder: Path, version: int | Literal["next"] | None) -> int:
+    if version == "next":
+        return max(_manifest.version_numbers(folder), default=0) + 1
+    return version or 1
+
+
+def _read(
+    name: str,
+    model: Any,
+    known: Mapping[str, Config],
+    configure: Callable[[str, Served, ModelSource], Config],
+    platform: str | None,
+) -> tuple[Config, ModelSource]:
+    """Return the configuration of a model or an ensemble, and what it is made of."""
+    if isinstance(model, Ensemble):
+        try:
+            return _config.ensemble_config(
+                name, model, {k: v for k, v in known.items() if k != name}
+            )
+        except ConfigError as error:
+            raise error.within(f"ensemble {name!r}") from None
+    served = model if isinstance(model, Served) else Served(model)
+    source = read_source(name, served, platform)
+    return configure(name, served, source), source
+
+
+def _shared_config(
+    folder: Path, number: int, new: Config, labels: Labels, *, overwrite: bool
+) -> Config:
+    """Return the configuration of the versions that a model has, which another one must fit."""
+    if number in _manifest.version_numbers(folder) and not overwrite:
+        raise ConfigError(
+            f"{folder} already has version {number}; the option overwrite replaces it, the version "
+            "'next' is the one after the latest"
+        )
+    if folder.name in labels:
+        raise ConfigError(
+            f"labels are those of all versions of model {folder.name!r}, which is there already; "
+            "the option overwrite without a version writes it anew"
+        )
+    config = _config.read_config(folder)
+    ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(config)
+    differing = [
+        f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
+        for what in {**ours, **theirs}
+        if ours.get(what) != theirs.get(what)
+    ]
+    if differing:
+        raise ConfigError(
+            f"version {number} of model {folder.name!r} does not go with those in {folder}: "
+            f"{'; '.join(differing)}; serve it by another name"
+        )
+    return config
+
+
+def _contract(config: Config) -> dict[str, Any]:
+    """Return what all versions of a model have in common."""
+    tensors = {
+        f"{kind} {t['name']!r}": (t["data_type"], [int(n) for n in t["dims"]], t.get("reshape"))
+        for kind in ("input", "output")
+        for t in config.get(kind, ())
+    }
+    kinds = {what: config.get(what) for what in ("backend", "platform", "ensemble_scheduling")}
+    return {**tensors, **kinds, "whether it is batched": config.get("max_batch_size", 0) > 0}
+
+
+def _add_digest(config: Config, number: int, source: ModelSource, sums: Mapping[str, str]) -> None:
+    """Let the digest reach clients with the configuration: they can then say what made a score."""
+    if not source.file:
+        return
+    parameters = config.setdefault("parameters", {})
+    parameters[f"sha256.{number}"] = {"string_value": _digest(source, sums)}
+    parameters.pop(f"features.{number}", None)
+    if features := source.manifest.get("features"):
+        parameters[f"features.{number}"] = {"string_value": json.dumps(features)}
+
+
+def _digest(source: ModelSource, sums: Mapping[str, str]) -> str:
+    """Return the checksum of what decides a version's outputs.
+
+    For an ONNX model, these are its files, as its tensors have names. For others, the declaration
+    counts, too: backends take tensors by their order, and a file has many functions.
+    """
+    if source.kind == "onnx" and len(source.files) == 1:
+        return sums[source.file]
+    listed = "".join(f"{name} {sums[name]}\n" for name in sorted(source.files))
+    if source.kind != "onnx":
+        function = source.manifest.get("function")
+        tensors = [source.inputs, source.outputs]
+        more = [source.manifest["best_iteration"]] if "best_iteration" in source.manifest else []
+        listed += json.dumps([source.file, function, source.platform, *tensors, *more]) + "\n"
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _is_unchanged(folder: Path, number: int, expected: Mapping[str, Any]) -> bool:
+    """Return whether a model has this version alone, as it would be written."""
+    if _manifest.version_numbers(folder) != [number]:
+        return False
+    version = folder / str(number)
+    try:
+        manifest = _manifest.read(version) or {}
+        same = all(manifest.get(key) == expected[key] for key in ("metadata", "files", "shared"))
+        return same and not _manifest.changes(version, manifest, shared=True)
+    except (OSError, ConfigError):
+        return False
+
+
+def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) -> None:
+    """Build all files beside their places, and move them there."""
+    is_new = not root.exists()
+    root.mkdir(parents=True, exist_ok=True)
+    # On the repository's file system, and where no server looks: Triton takes each folder of a
+    # repository for a model, a hidden one, too; in a model's folder, the numbered ones only.
+    folders = (p for p in sorted(root.iterdir()) if p.is_dir() and not p.is_symlink())
+    usable = (p for p in folders if p.name not in moves and os.access(p, os.W_OK))
+    stage = Path(tempfile.mkdtemp(dir=next(usable, root), prefix=".sonic-build-"))
+    try:
+        for name, content in files.items():
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, stage / name)
+            else:
+                (stage / name).write_bytes(content.encode())
         _move(stage, root, moves)
     except BaseException:
         if is_new:
@@ -156,18 +338,6 @@ def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
         raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-def _home(root: Path, versions: Sequence[PlannedVersion]) -> Path:
-    """Return where to build: on the repository's file system, and where no server looks.
-
-    Triton takes each folder of a repository for a model, a hidden one, too; in a model's folder, it
-    looks at the numbered ones only.
-    """
-    replaced = {planned.name for planned in versions if not planned.beside}
-    models = (p for p in sorted(root.iterdir()) if p.is_dir() and not p.is_symlink())
-    usable = (p for p in models if p.name not in replaced and os.access(p, os.W_OK))
-    return next(usable, root)
 
 
 def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
+from sonic_coffea.transport import read_model_config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sonic_coffea.server.repository.formats import Served
 
+FILE = "config.pbtxt"
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
@@ -39,34 +43,29 @@ class Ensemble:
     outputs: Sequence[str] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of `build_repository`."""
-
-    max_batch_size: int
-    dynamic_batching: bool | Mapping[str, Any] | None
-    instances: int
-    threads: int | None
-    labels: Labels
-    platform: str | None
-    version: int | Literal["next"] | None
-    versions: Versions | None
-    warmup: bool
-    metadata: Mapping[str, Any]
-    record_user: bool
-    overwrite: bool
-
-    def __post_init__(self) -> None:
-        for option, least in (("max_batch_size", 0), ("instances", 1), ("threads", 1)):
-            _check_integer(option, getattr(self, option), least)
-        if self.version != "next":
-            _check_integer("version, unless 'next',", self.version, 1)
+def read_config(folder: Path) -> Config:
+    """Return the configuration in a model's folder."""
+    path = folder / FILE
+    try:
+        return read_model_config(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, ConfigError) as error:
+        raise ConfigError(f"expected a model configuration in {path}: {error}") from None
 
 
-def model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:
+def model_config(
+    name: str,
+    served: Served,
+    source: ModelSource,
+    *,
+    max_batch_size: int,
+    dynamic_batching: bool | Mapping[str, Any] | None,
+    instances: int,
+    threads: int | None,
+    warmup: bool,
+) -> Config:
     """Return the configuration of a model, without its labels and versions."""
-    limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
-    _check_integer(f"max_batch_size of model {name!r}", limit, 0)
+    limit = max_batch_size if served.max_batch_size is None else served.max_batch_size
+    check_integer(f"max_batch_size of model {name!r}", limit, 0)
     if limit:
         _check_first_axes(name, source)
     batched = source.batched and limit > 0
@@ -78,19 +77,19 @@ def model_config(name: str, served: Served, source: ModelSource, options: Option
         "max_batch_size": limit if batched else 0,
         "input": [tensor_config(t, batched=batched) for t in source.inputs],
         "output": [tensor_config(t, batched=batched) for t in source.outputs],
-        "instance_group": [{"count": options.instances, **kind}],
+        "instance_group": [{"count": instances, **kind}],
     }
-    batching = {} if options.dynamic_batching is True else options.dynamic_batching
+    batching = {} if dynamic_batching is True else dynamic_batching
     if isinstance(batching, Mapping) and batched:
         config["dynamic_batching"] = dict(batching)
-    if options.threads is not None:
+    if threads is not None:
         key = {"python": "intra_op_threads", "onnxruntime": "intra_op_thread_count"}.get(
             source.platform, "INTRA_OP_THREAD_COUNT"
         )
-        config["parameters"] = {key: {"string_value": str(options.threads)}}
+        config["parameters"] = {key: {"string_value": str(threads)}}
     # Zeros of any length need not be what a model can run: somebody has to say which.
     shapes = served.warmup or {t["name"]: t["dims"] for t in config["input"]}
-    if options.warmup and not any(-1 in shape for shape in shapes.values()):
+    if warmup and not any(-1 in shape for shape in shapes.values()):
         sample = {
             t["name"]: {"data_type": t["data_type"], "dims": shape, "zero_data": True}
             for t in config["input"]
@@ -215,7 +214,7 @@ def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
     return config | ({"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}})
 
 
-def _check_integer(option: str, value: object, least: int) -> None:
+def check_integer(option: str, value: object, least: int) -> None:
     if value is not None and (type(value) is not int or value < least):
         raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")
 

@@ -17,7 +17,6 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._config import Options
     from sonic_coffea.server.repository._sources import ModelSource
 
 FILE = "sonic-manifest.json"
@@ -34,8 +33,8 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def describe(model: str, version: int, source: ModelSource, options: Options) -> dict[str, Any]:
-    """Return a version's manifest, without the checksums of its files."""
+def describe(model: str, version: int, source: ModelSource, *, record_user: bool) -> dict[str, Any]:
+    """Return what a version is, and where it comes from."""
     manifest: dict[str, Any] = {
         "model": model,
         "version": version,
@@ -46,13 +45,12 @@ def describe(model: str, version: int, source: ModelSource, options: Options) ->
         **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
-        "metadata": options.metadata,
     }
     if source.file:
         # A full path often contains the name of its owner.
         file = source.files[source.file]
-        manifest["source"] = str(file.absolute()) if options.record_user else file.name
-    if options.record_user:
+        manifest["source"] = str(file.absolute()) if record_user else file.name
+    if record_user:
         with contextlib.suppress(KeyError, OSError):
             manifest["user"] = getpass.getuser()
     return manifest

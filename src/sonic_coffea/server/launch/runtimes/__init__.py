@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 
@@ -10,15 +9,15 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Runtime, Serving
 
-__all__ = ["AUTO", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
+__all__ = ["AUTO", "RUNTIMES", "Launch", "Runtime", "Serving", "choose"]
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 # Where no runtime is named, the first that this machine has is taken.
-RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
+RUNTIMES: Mapping[str, Callable[..., Runtime]] = {
     "pip": Pip,
     "apptainer": Apptainer,
     "singularity": Apptainer,
@@ -27,23 +26,29 @@ RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
 }
 
 
-def choose(runtime: str, options: Options) -> Runtime:
+def choose(
+    runtime: str,
+    *,
+    image: str | None = None,
+    gpu: bool | None = None,
+    installation: install.ServerInstall | None = None,
+) -> Runtime:
     """Return a runtime that this machine has, not yet prepared.
 
     By itself, that is the server from PyPI where it can run, and else the first container engine;
-    a machine with a GPU and an image of its own prefers the container.
+    a machine with a GPU and an image of its own prefers the container. `image` and `gpu` are for
+    containers, `installation` for the server from PyPI.
     """
     known = (AUTO, *RUNTIMES)
     if runtime not in known:
         raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
-    if options.gpu is None:
-        options = dataclasses.replace(options, gpu=options.machine.gpu)
+    gpu = install.has_gpu() if gpu is None else gpu
     names = list(RUNTIMES) if runtime == AUTO else [runtime]
-    if options.image is not None and options.gpu:
+    if image is not None and gpu:
         names.sort(key=lambda name: name == "pip")
     against = {}
     for name in names:
-        chosen = RUNTIMES[name](name, options)
+        chosen = RUNTIMES[name](name, image=image, gpu=gpu, installation=installation)
         reason = chosen.reason_against()
         if reason is None:
             logger.info("Triton runs by %s", name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._folders import SHARED_MEMORY
-from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Serving
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
@@ -27,10 +27,12 @@ class Container:
 
     python = Path(sys.executable)
 
-    def __init__(self, engine: str, options: Options) -> None:
+    def __init__(
+        self, engine: str, *, image: str | None = None, gpu: bool = False, **_: object
+    ) -> None:
         self.engine = engine
-        self.image = options.image or IMAGE
-        self.gpu = options.gpu
+        self.image = image or IMAGE
+        self.gpu = gpu
         self.executable = shutil.which(engine)
 
     def reason_against(self) -> str | None:

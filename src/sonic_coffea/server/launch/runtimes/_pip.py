@@ -7,17 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Serving
 from sonic_coffea.server.repository import without_agents
 
 
 class Pip:
     """The server from PyPI, which is installed on first use."""
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(
+        self, name: str, *, installation: install.ServerInstall | None = None, **_: object
+    ) -> None:
         del name
-        self._installation = options.installation
-        self._machine = options.machine
+        self._installation = installation
 
     @property
     def python(self) -> Path:
@@ -25,7 +26,7 @@ class Pip:
 
     def reason_against(self) -> str | None:
         installed = self._installation or install.find()
-        return None if installed else install.reason_against(self._machine)
+        return None if installed else install.reason_against()
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         self._ensure(tell)

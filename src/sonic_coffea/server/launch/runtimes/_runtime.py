@@ -7,19 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from sonic_coffea.server._install import Machine, ServerInstall
-
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of runtimes: ``image`` and ``gpu`` are for containers, ``installation`` for pip."""
-
-    image: str | None = None
-    gpu: bool | None = None
-    installation: ServerInstall | None = None
-    machine: Machine = dataclasses.field(default_factory=Machine)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +64,7 @@ class Launch:
 
 
 class Runtime(Protocol):
-    """A runtime, constructed with its name and `Options`."""
+    """A runtime, constructed with its name and `choose`'s options."""
 
     @property
     def python(self) -> Path:

@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
 
@@ -69,18 +69,10 @@ class Served:
 Runner = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
 
 
-class Contents(TypedDict, total=False):
-    """What a format reads from a model's source.
-
-    ``files`` maps names in the version's folder to the files that are copied; ``load`` opens the
-    first. ``inputs`` and ``outputs`` are the tensors, if the source describes them. ``manifest``
-    has further entries of the manifest.
-    """
-
-    files: Mapping[str, Path]
-    inputs: Declaration
-    outputs: Declaration
-    manifest: Mapping[str, Any]
+# What a format reads from a model's source. "files" maps names in the version's folder to the files
+# that are copied; `load` opens the first. "inputs" and "outputs" are the tensors, if the source
+# describes them. "manifest" has further entries of the manifest.
+Contents = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
