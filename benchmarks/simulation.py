@@ -289,6 +289,7 @@ class Simulation:
             for instruction in worker.core.handle(self.now, *events):
                 match instruction:
                     case e.Send(attempt):
+                        attempt.sent_at = self.now  # the event `Sent` would make it slower
                         arrival = partial(self._arrive, worker, attempt)
                         self.at(self.now + self.work.network_s, arrival)
                     case e.Deliver(answered):

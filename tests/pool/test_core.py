@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import math
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,11 +349,12 @@ def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None
 def test_a_request_that_is_being_packed_is_not_hedged() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=1.0, balance="priority")
     scenario.lives[ONE] = True
+    scenario.packs = False
     scenario.submit(1)
     (attempt,) = scenario.in_flight
-    attempt.sent_at = math.inf
     scenario.wait(2.5)
-    attempt.sent_at = scenario.now
+    scenario.packs = True
+    scenario.tell(e.Sent(attempt, scenario.now))
     scenario.wait(0.75)
     assert not scenario.at(TWO)
     scenario.wait(0.25)

@@ -91,6 +91,8 @@ class PoolCore:
         match event:
             case e.Answered():
                 self._answered(event, now)
+            case e.Sent(attempt, at):
+                attempt.sent_at = at
             case e.Submitted(slices):
                 for request in slices:
                     self._waiting.add(request, now)

@@ -15,6 +15,7 @@ import platform
 import threading
 import time
 import uuid
+from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -80,7 +81,8 @@ class Engine:
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
         self.post: Callable[[e.Event | Task | None], None] = self._inbox.put
-        self._servers = Servers(connect, self.post)
+        self._sent: deque[e.Sent] = deque()
+        self._servers = Servers(connect, self.post, self._sent.append)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
         self._life = threading.RLock()
@@ -256,6 +258,8 @@ class Engine:
                 items.append(self._inbox.get_nowait())
         except Empty:
             pass
+        while self._sent:  # an answer that is among the items was sent before
+            self._events.append(self._sent.popleft())
         for item in items:
             event = item() if callable(item) else item
             if event is not None:
@@ -405,6 +409,7 @@ class Engine:
         self._calls.clear()
         self._futures.clear()
         self._events.clear()
+        self._sent.clear()
         self.contracts.clear()
 
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # A request without a response is not late before this time. Each hedge that is answered first
 # halves it, down to the time for which a thread may wait for a core; each late response doubles it.
 LATE_S, MIN_LATE_S = 1.0, 0.05
-# Where no request was ever answered: the server may load and warm up the model.
-UNKNOWN_S = 10.0
+# Where no request was ever answered: the server may load and warm up the model, and the way to it
+# may be as slow as this.
+UNKNOWN_S, UNKNOWN_BYTES_PER_S = 10.0, 10e6
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class InFlight:
         self.taken += 1
         if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
-        attempt = Attempt(request, url, channel, now, self.by_model[key], sent_at=now)
+        attempt = Attempt(request, url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._least_late_s)
         request.attempts.append(attempt)
@@ -175,7 +176,8 @@ class InFlight:
         attempts = len(attempt.slice.attempts)
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
         if late_s is None:
-            late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts
+            travels_s = attempt.slice.nbytes / UNKNOWN_BYTES_PER_S
+            late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts + travels_s
         back_off = max(1.0, attempts / MAX_RETRIES)
         late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
         if now < late_at:
