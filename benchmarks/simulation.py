@@ -368,7 +368,7 @@ class Simulation:
     def _report(self, worker: _Worker) -> None:
         if worker.allocator is None or worker.gone:
             return
-        waiting = worker.core.waiting().get(_MODEL, 0)
+        waiting = worker.core.waiting.counts().get(_MODEL, 0)
         telemetry = {
             (report.url, key): Telemetry(in_flight, waiting, rtt, 2 * self.work.network_s)
             for report in worker.core.report()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt
 
 PURE = (
-    "_batching _breaker _channels _core _dispatch _endpoint _events _failures _in_flight _limits "
+    "_batching _breaker _channels _core _endpoint _events _failures _fallback _in_flight _limits "
     "_models _request _signature _waiting"
 )
 
@@ -258,7 +258,7 @@ def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
     first = hanging(scenario)
     (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
     for _ in range(2):
-        assert scenario.core.waiting() == {KEY: 1}
+        assert scenario.core.waiting.counts() == {KEY: 1}
         assert scenario.ask(anew=True).outcome == contract()
     scenario.answer(third)
     assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
@@ -281,7 +281,7 @@ def test_rows_that_are_answered_late_do_not_wait_any_more() -> None:
     scenario = Scenario(ONE, max_in_flight_bytes=40)
     first = hanging(scenario)
     scenario.answer(first)
-    assert scenario.core.waiting().get(KEY, 0) == 0
+    assert scenario.core.waiting.counts().get(KEY, 0) == 0
     scenario.answer_all()
     assert len(scenario.delivered) == 3
 
@@ -310,7 +310,7 @@ def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
         scenario.fail(scenario.in_flight[-1], lost)
     assert len({attempt.slice.call for attempt in scenario.in_flight}) > 1
     scenario.tell(e.CallEnded(ended()))
-    assert len(scenario.in_flight) + scenario.core.waiting()[KEY] == 22
+    assert len(scenario.in_flight) + scenario.core.waiting.counts()[KEY] == 22
     scenario.cancelled.clear()
     scenario.cancelled_at.clear()
     gc.collect()
@@ -477,7 +477,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
     assert all(call.over for call in calls)
     assert not scenario.in_flight
     assert all(state.in_flight == 0 for state in scenario.core.states(scenario.now))
-    assert all(number == 0 for number in scenario.core.waiting().values())
+    assert all(number == 0 for number in scenario.core.waiting.counts().values())
     (last,) = scenario.submit(1)
     scenario.wait(40)
     scenario.answer_all()

@@ -341,7 +341,7 @@ class Pool:
         return engine.run_on_thread(
             lambda: (
                 [report for report in engine.core.report() if not is_in_process(report.url)],
-                engine.core.waiting(),
+                engine.core.waiting.counts(),
             )
         )
 
