@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt
 
 PURE = (
-    "_batching _breaker _channels _core _endpoint _events _failures _fallback _in_flight _limits "
-    "_models _request _signature _waiting"
+    "_batching _breaker _channels _core _dispatch _endpoint _events _failures _in_flight "
+    "_limits _models _record _request _signature _waiting"
 )
 
 

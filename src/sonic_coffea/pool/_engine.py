@@ -29,9 +29,9 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
+from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._servers import Servers, close_all
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
@@ -60,7 +60,7 @@ class Engine:
     ----------
     statistics : Statistics
         Rows, requests, failures and times since the start.
-    core : PoolCore
+    core : RecordedCore
         For the engine's thread; other threads look at it with `run_on_thread`.
     contracts : dict
         The contracts that are not stale, and when they came: the engine's thread writes it, and all
@@ -74,7 +74,7 @@ class Engine:
         self.settings = settings
         self.statistics = Statistics()
         self.closing = threading.Event()
-        self.core = PoolCore(settings, memory_bytes=memory_bytes())
+        self.core = RecordedCore(settings, memory_bytes())
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
         self._delivered_at: dict[ModelKey, float] = {}
         self._calls: set[Call] = set()
@@ -390,7 +390,7 @@ class Engine:
     def _restart(self, error: Exception) -> None:
         """Fail all calls, and go on with a new core."""
         self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
-        self.core = PoolCore(self.settings, memory_bytes=memory_bytes())
+        self.core = RecordedCore(self.settings, memory_bytes())
         self._servers.add(self.settings.servers, self.settings)
 
     def _shut_down(self) -> None:

@@ -284,4 +284,4 @@ class Joining:
         return self._begun_at.setdefault(key, now) + self._quotas_within_s
 
     def holds_back(self, key: ModelKey, in_flight: int, now: float) -> bool:
-        return in_flight >= self._max_in_flight and now < self.until(key, now)
+        return now < self.until(key, now) and in_flight >= self._max_in_flight

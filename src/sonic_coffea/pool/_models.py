@@ -27,7 +27,7 @@ from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serve
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sonic_coffea.pool._core import PoolCore
+    from sonic_coffea.pool._dispatch import Dispatcher
     from sonic_coffea.pool._endpoint import Endpoint
     from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Contract
@@ -139,13 +139,13 @@ class ServedModels:
         Before it, no discovery begins.
     """
 
-    def __init__(self, core: PoolCore) -> None:
-        self._core = core
-        self._endpoints = core.endpoints
-        self._fallback = core.fallback
-        self._waiting = core.waiting
-        self._instructions = core.instructions
-        self._timeout_s = core.settings.retry_timeout_s
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._endpoints = dispatcher.endpoints
+        self._fallback = dispatcher.fallback
+        self._waiting = dispatcher.waiting
+        self._instructions = dispatcher.instructions
+        self._timeout_s = dispatcher.settings.retry_timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
         # Not forgotten: a fallback must have the model of the servers, however long they are gone.
         self._of_servers: dict[ModelKey, Contract] = {}
@@ -244,7 +244,7 @@ class ServedModels:
             return
         if isinstance(error, OverloadError):
             endpoint.liveness.answered(now)
-            endpoint.in_flight.limits[key].pause(now, self._core.rng, error.retry_after_s)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, error.retry_after_s)
             return
         if not isinstance(error, ServerLostError):  # the retry budget bounds losses
             endpoint.signatures.failed(key, now)
@@ -293,7 +293,7 @@ class ServedModels:
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
                 for request in self._waiting.take_all(key):
-                    self._core.give_up(request, None, error, now)
+                    self._dispatcher.give_up(request, None, error, now)
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
@@ -303,7 +303,7 @@ class ServedModels:
     def _begin_round(self, discovery: Discovery, now: float) -> None:
         """Ask the servers, if it is time; a fallback that starts is waited for."""
         key = discovery.key
-        self._core.start_fallback(key, now)
+        self._dispatcher.start_fallback(key, now)
         if self._fallback.starting:
             discovery.wakes_at = math.inf
         elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
@@ -343,7 +343,7 @@ class ServedModels:
                 self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._core.give_up(request, None, changed, now)
+                self._dispatcher.give_up(request, None, changed, now)
         self._resolve(discovery, contract)
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
@@ -351,7 +351,7 @@ class ServedModels:
         key, discovery.in_round = discovery.key, False
         known, failures = self._contract(key), discovery.failures.values()
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
-        has_fallback = self._core.settings.fallback is not None
+        has_fallback = self._dispatcher.settings.fallback is not None
         # Servers that are all lost may come back with another model, and a fallback may not.
         if known is not None and (has_fallback or not lost):
             self._resolve(discovery, known)
@@ -364,7 +364,7 @@ class ServedModels:
         retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
         # A model that was there is being loaded, or its server was started anew.
         transient = discovery.transient or key in self._seen
-        self._core.start_fallback(key, now, at_once=not transient)
+        self._dispatcher.start_fallback(key, now, at_once=not transient)
         due_at = self._fallback.due_at(key, now)
         # A worker that joins a cluster may come while the servers of the others are restarted.
         never = lost and not self._seen and self.starts_at == -math.inf
@@ -402,7 +402,7 @@ class ServedModels:
 
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
-        lost_since = self._core.lost_since(key, now)
+        lost_since = self._dispatcher.lost_since(key, now)
         passing = passes(error) or isinstance(error, ModelNotFoundError)
         patience_s = self._timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
@@ -410,7 +410,7 @@ class ServedModels:
                 self.forget(key)
                 error = self._unroutable(key, now, error)
             for request in self._waiting.take_all(key):
-                self._core.give_up(request, url, error, now)
+                self._dispatcher.give_up(request, url, error, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
