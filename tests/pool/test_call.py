@@ -41,27 +41,6 @@ def call_of(rows: int, placed: list[Any], **options: Any) -> tuple[Call, list[Re
     return call, slices
 
 
-def test_a_slice_counts_once() -> None:
-    """Were one counted for another, the other's rows would be left out without a word."""
-    placed: list[Any] = []
-    call, (first, second, third) = call_of(12, placed, mask=True)
-    assert call.fail(first, LOST) == 4
-    assert call.fail(first, LOST) == 0
-    call.place(second, RESPONSE)
-    call.finish(second)
-    call.finish(second)
-    assert call.fail(second, LOST) == 0
-    assert not call.over
-    call.place(third, RESPONSE)
-    call.finish(third)
-    assert call.over
-    assert placed == [range(4, 8), range(8, 12)]
-    assert call.lost == [range(4)]
-    assert call.statistics.masked == 4
-    assert call.served_versions == {"2"}
-    call.raise_failure()
-
-
 def test_a_call_ends_when_each_row_is_placed_or_masked_whatever_overlaps() -> None:
     """Were rows counted by number, the whole and one half would stand for the others."""
     placed: list[Any] = []

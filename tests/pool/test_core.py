@@ -40,14 +40,6 @@ def test_it_knows_no_clock_thread_or_connection(module: str) -> None:
     assert not names & {f"sonic_coffea.pool.{m}" for m in IMPURE}
 
 
-def test_slices_leave_in_order_and_come_back() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(20)
-    assert [attempt.slice for attempt in scenario.in_flight] == slices[:4]
-    scenario.answer_all()
-    assert list(scenario.delivered) == slices
-
-
 def test_nothing_is_sent_before_a_server_has_said_what_it_has() -> None:
     scenario = Scenario()
     scenario.served = {ONE: None, TWO: contract()}
@@ -216,31 +208,6 @@ def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
     assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
-def test_what_is_answered_cannot_be_lost_any_more() -> None:
-    scenario = Scenario(ONE)
-    scenario.submit(1)
-    (attempt,) = scenario.in_flight
-    scenario.answer(attempt)
-    scenario.tell(e.Failed(attempt, LOST))
-    scenario.answer(attempt)
-    assert len(scenario.delivered) == 1
-    assert scenario.retries == 0
-    assert scenario.endpoint(ONE).breaker.failing_since is None
-
-
-def test_a_call_that_ended_is_cancelled_and_the_rest_never_leaves() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(50)
-    sent = list(scenario.in_flight)
-    slices[0].call.over = True
-    scenario.tell(e.CallEnded(slices[0].call))
-    assert scenario.cancelled == sent
-    assert not scenario.in_flight
-    (other,) = scenario.submit(1)
-    scenario.answer_all()
-    assert scenario.delivered == {other: ONE}
-
-
 def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     """Return a request that is overdue, while others were answered."""
     scenario.lives = dict.fromkeys((ONE, TWO), True)
@@ -253,19 +220,6 @@ def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     return first
 
 
-def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
-    (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
-    for _ in range(2):
-        assert scenario.core.waiting.counts() == {KEY: 1}
-        assert scenario.ask(anew=True).outcome == contract()
-    scenario.answer(third)
-    assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
-    scenario.answer_all()
-    assert len(scenario.delivered) == 3
-
-
 def test_rows_that_hang_fail_with_the_others_when_no_server_has_their_model() -> None:
     scenario = Scenario(ONE, max_in_flight_bytes=40)
     first = hanging(scenario)
@@ -275,15 +229,6 @@ def test_rows_that_hang_fail_with_the_others_when_no_server_has_their_model() ->
     assert first in scenario.cancelled
     scenario.answer(first)
     assert first.slice not in scenario.delivered
-
-
-def test_rows_that_are_answered_late_do_not_wait_any_more() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
-    scenario.answer(first)
-    assert scenario.core.waiting.counts().get(KEY, 0) == 0
-    scenario.answer_all()
-    assert len(scenario.delivered) == 3
 
 
 def test_a_request_that_hangs_does_not_hold_back_the_try_after_a_loss() -> None:
@@ -344,21 +289,6 @@ def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None
     scenario.answer(first)
     assert scenario.delivered == {late: ONE}
     assert not scenario.failed
-
-
-def test_a_request_that_is_being_packed_is_not_hedged() -> None:
-    scenario = Scenario(ONE, TWO, hedge_after_s=1.0, balance="priority")
-    scenario.lives[ONE] = True
-    scenario.packs = False
-    scenario.submit(1)
-    (attempt,) = scenario.in_flight
-    scenario.wait(2.5)
-    scenario.packs = True
-    scenario.tell(e.Sent(attempt, scenario.now))
-    scenario.wait(0.75)
-    assert not scenario.at(TWO)
-    scenario.wait(0.25)
-    assert scenario.at(TWO)
 
 
 def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:

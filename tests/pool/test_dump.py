@@ -134,3 +134,18 @@ def test_a_dump_has_no_rows_and_no_secrets(
     assert "Answered" in text
     assert "secret" not in text
     assert "1234" not in text
+
+
+def test_a_dump_has_the_last_of_many_turns(
+    servers: dict[str, ScriptedServer], tmp_path: Path
+) -> None:
+    for server in servers.values():
+        server.max_rows = 1
+    with pool_of(*servers) as pool:
+        for _ in range(3):
+            MODEL(objects(5000), pool=pool)
+        pool.dump(tmp_path / "dump")
+    start, *turns = map(json.loads, (tmp_path / "dump").read_text().splitlines())
+    assert start["left_out"] > 0
+    assert 0 < len(turns) <= 20_000
+    assert any(kind == "Answered" for kind, *_ in turns[-1][1])

@@ -16,7 +16,6 @@ from tests.pool.scripted import (
     ScriptedServer,
     connect,
     doubled,
-    inferred,
     objects,
     pool_of,
 )
@@ -47,34 +46,6 @@ def test_in_flight_is_bounded_in_number(servers: dict[str, ScriptedServer]) -> N
         two.gate.set()
         assert doubled(pending.result(timeout_s=30)) == list(range(400))
     assert one.most_out == two.most_out == 3
-
-
-def test_in_flight_is_bounded_in_bytes(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.gate.clear()
-    with pool_of("grpc://s1:8001", max_in_flight=50, max_in_flight_bytes=40) as pool:
-        pending = MODEL.submit(objects(400), pool=pool)
-        until(lambda: one.out_bytes == 32)  # two requests of four float32; a third is too much
-        one.gate.set()
-        assert doubled(pending.result(timeout_s=30)) == list(range(400))
-    assert one.most_bytes == 32
-
-
-def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    with pool_of("grpc://s1:8001", max_in_flight_bytes=10) as pool:
-        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
-    assert one.most_out == 1
-
-
-def test_the_number_in_flight_grows_while_answers_are_fast(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    one.behaviour = inferred
-    with pool_of("grpc://s1:8001") as pool:
-        MODEL(objects(800), pool=pool)
-    assert one.most_out > 4
 
 
 def test_idle_servers_take_turns(servers: dict[str, ScriptedServer]) -> None:
@@ -285,17 +256,6 @@ def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
         whole, parts = pool.statistics.total(), each.total()
         assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
         assert whole.latencies.sum() == 41
-
-
-def test_an_ordered_list_is_used_in_its_order(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
-    one.behaviour = inferred
-    with pool_of(str(two.address), str(one.address), balance="priority") as pool:
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
-        assert one.requests == []
-        two.behaviour = lambda _: LOST
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
-        assert sum(len(x) for x in one.requests) == 100
 
 
 def test_states(servers: dict[str, ScriptedServer]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import awkward as ak
 import grpc
@@ -75,22 +74,6 @@ def test_the_wait_ends_with_its_timeout_or_with_the_pool(
             with pytest.raises(errors.CancelledError, match="closed"):
                 woken.result()
     assert capsys.readouterr().out == ""
-
-
-def test_a_model_that_is_being_loaded_is_waited_for() -> None:
-    loading = iter([errors.ModelNotReadyError("loading")] * 3)
-
-    def contract(*_: Any) -> None:
-        for failure in loading:
-            raise failure
-
-    connection: Any = SimpleNamespace(
-        address="grpc://s1:8001", models=list, ready=lambda: True, contract=contract
-    )
-    states: list[str] = []
-    args = [connection], [ModelKey("m", None)], 100, threading.Event(), states.append
-    wake(*args, interval_s=0.001)
-    assert len(states) == 3
 
 
 def test_what_waiting_does_not_mend() -> None:

@@ -18,7 +18,8 @@ from sonic_coffea.transport import Contract, Response
 if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
 
-MAX_RECORDS = 10_000
+# Events, slices and instructions that are kept: some 4 MB.
+MAX_ITEMS = 20_000
 # What the core goes by.
 SETTINGS = (
     "servers balance channels max_in_flight hedge_after_s fallback_after_s request_timeout_s "
@@ -35,20 +36,29 @@ class RecordedCore(PoolCore):
         self._start = {name: getattr(settings, name) for name in SETTINGS.split()}
         self._start["max_in_flight_bytes"] = settings.in_flight_bytes(memory_bytes)
         self._start |= {"has_fallback": settings.fallback is not None, "seed": seed}
-        self._turns = 0
-        self._last: deque[Any] = deque(maxlen=MAX_RECORDS)
+        self._turns = self._items = 0
+        self._last: deque[Any] = deque()
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
         taken = plain(events)
         instructions = super().handle(now, *events)
         self._last.append((now, taken, plain(instructions)))
         self._turns += 1
+        self._items += items(self._last[-1])
+        while self._items > MAX_ITEMS:
+            self._items -= items(self._last.popleft())
         return instructions
 
     def lines(self) -> list[str]:
         """Return the settings and the last turns, each as a line of JSON."""
         first = {**self._start, "left_out": self._turns - len(self._last)}
         return [json.dumps(line, default=dataclasses.asdict) for line in (first, *self._last)]
+
+
+def items(turn: tuple[float, list[Any], list[Any]]) -> int:
+    _, taken, decided = turn
+    slices = sum(len(event[1]) for event in taken if event[0] == "Submitted")
+    return 1 + len(taken) + slices + len(decided)
 
 
 def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a table
