@@ -230,7 +230,7 @@ def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> Non
 
 @pytest.mark.parametrize(
     ("turns", "slices", "least"),
-    [(True, 32, 0.8), (False, 32, 0.8), (True, 8, 0.45), (False, 8, 0.45)],
+    [(True, 32, 0.8), (False, 8, 0.45)],
 )
 def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(
     turns: bool, slices: int, least: float

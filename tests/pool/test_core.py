@@ -278,19 +278,6 @@ def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts()
     assert scenario.cancelled == [first]
 
 
-def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None:
-    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
-    (late,) = scenario.submit(1)
-    (first,) = scenario.in_flight
-    scenario.wait(0.05)
-    scenario.fail(scenario.at(TWO)[0])
-    assert first in scenario.in_flight
-    assert not scenario.cancelled
-    scenario.answer(first)
-    assert scenario.delivered == {late: ONE}
-    assert not scenario.failed
-
-
 def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.1, balance="priority")
     (late,) = scenario.submit(1)
@@ -303,18 +290,6 @@ def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> No
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])
     assert scenario.delivered == {late: ONE}
-
-
-def test_servers_are_changed_while_rows_are_in_flight() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(10)
-    scenario.tell(e.ServersChanged([TWO]))
-    assert len(scenario.at(ONE)) == 4
-    assert len(scenario.at(TWO)) == 4
-    assert scenario.closed == []
-    scenario.answer_all()
-    assert scenario.closed == [ONE]
-    assert set(scenario.delivered) == set(slices)
 
 
 FAILURES = ["lose", "overload", "gone", "cut", "large", "failed", "unsent"]

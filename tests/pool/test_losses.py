@@ -157,21 +157,3 @@ def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, Scripted
         one.lacks = two.lacks = True
         with pytest.raises(errors.ModelNotFoundError):
             MODEL(objects(100), pool=pool)
-
-
-def test_thousands_of_requests_whose_model_is_gone_are_given_up(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    one.gate.clear()
-    one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of("grpc://s1:8001", max_in_flight=2, retry_timeout_s=1) as pool:
-        pending = MODEL.submit(objects(12_000), pool=pool, on_error="mask")
-        until(lambda: one.out == 2)
-        one.lacks = True
-        one.gate.set()
-        scores = pending.result(timeout_s=30)
-        assert ak.all(ak.is_none(scores))
-        assert pending.statistics.masked == 12_000
-        with pytest.raises(errors.ModelNotFoundError):
-            MODEL(objects(4), pool=pool, timeout_s=30)

@@ -102,13 +102,3 @@ def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
             for method in METHODS:
                 server.accept(method)
             assert scores.result().to_list() == before.to_list()
-
-
-def test_a_first_call_wakes_a_service(asleep: FakeServer) -> None:
-    with sonic.connect(asleep.url), ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(MODEL, ak.Array([[{"pt": 1.0}], []]))
-        until(lambda: index_requests(asleep) >= 1)
-        assert not scores.done()
-        for method in METHODS:
-            asleep.accept(method)
-        assert ak.num(scores.result()).to_list() == [1, 0]
