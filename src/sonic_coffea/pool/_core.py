@@ -164,7 +164,7 @@ class PoolCore(Dispatcher):
         endpoint = self.endpoints.by_url.get(url)
         if endpoint is None or not endpoint.probed(error, now) or error is None:
             return
-        for attempt in endpoint.in_flight.all():
+        for attempt in list(endpoint.in_flight.attempts):
             self._failed(attempt, error, now, sent=True)
             self.instructions.append(e.Cancel(attempt))
         # A connection that the network dropped would stay silent.

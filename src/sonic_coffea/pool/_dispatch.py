@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from sonic_coffea.pool._limits import Joining
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from random import Random
 
     from sonic_coffea.errors import SonicError
@@ -44,9 +42,6 @@ class Dispatcher:
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
-
-    def _attempts(self) -> Iterator[Attempt]:
-        return itertools.chain.from_iterable([x.in_flight.all() for x in self.endpoints])
 
     def assign(self, now: float) -> None:
         """Send each slice that has room now, in the order in which they came.
@@ -120,7 +115,7 @@ class Dispatcher:
     def _end_call(self, call: Request, now: float) -> None:
         """End all slices of a call."""
         self.waiting.take_chosen(call.key, lambda request: request.call is call)
-        for attempt in self._attempts():
+        for attempt in [a for x in self.endpoints for a in x.in_flight.attempts]:
             if attempt.slice.call is call:
                 self._end(attempt.slice, now)
 

@@ -399,7 +399,7 @@ class Engine:
     def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
         """End all calls and contract requests."""
         for endpoint in self.core.endpoints:
-            for attempt in endpoint.in_flight.all():
+            for attempt in endpoint.in_flight.attempts:
                 attempt.settled = True  # a new core does not know it
                 attempt.cancel()
         for call in self._calls:

@@ -61,9 +61,8 @@ class InFlight:
     Attributes
     ----------
     attempts : dict
-        The attempts in flight that are not late, in the order in which they began.
-    late : dict
-        Late attempts, which a server that hangs may have. They do not count for limits.
+        The attempts in flight, in the order in which they began. A server that hangs may have those
+        that are late, so they do not count for limits.
     late_at : float
         When an attempt may be late.
     limits : dict
@@ -87,14 +86,15 @@ class InFlight:
         self._most_late_s = self._least_late_s = settings.hedge_after_s or LATE_S
         self.late_at = math.inf
         self.attempts: dict[Attempt, None] = {}
-        self.late: dict[Attempt, None] = {}
         self.taken = 0
 
     def __len__(self) -> int:
-        return len(self.attempts) + len(self.late)
+        return len(self.attempts)
 
-    def all(self) -> list[Attempt]:
-        return [*self.late, *self.attempts]
+    @property
+    def awaited(self) -> int:
+        """The number of attempts that are not late."""
+        return self.by_model.total()
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
@@ -120,10 +120,8 @@ class InFlight:
 
     def settle(self, attempt: Attempt) -> None:
         self.channels.leave(attempt.channel, attempt.slice.nbytes)
-        if attempt.late:
-            del self.late[attempt]
-        else:
-            del self.attempts[attempt]
+        del self.attempts[attempt]
+        if not attempt.late:
             self.by_model[attempt.key] -= 1
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
@@ -150,25 +148,23 @@ class InFlight:
         self.late_at = min(self.late_at, now + self._least_late_s)
 
     def take_late(self, lives_at: float, now: float) -> list[Attempt]:
-        """Move attempts that are late out of the limits, and return them.
+        """Take attempts that are late out of the limits, and return them.
 
         `lives_at` is when a probe was answered last.
         """
-        late = [attempt for attempt in self.attempts if self._is_late(attempt, lives_at, now)]
+        awaited = [attempt for attempt in self.attempts if not attempt.late]
+        late = [attempt for attempt in awaited if self._is_late(attempt, lives_at, now)]
         if late and self._least_late_s == self._most_late_s:
             # Until now, the limit has grown by the places that they held.
             for key, places in Counter(attempt.key for attempt in late).items():
                 self.limits[key].release(places)
         for attempt in late:
             attempt.late = True
-            del self.attempts[attempt]
-            self.late[attempt] = None
             self.by_model[attempt.key] -= 1
             self.channels.late(attempt.channel, now)
         least_s, self.late_at = self._least_late_s, math.inf
-        for oldest in self.attempts:
+        if oldest := next((attempt for attempt in awaited if not attempt.late), None):
             self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
-            break
         return late
 
     def _is_late(self, attempt: Attempt, lives_at: float, now: float) -> bool:
