@@ -289,6 +289,7 @@ class Simulation:
             for instruction in worker.core.handle(self.now, *events):
                 match instruction:
                     case e.Send(attempt):
+                        attempt.sent_at = self.now  # the event `Sent` would make it slower
                         arrival = partial(self._arrive, worker, attempt)
                         self.at(self.now + self.work.network_s, arrival)
                     case e.Deliver(answered):
@@ -367,7 +368,7 @@ class Simulation:
     def _report(self, worker: _Worker) -> None:
         if worker.allocator is None or worker.gone:
             return
-        waiting = worker.core.waiting().get(_MODEL, 0)
+        waiting = worker.core.waiting.counts().get(_MODEL, 0)
         telemetry = {
             (report.url, key): Telemetry(in_flight, waiting, rtt, 2 * self.work.network_s)
             for report in worker.core.report()

@@ -65,6 +65,8 @@ class Scenario:
         Requests that were sent, and those that were cancelled.
     cancelled_at : dict
         When each of these was.
+    packs : bool
+        Whether requests are packed, and leave, at once.
     delivered, failed : dict
         By slice: the URL that answered it, or the error.
     """
@@ -86,6 +88,7 @@ class Scenario:
         self.renewed: list[tuple[str, int]] = []
         self.published: dict[ModelKey, Any] = {}
         self.round_trip_s = 0.0
+        self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
 
     def tell(self, *events: e.Event) -> None:
@@ -185,6 +188,7 @@ class Scenario:
         match instruction:
             case e.Send(attempt):
                 self.in_flight.append(attempt)
+                return [e.Sent(attempt, self.now)] if self.packs else []
             case e.Cancel(attempt):
                 self._ended(attempt)
                 self.cancelled.append(attempt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,27 +39,6 @@ def call_of(rows: int, placed: list[Any], **options: Any) -> tuple[Call, list[Re
     slices = [RequestSlice(call, n, n + 4, 16) for n in range(0, rows, 4)]
     call.begin(rows, Call.end)
     return call, slices
-
-
-def test_a_slice_counts_once() -> None:
-    """Were one counted for another, the other's rows would be left out without a word."""
-    placed: list[Any] = []
-    call, (first, second, third) = call_of(12, placed, mask=True)
-    assert call.fail(first, LOST) == 4
-    assert call.fail(first, LOST) == 0
-    call.place(second, RESPONSE)
-    call.finish(second)
-    call.finish(second)
-    assert call.fail(second, LOST) == 0
-    assert not call.over
-    call.place(third, RESPONSE)
-    call.finish(third)
-    assert call.over
-    assert placed == [range(4, 8), range(8, 12)]
-    assert call.lost == [range(4)]
-    assert call.statistics.masked == 4
-    assert call.served_versions == {"2"}
-    call.raise_failure()
 
 
 def test_a_call_ends_when_each_row_is_placed_or_masked_whatever_overlaps() -> None:
@@ -114,37 +92,21 @@ def test_an_attempt_is_cancelled_whether_it_has_left_or_not() -> None:
 
 def test_an_attempt_is_sent_when_it_is_packed() -> None:
     """Until then, no server can be late with its response."""
-    seen: list[float] = []
+    before: list[int] = []
+    sent: list[Any] = []
     call, (request, _) = call_of(8, [])
     attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
 
     def infer(_: Any, pack: Any, *__: Any, **___: Any) -> Any:
-        seen.append(attempt.sent_at)
+        before.append(len(sent))
         pack(None)
         return SimpleNamespace()
 
     connection: Any = SimpleNamespace(infer=infer, close=lambda: None)
-    sender = Sender(connection, [].append)
+    sender = Sender(connection, [].append, sent.append)
     sender.send(call, attempt, "1")
     sender.close()
     assert sender._thread is not None
     sender._thread.join()
-    assert seen == [math.inf]
-    assert 0 < attempt.sent_at < math.inf
-
-
-def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
-    posted: list[Any] = []
-    connection: Any = SimpleNamespace(
-        infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None
-    )
-    call, (request, _) = call_of(8, [])
-    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
-    attempt.cancel()
-    sender = Sender(connection, posted.append)
-    sender.send(call, attempt, "1")
-    sender.close()
-    assert sender._thread is not None
-    sender._thread.join()
-    (event,) = posted
-    assert isinstance(event.error, errors.CancelledError)
+    assert before == [0]
+    assert [event.attempt for event in sent] == [attempt]

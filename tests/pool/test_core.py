@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import math
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt
 
 PURE = (
-    "_batching _breaker _channels _core _dispatch _endpoint _events _failures _in_flight _limits "
-    "_models _request _signature _waiting"
+    "_batching _breaker _channels _core _dispatch _endpoint _events _failures _in_flight "
+    "_limits _models _record _request _signature _waiting"
 )
 
 
@@ -39,14 +38,6 @@ def test_it_knows_no_clock_thread_or_connection(module: str) -> None:
     parts = {name.split(".")[0] for name in names}
     assert not parts & {"threading", "time", "socket", "grpc", "queue", "concurrent", "asyncio"}
     assert not names & {f"sonic_coffea.pool.{m}" for m in IMPURE}
-
-
-def test_slices_leave_in_order_and_come_back() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(20)
-    assert [attempt.slice for attempt in scenario.in_flight] == slices[:4]
-    scenario.answer_all()
-    assert list(scenario.delivered) == slices
 
 
 def test_nothing_is_sent_before_a_server_has_said_what_it_has() -> None:
@@ -217,31 +208,6 @@ def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
     assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
-def test_what_is_answered_cannot_be_lost_any_more() -> None:
-    scenario = Scenario(ONE)
-    scenario.submit(1)
-    (attempt,) = scenario.in_flight
-    scenario.answer(attempt)
-    scenario.tell(e.Failed(attempt, LOST))
-    scenario.answer(attempt)
-    assert len(scenario.delivered) == 1
-    assert scenario.retries == 0
-    assert scenario.endpoint(ONE).breaker.failing_since is None
-
-
-def test_a_call_that_ended_is_cancelled_and_the_rest_never_leaves() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(50)
-    sent = list(scenario.in_flight)
-    slices[0].call.over = True
-    scenario.tell(e.CallEnded(slices[0].call))
-    assert scenario.cancelled == sent
-    assert not scenario.in_flight
-    (other,) = scenario.submit(1)
-    scenario.answer_all()
-    assert scenario.delivered == {other: ONE}
-
-
 def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     """Return a request that is overdue, while others were answered."""
     scenario.lives = dict.fromkeys((ONE, TWO), True)
@@ -254,19 +220,6 @@ def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     return first
 
 
-def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
-    (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
-    for _ in range(2):
-        assert scenario.core.waiting() == {KEY: 1}
-        assert scenario.ask(anew=True).outcome == contract()
-    scenario.answer(third)
-    assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
-    scenario.answer_all()
-    assert len(scenario.delivered) == 3
-
-
 def test_rows_that_hang_fail_with_the_others_when_no_server_has_their_model() -> None:
     scenario = Scenario(ONE, max_in_flight_bytes=40)
     first = hanging(scenario)
@@ -276,15 +229,6 @@ def test_rows_that_hang_fail_with_the_others_when_no_server_has_their_model() ->
     assert first in scenario.cancelled
     scenario.answer(first)
     assert first.slice not in scenario.delivered
-
-
-def test_rows_that_are_answered_late_do_not_wait_any_more() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
-    scenario.answer(first)
-    assert scenario.core.waiting().get(KEY, 0) == 0
-    scenario.answer_all()
-    assert len(scenario.delivered) == 3
 
 
 def test_a_request_that_hangs_does_not_hold_back_the_try_after_a_loss() -> None:
@@ -311,7 +255,7 @@ def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
         scenario.fail(scenario.in_flight[-1], lost)
     assert len({attempt.slice.call for attempt in scenario.in_flight}) > 1
     scenario.tell(e.CallEnded(ended()))
-    assert len(scenario.in_flight) + scenario.core.waiting()[KEY] == 22
+    assert len(scenario.in_flight) + scenario.core.waiting.counts()[KEY] == 22
     scenario.cancelled.clear()
     scenario.cancelled_at.clear()
     gc.collect()
@@ -334,33 +278,6 @@ def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts()
     assert scenario.cancelled == [first]
 
 
-def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None:
-    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
-    (late,) = scenario.submit(1)
-    (first,) = scenario.in_flight
-    scenario.wait(0.05)
-    scenario.fail(scenario.at(TWO)[0])
-    assert first in scenario.in_flight
-    assert not scenario.cancelled
-    scenario.answer(first)
-    assert scenario.delivered == {late: ONE}
-    assert not scenario.failed
-
-
-def test_a_request_that_is_being_packed_is_not_hedged() -> None:
-    scenario = Scenario(ONE, TWO, hedge_after_s=1.0, balance="priority")
-    scenario.lives[ONE] = True
-    scenario.submit(1)
-    (attempt,) = scenario.in_flight
-    attempt.sent_at = math.inf
-    scenario.wait(2.5)
-    attempt.sent_at = scenario.now
-    scenario.wait(0.75)
-    assert not scenario.at(TWO)
-    scenario.wait(0.25)
-    assert scenario.at(TWO)
-
-
 def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.1, balance="priority")
     (late,) = scenario.submit(1)
@@ -373,18 +290,6 @@ def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> No
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])
     assert scenario.delivered == {late: ONE}
-
-
-def test_servers_are_changed_while_rows_are_in_flight() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(10)
-    scenario.tell(e.ServersChanged([TWO]))
-    assert len(scenario.at(ONE)) == 4
-    assert len(scenario.at(TWO)) == 4
-    assert scenario.closed == []
-    scenario.answer_all()
-    assert scenario.closed == [ONE]
-    assert set(scenario.delivered) == set(slices)
 
 
 FAILURES = ["lose", "overload", "gone", "cut", "large", "failed", "unsent"]
@@ -477,7 +382,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
     assert all(call.over for call in calls)
     assert not scenario.in_flight
     assert all(state.in_flight == 0 for state in scenario.core.states(scenario.now))
-    assert all(number == 0 for number in scenario.core.waiting().values())
+    assert all(number == 0 for number in scenario.core.waiting.counts().values())
     (last,) = scenario.submit(1)
     scenario.wait(40)
     scenario.answer_all()

@@ -6,12 +6,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
-from tests.scored import same_scores
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -22,8 +20,6 @@ from sonic_coffea.transport import connect_transport
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.scored import Scored
 
 
 @pytest.fixture(scope="module")
@@ -118,47 +114,6 @@ def test_a_killed_server_is_one_error(
         assert pool.statistics.total().retries == retries
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
     until(lambda: threading.active_count() <= threads)
-
-
-def test_what_a_killed_server_had_is_scored_by_another(
-    doomed: sonic.LocalServer,
-    connect_and_kill: Connect,
-    server: sonic.LocalServer,
-    direct: list[Any],
-    scored: Scored,
-) -> None:
-    rows = sum(score is not None for event in direct for score in event)
-    with Pool(Settings.make([doomed, server]), connect=connect_and_kill) as pool:
-        for _ in range(10):  # on a busy machine, it may have few requests of the first call
-            (pending,) = scored.submit(pool)
-            scores = pending.result(timeout_s=100)
-            same_scores(scores.top, direct)
-            total = pending.statistics.total()
-            assert total.rows == rows
-            used = {url for (url, _, _), tally in pending.statistics if tally.rows}
-            assert scores.attrs["sonic"]["servers"] == sorted(used)
-            if total.retries:
-                break
-        assert pool.statistics.total().retries >= 1
-        assert pool.statistics.total().failures == 0
-        by_server = {url: tally.rows for (url, _, _), tally in pool.statistics}
-        assert by_server[doomed.url] >= 4 * ANSWERS
-        assert by_server[server.url] > 0
-
-
-@pytest.mark.server
-def test_a_server_that_is_started_again_is_used_again(
-    small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
-) -> None:
-    server = sonic.LocalServer(small_batches, restart=False, stop_timeout_s=0.0, env=PATIENT)
-    with server:
-        pool = Pool(Settings.make(server, retry_timeout_s=60.0))
-        same_scores(tagger(jets[:20], pool=pool).top, direct[:20])
-    with ThreadPoolExecutor() as threads:
-        scores = threads.submit(tagger, jets, pool=pool)
-        with server:
-            same_scores(scores.result(timeout=100).top, direct)
-            pool.close()
 
 
 def test_a_processor_goes_on_with_none(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from random import Random
 from statistics import median
 
 import pytest
 from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
-from sonic_coffea.pool._limits import AdaptiveLimit, Quota
+from sonic_coffea.pool._limits import AdaptiveLimit
 
 # Slow, so that few requests fill the minutes that a limit takes to settle.
 NOISY = Accelerator(launch_s=16e-3, row_s=4e-5, noise=0.05)
@@ -107,44 +105,9 @@ def test_a_baseline_grows_only_so_far() -> None:
     assert limit.value < 10
 
 
-def test_a_request_goes_out_alone_now_and_then() -> None:
-    limit = AdaptiveLimit(10)
-    assert limit.room(0, 0.0) == 4
-    for out in (1, 2, 3, 4):
-        limit.answered(0.01, 1024, out, 0.1)
-    assert limit.room(0, 1.0) == limit.value == 7
-    assert limit.room(0, 31.0) == 1
-    assert limit.room(1, 31.0) == 0
-    limit.answered(0.05, 1024, 3, 31.0)
-    assert limit.room(0, 31.1) == 1
-    limit.answered(0.02, 1024, 1, 31.2)
-    assert limit.room(0, 31.3) == limit.value
-
-
 def test_two_full_batches_may_be_in_flight_however_slow_the_server() -> None:
     limit = AdaptiveLimit(100)
     limit.answered(0.01, 8, 1, 0.0, full=16)
     for _ in range(500):
         limit.answered(1.0, 8, limit.value, 1.0, full=16)
     assert limit.value == 32
-
-
-def test_the_bounds_hold() -> None:
-    limit = AdaptiveLimit(6)
-    for k in range(100):
-        limit.answered(0.01, 8, limit.value, k * 0.01)
-    assert limit.value == 6
-    for k in range(100):
-        limit.refused(0, 10.0 + k, Random(k))
-    assert limit.value == 1
-    assert AdaptiveLimit(1).value == 1
-
-
-def test_a_quota_is_waited_for_until_its_turn_or_its_end() -> None:
-    def quota(next_turn_at: float, expires_at: float) -> Quota:
-        return Quota(1, 5.0, next_turn_at, expires_at, next_turn_at)
-
-    assert quota(3.0, 8.0).wakes_at(1.0) == 3.0
-    assert quota(9.0, 8.0).wakes_at(1.0) == 8.0
-    for now in (3.0, 8.0):
-        assert quota(3.0, 8.0).wakes_at(now) == math.inf

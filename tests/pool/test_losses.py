@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
 
 
-def test_rows_of_a_lost_server_go_to_another(servers: dict[str, ScriptedServer]) -> None:
-    (one, two) = servers.values()
-    one.behaviour = lambda _: LOST
-    with pool_of(*servers) as pool:
-        pending = MODEL.submit(objects(500), pool=pool)
-        assert doubled(pending.result(timeout_s=30)) == list(range(500))
-        total = pool.statistics.total()
-        assert total.rows == 500
-        assert total.retries >= 1
-        assert total.failures == 0
-        assert {s for (s, _, _), t in pool.statistics if t.rows} == {str(two.address)}
-
-
 def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
@@ -88,37 +75,6 @@ def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
         last.set()
         assert doubled(pending.result(timeout_s=30)) == list(range(12))
         assert pending.statistics.total().rows == 12
-
-
-def test_a_server_that_returns_is_used_again(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    failed = threading.Event()
-
-    def once(_: np.ndarray) -> Any:
-        one.behaviour = lambda x: 2 * x
-        failed.set()
-        return LOST
-
-    one.behaviour = once
-    with pool_of("grpc://s1:8001") as pool:
-        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
-    assert failed.is_set()
-
-
-def test_a_server_that_is_back_is_tried_with_one_request(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    one.behaviour = lambda _: LOST
-    with pool_of("grpc://s1:8001", retry_timeout_s=60) as pool:
-        pending = MODEL.submit(objects(400), pool=pool)
-        until(lambda: len(one.requests) > 4 and not one.out)
-        one.most_out, seen = 0, len(one.requests)
-        until(lambda: len(one.requests) > seen + 3)
-        assert one.most_out == 1
-        one.behaviour = inferred
-        assert doubled(pending.result()) == list(range(400))
-        assert one.most_out > 1
 
 
 def test_rows_that_are_lost_are_none_if_asked(servers: dict[str, ScriptedServer]) -> None:
@@ -190,38 +146,6 @@ def test_what_is_wrong_is_not_masked(servers: dict[str, ScriptedServer]) -> None
             )
 
 
-def test_overload_is_tried_again(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    refused = iter([True, False] * 5)
-
-    def half(x: np.ndarray) -> Any:
-        return errors.OverloadError("full") if next(refused, False) else 2 * x
-
-    one.behaviour = half
-    with pool_of("grpc://s1:8001", max_in_flight=1) as pool:
-        assert doubled(MODEL(objects(20), pool=pool)) == list(range(20))
-        assert pool.statistics.total().retries >= 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.RequestError("no"),
-        errors.AccessError("no"),
-        errors.DeadlineError("no"),
-    ],
-)
-def test_what_cannot_help_is_not_tried_again(
-    servers: dict[str, ScriptedServer], error: errors.SonicError
-) -> None:
-    (one, two) = servers.values()
-    one.behaviour = two.behaviour = lambda _: error
-    with pool_of(*servers, max_in_flight=1) as pool:
-        with pytest.raises(type(error), match="no"):
-            MODEL(objects(3), pool=pool)
-        assert len(one.requests) + len(two.requests) == 1
-
-
 def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, ScriptedServer]) -> None:
     (one, two) = servers.values()
     one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
@@ -233,21 +157,3 @@ def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, Scripted
         one.lacks = two.lacks = True
         with pytest.raises(errors.ModelNotFoundError):
             MODEL(objects(100), pool=pool)
-
-
-def test_thousands_of_requests_whose_model_is_gone_are_given_up(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    one.gate.clear()
-    one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of("grpc://s1:8001", max_in_flight=2, retry_timeout_s=1) as pool:
-        pending = MODEL.submit(objects(12_000), pool=pool, on_error="mask")
-        until(lambda: one.out == 2)
-        one.lacks = True
-        one.gate.set()
-        scores = pending.result(timeout_s=30)
-        assert ak.all(ak.is_none(scores))
-        assert pending.statistics.masked == 12_000
-        with pytest.raises(errors.ModelNotFoundError):
-            MODEL(objects(4), pool=pool, timeout_s=30)

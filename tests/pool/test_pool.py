@@ -15,7 +15,6 @@ from tests.pool.scripted import (
     ScriptedServer,
     connect,
     doubled,
-    inferred,
     objects,
     pool_of,
 )
@@ -208,17 +207,6 @@ def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
         whole, parts = pool.statistics.total(), each.total()
         assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
         assert whole.latencies.sum() == 41
-
-
-def test_an_ordered_list_is_used_in_its_order(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
-    one.behaviour = inferred
-    with pool_of(str(two.address), str(one.address), balance="priority") as pool:
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
-        assert one.requests == []
-        two.behaviour = lambda _: LOST
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
-        assert sum(len(x) for x in one.requests) == 100
 
 
 def test_states(servers: dict[str, ScriptedServer]) -> None:

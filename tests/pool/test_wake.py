@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import awkward as ak
 import grpc
@@ -77,22 +76,6 @@ def test_the_wait_ends_with_its_timeout_or_with_the_pool(
     assert capsys.readouterr().out == ""
 
 
-def test_a_model_that_is_being_loaded_is_waited_for() -> None:
-    loading = iter([errors.ModelNotReadyError("loading")] * 3)
-
-    def contract(*_: Any) -> None:
-        for failure in loading:
-            raise failure
-
-    connection: Any = SimpleNamespace(
-        address="grpc://s1:8001", models=list, ready=lambda: True, contract=contract
-    )
-    states: list[str] = []
-    args = [connection], [ModelKey("m", None)], 100, threading.Event(), states.append
-    wake(*args, interval_s=0.001)
-    assert len(states) == 3
-
-
 def test_what_waiting_does_not_mend() -> None:
     with (
         FakeServer({"m": FakeModel.of(MODEL)}) as server,
@@ -119,13 +102,3 @@ def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
             for method in METHODS:
                 server.accept(method)
             assert scores.result().to_list() == before.to_list()
-
-
-def test_a_first_call_wakes_a_service(asleep: FakeServer) -> None:
-    with sonic.connect(asleep.url), ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(MODEL, ak.Array([[{"pt": 1.0}], []]))
-        until(lambda: index_requests(asleep) >= 1)
-        assert not scores.done()
-        for method in METHODS:
-            asleep.accept(method)
-        assert ak.num(scores.result()).to_list() == [1, 0]

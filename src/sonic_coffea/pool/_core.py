@@ -1,8 +1,8 @@
 """The pool's core: a state machine that takes events and returns instructions.
 
 It has no clock, thread or connection: the time comes with the events, and the engine carries out
-the instructions. So tests and simulations run it on virtual time. This module decides about
-retries; `Dispatcher` sends slices, and `ServedModels` finds models.
+the instructions. So tests and simulations run it on virtual time. This module decides what
+becomes of rows that fail; its base, `Dispatcher`, sends them, and `ServedModels` finds models.
 """
 
 from __future__ import annotations
@@ -27,57 +27,48 @@ from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt, ModelKey
+    from sonic_coffea.pool._request import Attempt
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-class PoolCore:
+class PoolCore(Dispatcher):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
-        self._dispatcher = Dispatcher(settings, rng or Random(), memory_bytes)
-        self._timeout_s = settings.retry_timeout_s
-        self.endpoints = self._dispatcher.endpoints
-        self.models = ServedModels(self._dispatcher)
-        self._waiting = self._dispatcher.waiting
-        self._fallback = self._dispatcher.fallback
-        self._instructions = self._dispatcher.instructions
+        super().__init__(settings, rng or Random(), memory_bytes)
+        self.models = ServedModels(self)
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
         for event in events:
             self._take(event, now)
         self._advance(now)
-        instructions = self._instructions.copy()
-        self._instructions.clear()
+        instructions = self.instructions.copy()
+        self.instructions.clear()
         return instructions
 
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
-        dispatcher = self._dispatcher
         times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
-        times.append(self._waiting.wakes_at)
+        times.append(self.waiting.wakes_at)
         for x in self.endpoints:
             times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at
-        if dispatcher.to_cancel:
-            times.append(dispatcher.to_cancel[0][0])
-        waiting = self._waiting.models()
+        if self._to_cancel:
+            times.append(self._to_cancel[0][0])
+        waiting = self.waiting.models()
         # A time that has passed waits for a response, which makes room.
-        due = [self._fallback.due_at(key, now) for key in waiting]
-        due += [dispatcher.joining.until(key, now) for key in waiting]
+        due = [self.fallback.due_at(key, now) for key in waiting]
+        due += [self._joining.until(key, now) for key in waiting]
         if waiting:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
-
-    def waiting(self) -> dict[ModelKey, int]:
-        return self._waiting.counts()
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
@@ -91,13 +82,15 @@ class PoolCore:
         match event:
             case e.Answered():
                 self._answered(event, now)
+            case e.Sent(attempt, at):
+                attempt.sent_at = at
             case e.Submitted(slices):
                 for request in slices:
-                    self._waiting.add(request, now)
+                    self.waiting.add(request, now)
             case e.Failed(attempt, error, sent):
                 self._failed(attempt, error, now, sent=sent)
             case e.CallEnded(call):
-                self._dispatcher.end_call(call, now)
+                self._end_call(call, now)
             case e.Probed(url, error):
                 self._probed(url, error, now)
             case e.Validated():
@@ -107,11 +100,11 @@ class PoolCore:
             case e.ContractWithdrawn(request):
                 self.models.withdrawn(request)
             case e.ServersChanged(servers):
-                self.endpoints.set_servers(servers, self._fallback.url)
+                self.endpoints.set_servers(servers, self.fallback.url)
             case e.QuotasReceived():
                 self._receive_quotas(event, now)
             case e.FallbackStarted(url, error):
-                self._fallback.started(url, error, now)
+                self.fallback.started(url, error, now)
                 if url is None:
                     logger.error("no fallback: %s", error)
                 else:
@@ -119,39 +112,39 @@ class PoolCore:
                     self.endpoints.set_servers(self.endpoints.servers, url)
             case e.SchedulerJoined(starts_at, max_in_flight, quotas_within_s):
                 self.models.starts_at = starts_at
-                self._dispatcher.joining.join(max_in_flight, quotas_within_s)
+                self._joining.join(max_in_flight, quotas_within_s)
 
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
-        if not self._dispatcher.settle(attempt):  # its slice has ended
+        if not self._settle(attempt):  # its slice has ended
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].in_flight.hedge_won(now)
         self.models.answered(attempt.key, event.response.version, now)
-        self._dispatcher.end(attempt.slice, now)
-        self._instructions.append(e.Deliver(event))
+        self._end(attempt.slice, now)
+        self.instructions.append(e.Deliver(event))
 
     def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
-        if not self._dispatcher.settle(attempt):  # its slice has ended
+        if not self._settle(attempt):  # its slice has ended
             return
         decision = self._decide(attempt, error, now) if sent else Decision.FAIL
         again = decision is not Decision.FAIL
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
         if not sent and request.attempts and not request.queued:
-            request.retry_at = now + back_off_s(1, self._dispatcher.rng)
-            self._waiting.put_back(request, now)
+            request.retry_at = now + back_off_s(1, self.rng)
+            self.waiting.put_back(request, now)
         if again and not awaited:
             self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
         elif again or awaited or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=sent))
+            self.instructions.append(e.Count(attempt, error, retried=sent))
         else:
             self.models.mark_stale()  # it may have been refused by another model
-            self._dispatcher.give_up(request, attempt.url if sent else None, error, now)
+            self.give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(
         self, attempt: Attempt, error: SonicError, now: float, *, split: bool = False
@@ -162,26 +155,26 @@ class PoolCore:
         if not request.queued:
             request.retries += 1
             if split:
-                self._dispatcher.split(request, now)
+                self._split(request, now)
             else:
-                self._waiting.put_back(request, now)
+                self.waiting.put_back(request, now)
         self.endpoints.by_url[attempt.url].retried(error, now)
-        self._instructions.append(e.Count(attempt, error, retried=True))
+        self.instructions.append(e.Count(attempt, error, retried=True))
 
     def _probed(self, url: str, error: SonicError | None, now: float) -> None:
         endpoint = self.endpoints.by_url.get(url)
         if endpoint is None or not endpoint.probed(error, now) or error is None:
             return
-        for attempt in endpoint.in_flight.all():
+        for attempt in list(endpoint.in_flight.attempts):
             self._failed(attempt, error, now, sent=True)
-            self._instructions.append(e.Cancel(attempt))
+            self.instructions.append(e.Cancel(attempt))
         # A connection that the network dropped would stay silent.
         channels = range(len(endpoint.in_flight.channels))
-        self._instructions += [e.Reconnect(url, channel) for channel in channels]
+        self.instructions += [e.Reconnect(url, channel) for channel in channels]
 
     def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
         keys = [key for _, key in event.quotas]
-        self._dispatcher.joining.receive_quotas(keys, event.lease_s, now)
+        self._joining.receive_quotas(keys, event.lease_s, now)
         for (url, key), quota in event.quotas.items():
             if (target := self.endpoints.by_url.get(url)) is not None:
                 target.in_flight.set_quota(key, quota, now)
@@ -192,8 +185,8 @@ class PoolCore:
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        settings, overtaken = self._dispatcher.settings, endpoint.in_flight.overtaken(attempt)
-        decision, for_s = classify(error, attempt, settings, overtaken=overtaken)
+        overtaken = endpoint.in_flight.overtaken(attempt)
+        decision, for_s = classify(error, attempt, self.settings, overtaken=overtaken)
         if decision is Decision.LOST:
             retried = self._lost(attempt, error, failing_s, now)
             return Decision.RETRY if retried else Decision.FAIL
@@ -205,7 +198,7 @@ class PoolCore:
                 request.inference_failures += 1
             case RequestTooLargeError() if (back_offs := request.splits - MAX_SPLITS) > 0:
                 # It may not be the size.
-                request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
+                request.retry_at = now + back_off_s(back_offs, self.rng)
         return decision if failing_s < for_s else Decision.FAIL
 
     def _lost(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> bool:
@@ -217,28 +210,28 @@ class PoolCore:
             request.losses += 1
             if request.losses >= MAX_RETRIES:
                 back_offs = request.losses - MAX_RETRIES + 1
-                request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
-        lost_since = self._dispatcher.lost_since(attempt.key, now)
+                request.retry_at = now + back_off_s(back_offs, self.rng)
+        lost_since = self.lost_since(attempt.key, now)
         if lost_since is not None:
-            return now - lost_since < self._timeout_s
-        return request.retries < MAX_RETRIES or failing_s < self._timeout_s
+            return now - lost_since < self.settings.retry_timeout_s
+        return request.retries < MAX_RETRIES or failing_s < self.settings.retry_timeout_s
 
     def _advance(self, now: float) -> None:
         self.models.advance(now)
         for endpoint in self.endpoints:
             if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
                 endpoint.liveness.start_probe(now)
-                self._instructions.append(e.Probe(endpoint.url))
+                self.instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
                 self._hedge_late(endpoint, now)
             for channel in endpoint.in_flight.channels.take_renewals(now):
-                self._instructions.append(e.Reconnect(endpoint.url, channel))
+                self.instructions.append(e.Reconnect(endpoint.url, channel))
         self.models.validate_waiting(now)
-        self._waiting.put_back_due(now)
-        self._dispatcher.assign(now)
-        self._dispatcher.cancel_due(now)
+        self.waiting.put_back_due(now)
+        self.assign(now)
+        self._cancel_due(now)
         self.models.fail_unroutable(now)
-        self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+        self.instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from typing import TYPE_CHECKING
@@ -11,10 +10,10 @@ from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._channels import OLD_S
 from sonic_coffea.pool._endpoint import EndpointRegistry
+from sonic_coffea.pool._limits import Joining
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from random import Random
 
     from sonic_coffea.errors import SonicError
@@ -29,8 +28,6 @@ class Dispatcher:
     ----------
     instructions : list
         The instructions that the core returns next.
-    to_cancel : deque of (float, Attempt)
-        Attempts of slices that have ended, and when they are to be cancelled.
     """
 
     def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None) -> None:
@@ -39,14 +36,12 @@ class Dispatcher:
         self.endpoints = EndpointRegistry(settings, self.rng)
         self.fallback = FallbackPolicy(settings, self.endpoints)
         self.waiting = WaitingSlices()
-        self.joining = Joining()
+        self._joining = Joining()
         self.instructions: list[e.Instruction] = []
-        self.to_cancel: deque[tuple[float, Attempt]] = deque()
+        # Attempts of slices that have ended, and when they are to be cancelled.
+        self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
-
-    def attempts(self) -> Iterator[Attempt]:
-        return itertools.chain.from_iterable([x.in_flight.all() for x in self.endpoints])
 
     def assign(self, now: float) -> None:
         """Send each slice that has room now, in the order in which they came.
@@ -65,7 +60,7 @@ class Dispatcher:
             if not self._fits(request):
                 return
             in_flight = sum(x.in_flight.by_model[request.key] for x in self.endpoints)
-            if self.joining.holds_back(request.key, in_flight, now):
+            if self._joining.holds_back(request.key, in_flight, now):
                 continue
             endpoint = self.endpoints.choose(request, now)
             if endpoint is None:
@@ -73,7 +68,7 @@ class Dispatcher:
                 continue
             self.waiting.take(request)
             if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
-                self.split(request, now)
+                self._split(request, now)
             else:
                 self._in_flight_bytes += request.nbytes
                 self.instructions.append(e.Send(endpoint.begin(request, now)))
@@ -84,13 +79,13 @@ class Dispatcher:
         total_bytes = self._in_flight_bytes + request.nbytes
         return self._in_flight_bytes == 0 or total_bytes <= self._max_in_flight_bytes
 
-    def split(self, request: RequestSlice, now: float) -> None:
+    def _split(self, request: RequestSlice, now: float) -> None:
         """Queue a slice as two; answers to the whole come too late."""
-        self.end(request, now)
+        self._end(request, now)
         for part in request.halves():
             self.waiting.put_back(part, now)
 
-    def settle(self, attempt: Attempt) -> bool:
+    def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it had ended before."""
         if attempt.settled:
             return False
@@ -100,7 +95,7 @@ class Dispatcher:
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
-    def end(self, request: RequestSlice, now: float) -> None:
+    def _end(self, request: RequestSlice, now: float) -> None:
         """End a slice that is answered, given up or split, so that no row counts twice.
 
         It no longer waits. Its attempts are cancelled at once, or later if too many young attempts
@@ -109,31 +104,31 @@ class Dispatcher:
         if request.queued:
             self.waiting.take_chosen(request.key, lambda other: other is request)
         for attempt in list(request.attempts):
-            self.settle(attempt)
+            self._settle(attempt)
             channels = self.endpoints.by_url[attempt.url].in_flight.channels
             old_at = attempt.begun_at + OLD_S
             if old_at <= now or channels.resets(attempt.channel):
                 self.instructions.append(e.Cancel(attempt))
             else:
-                self.to_cancel.append((old_at, attempt))
+                self._to_cancel.append((old_at, attempt))
 
-    def end_call(self, call: Request, now: float) -> None:
+    def _end_call(self, call: Request, now: float) -> None:
         """End all slices of a call."""
         self.waiting.take_chosen(call.key, lambda request: request.call is call)
-        for attempt in self.attempts():
+        for attempt in [a for x in self.endpoints for a in x.in_flight.attempts]:
             if attempt.slice.call is call:
-                self.end(attempt.slice, now)
+                self._end(attempt.slice, now)
 
-    def cancel_due(self, now: float) -> None:
+    def _cancel_due(self, now: float) -> None:
         # They are in the order of the answers, so some are cancelled a little late.
-        while self.to_cancel and self.to_cancel[0][0] <= now:
-            self.instructions.append(e.Cancel(self.to_cancel.popleft()[1]))
+        while self._to_cancel and self._to_cancel[0][0] <= now:
+            self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
 
     def give_up(
         self, request: RequestSlice, url: str | None, error: SonicError, now: float
     ) -> None:
         """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
-        self.end(request, now)
+        self._end(request, now)
         if isinstance(error, RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
@@ -198,34 +193,3 @@ class FallbackPolicy:
         self.starting, self.error = False, error or self.error
         if url is not None:
             self.url, self._started_at = url, now
-
-
-class Joining:
-    """The bound on a model's requests, over all servers, until its first quotas come.
-
-    The first chunks of a thousand processes come at once. By their own limits, they would fill the
-    servers' queues beyond the request timeout.
-    """
-
-    def __init__(self) -> None:
-        self._max_in_flight, self._quotas_within_s = math.inf, 0.0
-        self._begun_at: dict[ModelKey, float] = {}
-        self._allocated: set[ModelKey] = set()
-
-    def join(self, max_in_flight: int, quotas_within_s: float) -> None:
-        self._max_in_flight, self._quotas_within_s = max_in_flight, quotas_within_s
-
-    def receive_quotas(self, models: Iterable[ModelKey], lease_s: float, now: float) -> None:
-        """Lift the bound for models with quotas; for the others, wait for another lease."""
-        self._allocated.update(models)
-        self._quotas_within_s = max(self._quotas_within_s, lease_s)
-        self._begun_at = dict.fromkeys(self._begun_at, now)
-
-    def until(self, key: ModelKey, now: float) -> float:
-        """Return how long the bound holds for a model that has requests now."""
-        if key in self._allocated or self._max_in_flight == math.inf:
-            return -math.inf
-        return self._begun_at.setdefault(key, now) + self._quotas_within_s
-
-    def holds_back(self, key: ModelKey, in_flight: int, now: float) -> bool:
-        return in_flight >= self._max_in_flight and now < self.until(key, now)

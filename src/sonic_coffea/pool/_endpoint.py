@@ -110,9 +110,9 @@ class Endpoint:
         """Return how many more requests for a model may be sent to it now."""
         room = self.in_flight.room(key, now)
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
-            return min(room, 1 - len(self.in_flight.attempts))
+            return min(room, 1 - self.in_flight.awaited)
         # Until something gets through, or all requests in flight are lost, too.
-        held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
+        held = self.breaker.exhausted(now) and self.in_flight.awaited > 0
         return 0 if held else room
 
     def begin(self, request: RequestSlice, now: float) -> Attempt:
@@ -131,7 +131,7 @@ class Endpoint:
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests are."""
         self.liveness.owes = False
-        hopeless = not self.in_flight.attempts
+        hopeless = self.in_flight.awaited == 0
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
         elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:

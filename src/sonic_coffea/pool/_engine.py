@@ -15,6 +15,7 @@ import platform
 import threading
 import time
 import uuid
+from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -28,9 +29,9 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
+from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._servers import Servers, close_all, read_certificates
 from sonic_coffea.pool._signature import QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
@@ -59,7 +60,7 @@ class Engine:
     ----------
     statistics : Statistics
         Rows, requests, failures and times since the start.
-    core : PoolCore
+    core : RecordedCore
         For the engine's thread; other threads look at it with `run_on_thread`.
     contracts : dict
         The contracts that are not stale, and when they came: the engine's thread writes it, and all
@@ -73,14 +74,15 @@ class Engine:
         self.settings = settings
         self.statistics = Statistics()
         self.closing = threading.Event()
-        self.core = PoolCore(settings, memory_bytes=memory_bytes())
+        self.core = RecordedCore(settings, memory_bytes())
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
         self._delivered_at = -math.inf
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
         self.post: Callable[[e.Event | Task | None], None] = self._inbox.put
-        self._servers = Servers(connect, self.post)
+        self._sent: deque[e.Sent] = deque()
+        self._servers = Servers(connect, self.post, self._sent.append)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
         self._life = threading.RLock()
@@ -253,6 +255,8 @@ class Engine:
                 items.append(self._inbox.get_nowait())
         except Empty:
             pass
+        while self._sent:  # an answer that is among the items was sent before
+            self._events.append(self._sent.popleft())
         for item in items:
             event = item() if callable(item) else item
             if event is not None:
@@ -385,7 +389,7 @@ class Engine:
     def _restart(self, error: Exception) -> None:
         """Fail all calls, and go on with a new core."""
         self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
-        self.core = PoolCore(self.settings, memory_bytes=memory_bytes())
+        self.core = RecordedCore(self.settings, memory_bytes())
         self._servers.add(self.settings.servers, self.settings)
 
     def _shut_down(self) -> None:
@@ -394,7 +398,7 @@ class Engine:
     def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
         """End all calls and contract requests."""
         for endpoint in self.core.endpoints:
-            for attempt in endpoint.in_flight.all():
+            for attempt in endpoint.in_flight.attempts:
                 attempt.settled = True  # a new core does not know it
                 attempt.cancel()
         for call in self._calls:
@@ -404,6 +408,7 @@ class Engine:
         self._calls.clear()
         self._futures.clear()
         self._events.clear()
+        self._sent.clear()
         self.contracts.clear()
 
 

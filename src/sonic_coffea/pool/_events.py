@@ -49,6 +49,14 @@ class CallEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Sent(Event):
+    """The rows of an attempt are packed, and leave this process."""
+
+    attempt: Attempt
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answered(Event):
     """A response has come; ``packing_at`` is when packing began."""
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # A request without a response is not late before this time. Each hedge that is answered first
 # halves it, down to the time for which a thread may wait for a core; each late response doubles it.
 LATE_S, MIN_LATE_S = 1.0, 0.05
-# Where no request was ever answered: the server may load and warm up the model.
-UNKNOWN_S = 10.0
+# Where no request was ever answered: the server may load and warm up the model, and the way to it
+# may be as slow as this.
+UNKNOWN_S, UNKNOWN_BYTES_PER_S = 10.0, 10e6
 
 
 @dataclass(slots=True)
@@ -60,9 +61,8 @@ class InFlight:
     Attributes
     ----------
     attempts : dict
-        The attempts in flight that are not late, in the order in which they began.
-    late : dict
-        Late attempts, which a server that hangs may have. They do not count for limits.
+        The attempts in flight, in the order in which they began. A server that hangs may have those
+        that are late, so they do not count for limits.
     late_at : float
         When an attempt may be late.
     limits : dict
@@ -86,14 +86,15 @@ class InFlight:
         self._most_late_s = self._least_late_s = settings.hedge_after_s or LATE_S
         self.late_at = math.inf
         self.attempts: dict[Attempt, None] = {}
-        self.late: dict[Attempt, None] = {}
         self.taken = 0
 
     def __len__(self) -> int:
-        return len(self.attempts) + len(self.late)
+        return len(self.attempts)
 
-    def all(self) -> list[Attempt]:
-        return [*self.late, *self.attempts]
+    @property
+    def awaited(self) -> int:
+        """The number of attempts that are not late."""
+        return self.by_model.total()
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
@@ -111,7 +112,7 @@ class InFlight:
         self.taken += 1
         if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
-        attempt = Attempt(request, url, channel, now, self.by_model[key], sent_at=now)
+        attempt = Attempt(request, url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._least_late_s)
         request.attempts.append(attempt)
@@ -119,10 +120,8 @@ class InFlight:
 
     def settle(self, attempt: Attempt) -> None:
         self.channels.leave(attempt.channel, attempt.slice.nbytes)
-        if attempt.late:
-            del self.late[attempt]
-        else:
-            del self.attempts[attempt]
+        del self.attempts[attempt]
+        if not attempt.late:
             self.by_model[attempt.key] -= 1
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
@@ -149,25 +148,23 @@ class InFlight:
         self.late_at = min(self.late_at, now + self._least_late_s)
 
     def take_late(self, lives_at: float, now: float) -> list[Attempt]:
-        """Move attempts that are late out of the limits, and return them.
+        """Take attempts that are late out of the limits, and return them.
 
         `lives_at` is when a probe was answered last.
         """
-        late = [attempt for attempt in self.attempts if self._is_late(attempt, lives_at, now)]
+        awaited = [attempt for attempt in self.attempts if not attempt.late]
+        late = [attempt for attempt in awaited if self._is_late(attempt, lives_at, now)]
         if late and self._least_late_s == self._most_late_s:
             # Until now, the limit has grown by the places that they held.
             for key, places in Counter(attempt.key for attempt in late).items():
                 self.limits[key].release(places)
         for attempt in late:
             attempt.late = True
-            del self.attempts[attempt]
-            self.late[attempt] = None
             self.by_model[attempt.key] -= 1
             self.channels.late(attempt.channel, now)
         least_s, self.late_at = self._least_late_s, math.inf
-        for oldest in self.attempts:
+        if oldest := next((attempt for attempt in awaited if not attempt.late), None):
             self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
-            break
         return late
 
     def _is_late(self, attempt: Attempt, lives_at: float, now: float) -> bool:
@@ -175,7 +172,8 @@ class InFlight:
         attempts = len(attempt.slice.attempts)
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
         if late_s is None:
-            late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts
+            travels_s = attempt.slice.nbytes / UNKNOWN_BYTES_PER_S
+            late_s = 0.0 if self._hedges_at_once else UNKNOWN_S * attempts + travels_s
         back_off = max(1.0, attempts / MAX_RETRIES)
         late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
         if now < late_at:

@@ -1,4 +1,4 @@
-"""In-flight limits: the adaptive limit by round-trip times, and the quota from the scheduler."""
+"""In-flight limits: by round-trip times, by a quota of the scheduler, and until quotas come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from sonic_coffea.pool._breaker import back_off_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from random import Random
+
+    from sonic_coffea.pool._request import ModelKey
 
 # Mean RTT over baseline RTT. At this ratio a server is busy: it works on one batch, the next waits,
 # and another is on its way.
@@ -251,3 +254,34 @@ class Quota:
         due = old is not None and old.next_turn_at <= self.turn_at - self.interval_s
         self.next_turn_at = old.next_turn_at if due and old is not None else self.turn_at
         return self
+
+
+class Joining:
+    """The bound on a model's requests, over all servers, until its first quotas come.
+
+    The first chunks of a thousand processes come at once. By their own limits, they would fill the
+    servers' queues beyond the request timeout.
+    """
+
+    def __init__(self) -> None:
+        self._max_in_flight, self._quotas_within_s = math.inf, 0.0
+        self._begun_at: dict[ModelKey, float] = {}
+        self._allocated: set[ModelKey] = set()
+
+    def join(self, max_in_flight: int, quotas_within_s: float) -> None:
+        self._max_in_flight, self._quotas_within_s = max_in_flight, quotas_within_s
+
+    def receive_quotas(self, models: Iterable[ModelKey], lease_s: float, now: float) -> None:
+        """Lift the bound for models with quotas; for the others, wait for another lease."""
+        self._allocated.update(models)
+        self._quotas_within_s = max(self._quotas_within_s, lease_s)
+        self._begun_at = dict.fromkeys(self._begun_at, now)
+
+    def until(self, key: ModelKey, now: float) -> float:
+        """Return how long the bound holds for a model that has requests now."""
+        if key in self._allocated or self._max_in_flight == math.inf:
+            return -math.inf
+        return self._begun_at.setdefault(key, now) + self._quotas_within_s
+
+    def holds_back(self, key: ModelKey, in_flight: int, now: float) -> bool:
+        return now < self.until(key, now) and in_flight >= self._max_in_flight

@@ -326,6 +326,30 @@ class Pool:
         event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
         self._engine.post(event)
 
+    def dump(self, path: str | Path) -> None:
+        """Write the pool's last events and decisions as lines of JSON, for a bug report.
+
+        They name servers, models, tensors and errors, and have no rows, scores, tokens or headers.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write; one that is there is replaced.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be written.
+        """
+        lines = self._engine.run_on_thread(self._engine.core.lines)
+        try:
+            Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write the dump {str(path)!r}: {error.strerror}"
+        else:
+            return
+        raise ConfigError(message)  # none is raised from an OSError
+
     def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
         """Return what happened at each server since the last call, and the requests that wait.
 
@@ -335,7 +359,7 @@ class Pool:
         return engine.run_on_thread(
             lambda: (
                 [report for report in engine.core.report() if not is_in_process(report.url)],
-                engine.core.waiting(),
+                engine.core.waiting.counts(),
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -96,9 +97,9 @@ class Attempt:
     ----------
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
-    packing_at, sent_at : float
-        When packing began, and when it left this process; infinity until then. The sender's thread
-        writes both. Packing takes seconds while its code is compiled.
+    sent_at : float
+        When it left this process; infinity until then, as packing takes seconds while its code is
+        compiled.
     settled : bool
         Whether it has ended, in any way.
     late : bool
@@ -110,8 +111,7 @@ class Attempt:
     channel: int
     begun_at: float
     in_flight: int
-    packing_at: float = 0.0
-    sent_at: float = 0.0
+    sent_at: float = math.inf
     settled: bool = False
     late: bool = False
     cancelled: bool = False

@@ -55,8 +55,9 @@ class Sender:
     that is far away. Each is made for its first request.
     """
 
-    def __init__(self, connection: Connection, post: Post) -> None:
+    def __init__(self, connection: Connection, post: Post, sent: Callable[[e.Sent], None]) -> None:
         self.connections = [connection]
+        self._sent = sent
         self._post = post
         self._inbox: SimpleQueue[tuple[Call, Attempt, str] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -67,7 +68,6 @@ class Sender:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()
             self._thread = thread
-        attempt.sent_at = math.inf
         self._inbox.put((call, attempt, request_id))
 
     def renew(self, channel: int) -> None:
@@ -106,11 +106,14 @@ class Sender:
     def _send(self, call: Call, attempt: Attempt, request_id: str) -> RpcHandle:
         request = attempt.slice
         version = call.pin.version
+        packing_at = sent_at = math.inf
 
         def pack(lend: Lend | None) -> Mapping[str, NDArray[Any]]:
-            attempt.packing_at = time.monotonic()
+            nonlocal packing_at, sent_at
+            packing_at = time.monotonic()
             inputs = call.inputs.pack(request.start, request.stop, lend)
-            attempt.sent_at = time.monotonic()
+            sent_at = time.monotonic()
+            self._sent(e.Sent(attempt, sent_at))
             return inputs
 
         def done(outcome: Response | SonicError) -> None:
@@ -122,8 +125,8 @@ class Sender:
             if isinstance(outcome, SonicError):
                 self._post(e.Failed(attempt, outcome))
             else:
-                times = attempt.packing_at, attempt.sent_at, time.monotonic()
-                self._post(e.Answered(attempt, outcome, *times))
+                received_at = time.monotonic()
+                self._post(e.Answered(attempt, outcome, packing_at, sent_at, received_at))
 
         while attempt.channel >= len(self.connections):
             self.connections.append(self.connections[0].another())
@@ -141,12 +144,14 @@ class Sender:
 class Servers:
     """Connects to servers, probes and validates them; `senders` has the sender of each URL.
 
-    ``post`` gives the engine an event, or a task for its thread that may return one.
+    ``post`` gives the engine an event, or a task for its thread that may return one. ``sent`` gives
+    it the time of sending with the next event, and does not wake it.
     """
 
-    def __init__(self, connect: Connect, post: Post) -> None:
+    def __init__(self, connect: Connect, post: Post, sent: Callable[[e.Sent], None]) -> None:
         self._connect = connect
         self._post = post
+        self._sent = sent
         self.senders: dict[str, Sender] = {}
         self._woken_at: dict[str, float] = {}
 
@@ -162,7 +167,7 @@ class Servers:
         """Return senders of servers that have none; they connect by their first call."""
         options = settings.connection_options()
         return {
-            url: Sender(self._connect(url, options=options), self._post)
+            url: Sender(self._connect(url, options=options), self._post, self._sent)
             for url in urls
             if url not in self.senders
         }

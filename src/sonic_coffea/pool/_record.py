@@ -1,0 +1,90 @@
+"""The last events that a core took, and what it decided: for bug reports, and to replay them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import SonicError
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._limits import Quota
+from sonic_coffea.pool._request import Attempt, RequestSlice
+from sonic_coffea.transport import Contract, Response
+
+if TYPE_CHECKING:
+    from sonic_coffea.pool._settings import Settings
+
+# Events, slices and instructions that are kept: some 4 MB.
+MAX_ITEMS = 20_000
+# What the core goes by.
+SETTINGS = (
+    "servers balance channels max_in_flight hedge_after_s fallback_after_s request_timeout_s "
+    "retry_timeout_s"
+)
+
+
+class RecordedCore(PoolCore):
+    """A core that remembers its last turns, without rows, tokens or anything that rows need."""
+
+    def __init__(self, settings: Settings, memory_bytes: float | None) -> None:
+        seed = Random().getrandbits(32)
+        super().__init__(settings, Random(seed), memory_bytes)
+        self._start = {name: getattr(settings, name) for name in SETTINGS.split()}
+        self._start["max_in_flight_bytes"] = settings.in_flight_bytes(memory_bytes)
+        self._start |= {"has_fallback": settings.fallback is not None, "seed": seed}
+        self._turns = self._items = 0
+        self._last: deque[Any] = deque()
+
+    def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
+        taken = plain(events)
+        instructions = super().handle(now, *events)
+        self._last.append((now, taken, plain(instructions)))
+        self._turns += 1
+        self._items += items(self._last[-1])
+        while self._items > MAX_ITEMS:
+            self._items -= items(self._last.popleft())
+        return instructions
+
+    def lines(self) -> list[str]:
+        """Return the settings and the last turns, each as a line of JSON."""
+        first = {**self._start, "left_out": self._turns - len(self._last)}
+        return [json.dumps(line, default=dataclasses.asdict) for line in (first, *self._last)]
+
+
+def items(turn: tuple[float, list[Any], list[Any]]) -> int:
+    _, taken, decided = turn
+    slices = sum(len(event[1]) for event in taken if event[0] == "Submitted")
+    return 1 + len(taken) + slices + len(decided)
+
+
+def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a table
+    """Return what JSON takes, except contracts; others are known by a number from now on."""
+    match value:
+        case e.Event() | e.Instruction():
+            fields: tuple[str, ...] = type(value).__slots__
+            return [type(value).__name__, *(plain(getattr(value, name)) for name in fields)]
+        case Attempt(slice=request):
+            return id(value), value.url, value.channel, request.start, request.stop
+        case RequestSlice(call=call):
+            numbers = value.start, value.stop, value.nbytes, value.whole
+            return id(call), *numbers, call.key, call.contract
+        case e.ContractRequest():
+            return id(value), value.key, value.timeout_s
+        case SonicError():
+            marks = "undelivered", "unreached", "gone", "retry_after_s"
+            return type(value).__name__, str(value), {x: getattr(value, x, None) for x in marks}
+        case Response():
+            return value.version
+        case Quota():
+            return dataclasses.astuple(value)
+        case dict():
+            return [plain(item) for item in value.items()]
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case None | bool() | int() | float() | str() | Contract():
+            return value
+    return id(value)

@@ -1,0 +1,151 @@
+"""What a pool writes for a bug report, and whether it tells all that the core went by."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from tests.pool.scenario import Call, Waiter
+from tests.pool.scripted import MODEL, doubled, objects, pool_of
+
+from sonic_coffea import errors
+from sonic_coffea.pool import ModelKey, Settings
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._record import plain
+from sonic_coffea.pool._request import RequestSlice
+from sonic_coffea.transport import Contract, Response, TensorSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pool.scripted import ScriptedServer
+
+
+class Replay:
+    """A core that takes the events of a dump again."""
+
+    def __init__(self, lines: list[str]) -> None:
+        start, *self.turns = map(json.loads, lines)
+        assert start.pop("left_out") == 0
+        has_fallback, seed = start.pop("has_fallback"), start.pop("seed")
+        fallback = "grpc://fallback:8001" if has_fallback else None
+        settings = Settings.make(start.pop("servers"), fallback=fallback, **start)
+        self.core = PoolCore(settings, Random(seed))
+        self.attempts: dict[int, Any] = {}
+        self.others: dict[int, Any] = {}
+
+    def run(self) -> int:
+        """Compare each decision; return how many there were."""
+        decisions = 0
+        for now, events, expected in self.turns:
+            instructions = self.core.handle(now, *map(self.event, events))
+            for instruction, (kind, *fields) in zip(instructions, expected, strict=True):
+                if kind == "Send":
+                    self.attempts[fields[0][0]] = instruction.attempt
+            decided = json.loads(json.dumps(plain(instructions), default=lambda c: c.version))
+            assert list(map(same, decided)) == list(map(same, expected))
+            decisions += len(expected)
+        return decisions
+
+    def event(self, line: list[Any]) -> e.Event:  # noqa: PLR0911  a table
+        kind, *fields = line
+        match kind:
+            case "Submitted":
+                return e.Submitted([self.slice(*fields) for fields in fields[0]])
+            case "CallEnded":
+                return e.CallEnded(self.others[fields[0]])
+            case "Sent":
+                return e.Sent(self.attempts[fields[0][0]], fields[1])
+            case "Answered":
+                response = Response(outputs={}, version=fields[1], sent_bytes=0, received_bytes=0)
+                return e.Answered(self.attempts[fields[0][0]], response, *fields[2:])
+            case "Failed":
+                return e.Failed(self.attempts[fields[0][0]], outcome(fields[1]), sent=fields[2])
+            case "Probed":
+                return e.Probed(fields[0], fields[1] and outcome(fields[1]))
+            case "Validated":
+                url, key, said, round_trip_s = fields
+                return e.Validated(url, ModelKey(*key), outcome(said), round_trip_s)
+            case "ContractRequested":
+                (number, key, timeout_s), anew = fields
+                self.others[number] = Waiter(ModelKey(*key), timeout_s)
+                return e.ContractRequested(self.others[number], anew)
+            case "ContractWithdrawn":
+                return e.ContractWithdrawn(self.others[fields[0][0]])
+        pytest.fail(f"{kind} did not happen here")
+
+    def slice(
+        self, number: int, start: int, stop: int, nbytes: int, whole: bool, key: Any, said: Any
+    ) -> RequestSlice:
+        if start == 0:
+            self.others[number] = Call(outcome(said), ModelKey(*key))
+        return RequestSlice(self.others[number], start, stop, nbytes, whole=whole)
+
+
+def outcome(said: Any) -> Any:
+    """Return a contract or an error."""
+    if isinstance(said, dict):
+        tensors = {x: [TensorSpec(**spec) for spec in said[x]] for x in ("inputs", "outputs")}
+        return Contract(**{**said, **tensors})
+    kind, message, marks = said
+    error = getattr(errors, kind)(message)
+    for name, mark in marks.items():
+        if mark is not None:
+            setattr(error, name, mark)
+    return error
+
+
+def same(decision: list[Any]) -> Any:
+    """Return the part of a decision that does not depend on where objects lie in memory."""
+    kind, *fields = decision
+    if kind in ("Send", "Cancel", "Count"):
+        return kind, fields[0][1:]
+    return (kind, fields) if kind in ("Probe", "Validate", "Reconnect", "Close") else kind
+
+
+def test_a_dump_replays_each_decision(servers: dict[str, ScriptedServer], tmp_path: Path) -> None:
+    one, two = servers.values()
+    with pool_of(*servers, hedge_after_s=0.05, retry_timeout_s=5.0) as pool:
+        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        one.gate.clear()
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        one.gate.set()
+        two.behaviour = lambda *_: errors.OverloadError("full")
+        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        pool.dump(tmp_path / "dump")
+    assert Replay((tmp_path / "dump").read_text().splitlines()).run() > 100
+
+
+def test_a_dump_has_no_rows_and_no_secrets(
+    servers: dict[str, ScriptedServer], tmp_path: Path
+) -> None:
+    rows = ak.zip({"pt": np.full(8, 1234.5, np.float32)})
+    with pool_of(*servers, headers={"a": "secret"}) as pool:
+        MODEL(rows, pool=pool)
+        pool.dump(tmp_path / "dump")
+        with pytest.raises(errors.ConfigError, match="cannot write the dump"):
+            pool.dump(tmp_path)
+    text = (tmp_path / "dump").read_text()
+    assert "Answered" in text
+    assert "secret" not in text
+    assert "1234" not in text
+
+
+def test_a_dump_has_the_last_of_many_turns(
+    servers: dict[str, ScriptedServer], tmp_path: Path
+) -> None:
+    for server in servers.values():
+        server.max_rows = 1
+    with pool_of(*servers) as pool:
+        for _ in range(3):
+            MODEL(objects(5000), pool=pool)
+        pool.dump(tmp_path / "dump")
+    start, *turns = map(json.loads, (tmp_path / "dump").read_text().splitlines())
+    assert start["left_out"] > 0
+    assert 0 < len(turns) <= 20_000
+    assert any(kind == "Answered" for kind, *_ in turns[-1][1])
