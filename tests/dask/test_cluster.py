@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import pickle
@@ -503,15 +502,14 @@ def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> No
         assert rows == 90
 
 
-@pytest.mark.parametrize("page", ["sonic", "individual-sonic"])
-def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path, page: str) -> None:
+def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
     from bokeh.client import pull_session
     from bokeh.models import DataTable
 
     client = one_worker
     with sonic.LocalServer(slow_repository) as server, sonic.connect(server, client=client):
         futures = client.map(chunk, range(60))
-        url = client.dashboard_link.replace("/status", f"/{page}")
+        url = client.dashboard_link.replace("/status", "/sonic")
         assert urlopen(url).status == 200  # noqa: S310
 
         def row() -> dict[str, str]:
@@ -520,21 +518,20 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path, pa
                 cells = session.document.select_one({"type": DataTable}).source.data
             finally:
                 session.close()
-            number = list(cells["server"]).index(server.url)
+            number = list(cells["Server"]).index(server.url)
             return {name: values[number] for name, values in cells.items()}
 
         client.gather(futures)
-        until(lambda: row()["rows"] == "180")
+        until(lambda: row()["Rows"] == "180")
         shown = row()
-        assert (shown["model"], shown["state"]) == ("double v1", "up")
-        assert float(shown["model_ms"]) > 45
-        assert float(shown["rtt_ms"]) > 45
-        assert (shown["retries"], shown["failures"]) == ("0", "0")
+        assert (shown["Model"], shown["State"]) == ("double v1", "up")
+        assert float(shown["Model (ms)"]) > 45
+        assert float(shown["RTT (ms)"]) > 45
+        assert (shown["Retries"], shown["Failures"]) == ("0", "0")
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
-def test_jupyterlab_finds_the_pane(prefix: str) -> None:
-    """dask's extension asks for the list, and shows a page of it beside the notebook."""
+def test_the_dashboard_links_to_the_page(prefix: str) -> None:
     with (
         dask.config.set({"distributed.scheduler.http.prefix": prefix}),
         local_cluster(0, processes=False) as cluster,
@@ -542,34 +539,17 @@ def test_jupyterlab_finds_the_pane(prefix: str) -> None:
         sonic.connect("grpc://127.0.0.1:1", client=client),
     ):
         root = f"http://127.0.0.1:{cluster.scheduler.services['dashboard'].port}{prefix}"
-        plots = json.load(urlopen(f"{root}/individual-plots.json"))  # noqa: S310
-        assert plots["Individual Inference Servers"] == "/individual-sonic"
-        assert len(plots) > 10  # dask's own
         page = urlopen(f"{root}/sonic").read().decode()  # noqa: S310
         # In the bar above all pages, and in the menu below "More...".
         assert page.count('<a href="sonic">') == 2
-        assert urlopen(root + plots["Individual Inference Servers"]).status == 200  # noqa: S310
 
 
-def test_the_pane_in_a_browser(one_worker: Client, slow_server: sonic.LocalServer) -> None:
+def test_the_page_in_a_browser(one_worker: Client, slow_server: sonic.LocalServer) -> None:
     client = one_worker
     with sonic.connect(slow_server, client=client), browser() as show:
         client.gather(client.map(chunk, range(10)))
-        text = show(client.dashboard_link.replace("/status", "/individual-sonic"))
+        text = show(client.dashboard_link.replace("/status", "/sonic"))
         until(lambda: slow_server.url in text() and "double v1" in text())
-
-
-def test_the_table_of_the_page_is_drawn_anew() -> None:
-    """Bokeh 3.9 does so when the view of the data changes, and not when the data do."""
-    from sonic_coffea.dask._dashboard import ServersView
-    from sonic_coffea.dask._history import History
-
-    view = ServersView(History())
-    view.update()
-    before = view.table.view.filter
-    view.update()
-    assert view.table.view.filter is not before
-    assert view.rates.title.text.endswith("no requests yet")
 
 
 def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:

@@ -21,10 +21,8 @@ from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import Address
-from sonic_coffea.transport._grpc import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("shared", [True, False])
 def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> None:
     sent = {rows: objects(rows, rows) for rows in (0, 1, 100, 2000, 2048, 9001)}
-    with pool_of(wide_server, shared_memory=shared) as pool:
+    with pool_of(wide_server, shared_memory=shared) as pool, registered(wide_server) as regions:
         pendings = [
             (model(name).submit(rows, pool=pool), rows)
             for name in ("one", "two")
@@ -44,52 +42,23 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> Non
         ]
         for pending, rows in pendings:
             check(pending.result(), rows)
-        assert bool(files()) == bool(shared)
+        assert bool(regions()) == bool(shared)
 
 
-class Watched(Connection):
-    """A connection that records, for each tensor, whether it lies in a region when it is packed."""
-
-    in_region: list[bool]
-
-    def infer(self, contract: Any, pack: Any, outputs: Any, **options: Any) -> Any:
-        def watched(lend: Any) -> Any:
-            lent: list[np.ndarray] = []
-
-            def lending(*shape_and_type: Any) -> Any:
-                lent.append(lend(*shape_and_type))
-                return lent[-1]
-
-            tensors = pack(lend and lending)
-            self.in_region += [any(t is memory for memory in lent) for t in tensors.values()]
-            return tensors
-
-        return super().infer(contract, watched, outputs, **options)
-
-
-def test_regions_are_packed_into_and_used_again(wide_server: sonic.LocalServer) -> None:
-    sent, in_region = objects(2000), []
-
-    def connect(url: str, *, options: Any) -> Connection:
-        connection = Watched(Address.parse(url), options)
-        connection.in_region = in_region
-        return connection
-
-    settings = Settings.make(wide_server, max_in_flight=2, channels=1, shared_memory=True)
-    with Pool(settings, connect=connect) as pool:
+def test_regions_are_used_again(wide_server: sonic.LocalServer) -> None:
+    sent, options = objects(2000), {"max_in_flight": 2, "channels": 1}
+    with pool_of(wide_server, **options) as pool, registered(wide_server) as regions:
         for _ in range(20):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().requests >= 20
         assert pool.statistics.total().sent_bytes > 20 * 2000 * 256 * 4
-        assert 0 < len(files()) <= 3
-    assert len(in_region) >= 40
-    assert all(in_region)
+        assert 0 < len(regions()) <= 3
 
 
 def test_small_requests_travel_in_messages(wide_server: sonic.LocalServer) -> None:
-    with pool_of(wide_server, shared_memory=True) as pool:
+    with pool_of(wide_server, shared_memory=True) as pool, registered(wide_server) as regions:
         check(model()(objects(50), pool=pool), objects(50))
-        assert files() == []
+        assert regions() == []
 
 
 def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
@@ -199,11 +168,10 @@ def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.Loc
         pending = held.submit(pool)
         (abandoned,) = regions()
         pending.cancel()
-        # Else the server might answer before it hears of it, which frees the region.
-        until(lambda: abandoned not in files())
+        until(lambda: not any(state.in_flight for state in pool.servers))
         held.release()
         assert len(model()(objects(2000), pool=pool)) == 2000
-        assert len(files()) == 1
+        assert set(regions()) - {abandoned}
 
 
 @pytest.mark.server
@@ -232,10 +200,9 @@ def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> 
 _ENDS = """
 import os, signal, sys
 import sonic_coffea as sonic
-from tests.transport.shared import files, model, objects
+from tests.transport.shared import model, objects
 sonic.connect(sys.argv[1], shared_memory=True)
 model()(objects(4000))
-print(*files(), flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -244,15 +211,12 @@ if sys.argv[2] == "killed":
 @pytest.mark.parametrize("how", ["killed", "over"])
 def test_what_a_client_left_is_removed(wide_server: sonic.LocalServer, how: str) -> None:
     command = [sys.executable, "-c", _ENDS, wide_server.url, how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-        left = client.communicate(timeout=100)[0].split()
-    assert left
+    client = subprocess.Popen(command)
+    client.wait(100)
     with pool_of(wide_server) as pool, registered(wide_server) as regions:
-        if how == "over":
-            assert files(client.pid) == []
-        check(model()(objects(4000), pool=pool), objects(4000))
         # One that was killed leaves it to the next.
-        assert files(client.pid) == []
+        assert bool(regions(client.pid)) == (how == "killed")
+        check(model()(objects(4000), pool=pool), objects(4000))
         assert regions(client.pid) == []
         assert regions()
 
@@ -260,17 +224,14 @@ def test_what_a_client_left_is_removed(wide_server: sonic.LocalServer, how: str)
 _FORKS = """
 import os, sys
 import sonic_coffea as sonic
-from tests.transport.shared import check, files, model, objects
+from tests.transport.shared import check, model, objects
 with sonic.connect(sys.argv[1], shared_memory=True) as pool:
     check(model()(objects(4000)), objects(4000))
-    regions = files()
-    assert regions
     child = os.fork()
     if child == 0:
         pool.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert files() == regions
     check(model()(objects(4000)), objects(4000))
     assert pool.statistics.total().retries == 0
 """
@@ -281,4 +242,3 @@ def test_a_forked_child_that_closes_leaves_its_parents_regions(
 ) -> None:
     client = subprocess.Popen([sys.executable, "-c", _FORKS, wide_server.url])
     assert client.wait(100) == 0
-    assert files(client.pid) == []

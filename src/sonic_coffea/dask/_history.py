@@ -74,8 +74,8 @@ class History:
 
     def __init__(self) -> None:
         self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
-        self._timings: dict[ServedModel, Sequence[float]] = {}
-        self._own: dict[ServedModel, float] = {}
+        # By model, the server's statistics when it was last asked, and the requests of all workers.
+        self._asked: dict[ServedModel, tuple[Sequence[float] | None, float]] = {}
 
     def report(self, totals: Iterable[Any], timings: Iterable[Any]) -> dict[ServedModel, float]:
         """Take what a client has counted since its last report, and the servers' own statistics.
@@ -92,12 +92,11 @@ class History:
                 self.courses[served].totals[name] += more
         for served, numbers in timings:
             # Behind a balancer, these may be of another server than before.
-            last_numbers = self._timings.get(served)
+            last_numbers, last_total = self._asked.get(served, (None, 0.0))
             requests, queue_s, *model_s = increase(last_numbers, numbers)
-            self._timings[served] = numbers
             courses = self._courses(served)
             total = sum(course.totals["requests"] for course in courses)
-            own, self._own[served] = total - self._own.get(served, 0.0), total
+            self._asked[served], own = (numbers, total), total - last_total
             for course in courses if requests > 0 else ():
                 course.queue_s = queue_s / requests
                 course.model_s = sum(model_s) / requests

@@ -217,15 +217,15 @@ class Connection(ModelQueries):
         try:
             inputs = pack(None if region is None else region.lend)
             sent = describe(request, inputs, outputs, contract.parameters)
-            if shared is not None:
-                region = shared.place(sent, request.inputs, region)
+            placed = region is not None and region.place(sent.values(), request.inputs)
         except BaseException:
             self._release(region, reusable=True)
             raise
-        if region is None:
+        if not placed:
             if nbytes > LARGE_BYTES:
                 keep_memory()
             message = with_contents(request, sent.values())
+            self._release(region, reusable=True)
             return message, None, len(message)
         message = with_contents(request, ())
         return message, region, len(message) + sum(t.nbytes for t in sent.values())

@@ -1,15 +1,15 @@
 """Tensors in shared memory, for a server on this machine that is asked to read them there.
 
-A region is a file of this user alone, which this process maps and, by its name, the server. It
-holds one request at a time, and the next once the server has answered; if the server has not, it
-might still read, and the region is never used again. Triton keeps a region until a client
-unregisters it, and refuses to while a request uses it: what is left is unregistered before the next
-region is made, when the connection is closed, or by the next client.
+A region is memory that this process and the server map. Its file is of this user alone, and gone as
+soon as the server has opened it. It holds one request at a time, and the next once the server has
+answered; if the server has not, it might still read, and the region is never used again. Triton
+keeps a region until a client unregisters it, and refuses to while a request uses it: what is left
+is unregistered before the next region is made, when the connection is closed, or by the next
+client.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import mmap
@@ -18,8 +18,7 @@ import re
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,15 +35,13 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 PREFIX = "sonic-coffea-client"
+_NAME = re.compile(rf"{PREFIX}-(?P<pid>\d+)-[0-9a-f]+-(?P<number>\d+)")
 # Larger requests take less time with it than as messages (`benchmarks/shared_memory.py`).
 WORTH_BYTES = 250_000
 _ALIGNED_BYTES = 64
-_SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
-# Deadline of calls that delay requests.
+# Deadline of calls that delay requests, and of what is unregistered when a connection is closed.
 _CALL_TIMEOUT_S = 2.0
-# `close` waits for this time until the server has unregistered all regions.
-_CLOSES_WITHIN_S = 0.5
 # A server that does not know a new region within this time is another one behind a balancer.
 _SETTLED_S = 60.0
 
@@ -56,7 +53,7 @@ _numbers = itertools.count()
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A file that is mapped here and, once it is registered, by the server.
+    """Memory that is mapped here and by the server.
 
     Attributes
     ----------
@@ -64,53 +61,44 @@ class Region:
         Number of its bytes that are lent to tensors, or taken by them.
     """
 
-    path: Path
-    memory: mmap.mmap
-    nbytes: int
-    address: int
+    name: str
+    memory: NDArray[np.uint8]
     lent: int = 0
-
-    @classmethod
-    def create(cls, folder: Path, nbytes: int) -> Region:
-        """Create a region, whose memory is reserved."""
-        path = folder / f"{PREFIX}-{os.getpid()}-{os.urandom(4).hex()}-{next(_numbers)}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            # Writing to memory that is not reserved may kill the process, by SIGBUS.
-            os.posix_fallocate(fd, 0, nbytes)
-            memory = mmap.mmap(fd, nbytes)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
-        address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-        return cls(path, memory, nbytes, address)
 
     def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return a part of it, to write a tensor to; None if there is no room."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if self.lent + nbytes > self.nbytes:
+        if self.lent + nbytes > self.memory.nbytes:
             return None
         tensor: NDArray[Any] = np.ndarray(shape, dtype, self.memory, self.lent)
         self.lent += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
         return tensor
 
-    def fill(self, inputs: Any, tensors: Mapping[str, NDArray[Any]]) -> bool:
-        """Copy tensors into it that are not there, and write into a request where they are.
+    def _offset_of(self, tensor: NDArray[Any]) -> int | None:
+        """Return where a tensor lies, which is copied unless it was packed here.
 
-        False if there is no room for all.
+        None if there is no room.
         """
-        for entry, tensor in zip(inputs, tensors.values(), strict=True):
-            offset: int = tensor.__array_interface__["data"][0] - self.address
-            inside = offset >= 0 and offset + tensor.nbytes <= self.nbytes
-            if not (inside and tensor.flags.c_contiguous):
-                offset, copy = self.lent, self.lend(tensor.shape, tensor.dtype)
-                if copy is None:
-                    return False
-                np.copyto(copy, tensor)
-            entry.parameters["shared_memory_region"].string_param = self.path.name
-            entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+        start = self.memory.ctypes.data
+        if tensor.flags.c_contiguous and np.may_share_memory(tensor, self.memory):
+            return int(tensor.ctypes.data - start)
+        copy = self.lend(tensor.shape, tensor.dtype)
+        if copy is None:
+            return None
+        np.copyto(copy, tensor)
+        return int(copy.ctypes.data - start)
+
+    def place(self, tensors: Iterable[NDArray[Any]], inputs: Any) -> bool:
+        """Put a request's tensors into it; False if the message is to have them.
+
+        Tensors that were packed there stay.
+        """
+        places = [(tensor.nbytes, self._offset_of(tensor)) for tensor in tensors]
+        if any(offset is None for _, offset in places):
+            return False
+        for entry, (nbytes, offset) in zip(inputs, places, strict=True):
+            entry.parameters["shared_memory_region"].string_param = self.name
+            entry.parameters["shared_memory_byte_size"].int64_param = nbytes
             entry.parameters["shared_memory_offset"].int64_param = offset
         return True
 
@@ -135,18 +123,11 @@ class SharedMemory:
         self._call, self._address = call, address
         self._lock = threading.Lock()
         self._free: list[Region] = []
-        self._regions: dict[str, Path] = {}
+        # What the server knows, and may forget.
         self._unwanted: set[str] = set()
+        self._used = 0
         self._closed = self._cleaned = False
         self._renewed = (0, -math.inf)
-        # However this process ends, short of being killed, no file is left.
-        weakref.finalize(self, _unlink, self._regions, os.getpid())
-
-    @property
-    def _folder(self) -> Path:
-        """Where the server finds its shared memory, as a local server has a folder of its own."""
-        own = Path(self._address.path or "/").parent / "shm"
-        return own if own.is_dir() else SHARED_MEMORY
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
         """Return a region for tensors of about `nbytes`; None if the message is to have them.
@@ -162,55 +143,41 @@ class SharedMemory:
             return None
         nbytes += tensors * _ALIGNED_BYTES
         with self._lock:
-            fitting = [r for r in self._free if r.nbytes >= nbytes]
-            region = min(fitting, key=lambda r: r.nbytes, default=None)
+            self._used += 1
+            fitting = [r for r in self._free if r.memory.nbytes >= nbytes]
+            region = min(fitting, key=lambda r: r.memory.nbytes, default=None)
             if region is not None:
                 self._free.remove(region)
+                region.lent = 0
+                return region
         try:
-            region = region or self._new(nbytes)
-        except (ServerLostError, DeadlineError, FileNotFoundError):
-            # The request itself fails with the cause: a server that ends takes its folder along.
-            return None
-        except (SonicError, OSError) as error:
-            raise self._unusable(str(error)) from None
-        region.lent = 0
-        return region
+            return self._new(nbytes)
+        except BaseException as error:
+            with self._lock:
+                self._used -= 1
+            if isinstance(error, ServerLostError | DeadlineError | FileNotFoundError):
+                # The request fails with the cause: a server that ends takes its folder along.
+                return None
+            if isinstance(error, SonicError | OSError):
+                raise self._unusable(str(error)) from None
+            raise
 
-    def place(
-        self, tensors: Mapping[str, NDArray[Any]], inputs: Any, region: Region | None
-    ) -> Region | None:
-        """Put a request's tensors into its region; None if the message is to have them.
-
-        Tensors that were packed there stay. If the others have no room, all take another region.
-        """
-        if region is not None and region.fill(inputs, tensors):
-            return region
-        larger = self.room(sum(t.nbytes for t in tensors.values()), len(tensors))
-        if larger is not None:
-            larger.fill(inputs, tensors)
-        if region is not None:  # the server has never read it
-            self.release(region)
-        return larger
-
-    def release(self, region: Region, *, reusable: bool = True) -> None:
+    def release(self, region: Region, *, reusable: bool) -> None:
         """Take a region back; it is not reusable if the server might still read it."""
         with self._lock:
-            kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
-            if reusable and kept and region.path.name in self._regions and not self._closed:
+            self._used -= 1
+            kept = sum(r.memory.nbytes for r in self._free) + region.memory.nbytes <= _KEPT_BYTES
+            if reusable and kept and not self._closed:
                 self._free.append(region)
-                return
-            self._unwanted.add(region.path.name)
-            self._regions.pop(region.path.name, None)
-        region.path.unlink(missing_ok=True)
-        with contextlib.suppress(BufferError):  # an array still refers to it
-            region.memory.close()
+            else:
+                self._unwanted.add(region.name)
 
     def unknown(self, details: str) -> SonicError:
         """Discard all regions, as the server does not know one; return what that means."""
-        match = re.search(rf"{PREFIX}-\d+-[0-9a-f]+-(\d+)", details)
+        match = _NAME.search(details)
         begun, at = self._renewed
         now = time.monotonic()
-        if match is None or int(match[1]) >= begun:  # else it was in flight at the last time
+        if match is None or int(match["number"]) >= begun:  # else, it was in flight then
             if now - at <= _SETTLED_S:
                 return self._unusable("there are several servers behind the URL")
             self._renewed = next(_numbers), now
@@ -221,50 +188,50 @@ class SharedMemory:
         """Discard all regions, after the requests in flight have been cancelled."""
         self._closed = True
         self._discard()
-        until = time.monotonic() + _CLOSES_WITHIN_S
+        until = time.monotonic() + _CALL_TIMEOUT_S
         while True:
             self._unregister(self._unwanted.copy())
-            if not (self._unwanted or self._regions) or time.monotonic() > until:
+            if not (self._unwanted or self._used) or time.monotonic() > until:
                 return
             time.sleep(0.01)
 
     def _discard(self) -> None:
         with self._lock:
-            free, self._free = self._free, []
-        for region in free:
-            self.release(region, reusable=False)
+            self._unwanted.update(region.name for region in self._free)
+            self._free.clear()
 
     def _new(self, nbytes: int) -> Region:
-        folder = self._folder
+        """Return a region that the server has mapped."""
+        left = self._unwanted.copy()
         if not self._cleaned:
-            self._clean(folder)
+            # What clients that were killed, or ended too soon, left in the server.
+            request = service_pb2.SystemSharedMemoryStatusRequest()
+            known = self._call("SystemSharedMemoryStatus", request, _CALL_TIMEOUT_S).regions
+            names = (match for name in known if (match := _NAME.fullmatch(name)) is not None)
+            left.update(m[0] for m in names if not Path("/proc", m["pid"]).exists())
             self._cleaned = True
-        self._unregister(self._unwanted.copy())
-        region = Region.create(folder, max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
-        name = region.path.name
-        self._regions[name] = region.path
-        request = service_pb2.SystemSharedMemoryRegisterRequest(
-            name=name, key=name, offset=0, byte_size=region.nbytes
-        )
+        self._unregister(left)
+        nbytes = 1 << (nbytes - 1).bit_length()
+        name = f"{PREFIX}-{os.getpid()}-{os.urandom(4).hex()}-{next(_numbers)}"
+        # A local server has a folder of its own.
+        own = Path(self._address.path or "/").parent / "shm"
+        path = (own if own.is_dir() else SHARED_MEMORY) / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
-        except BaseException:  # the server may have registered it all the same
-            self.release(region, reusable=False)
-            raise
-        return region
-
-    def _clean(self, folder: Path) -> None:
-        """Remove what clients that were killed, or ended too soon, left here and in the server."""
-        for path in folder.glob(f"{PREFIX}-*"):
-            pid = path.name.removeprefix(f"{PREFIX}-").partition("-")[0]
-            with contextlib.suppress(OSError):
-                if path.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
-                    path.unlink()
-        request = service_pb2.SystemSharedMemoryStatusRequest()
-        known = self._call("SystemSharedMemoryStatus", request, _CALL_TIMEOUT_S).regions
-        self._unregister(
-            name for name in known if name.startswith(PREFIX) and not (folder / name).exists()
-        )
+            # Writing to memory that is not reserved may kill the process, by SIGBUS.
+            os.posix_fallocate(fd, 0, nbytes)
+            request = service_pb2.SystemSharedMemoryRegisterRequest(
+                name=name, key=name, offset=0, byte_size=nbytes
+            )
+            try:
+                self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
+            except BaseException:  # the server may have registered it all the same
+                self._unwanted.add(name)
+                raise
+            return Region(name, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8))
+        finally:
+            os.close(fd)
+            path.unlink(missing_ok=True)
 
     def _unregister(self, names: Iterable[str]) -> None:
         for name in names:
@@ -285,12 +252,3 @@ class SharedMemory:
             f"shared_memory=True, but {self._address} cannot use it: {why}; leave it out, or have "
             "Triton allow it (--allow-client-shm=true from 2.69 on)"
         )
-
-
-def _unlink(paths: Mapping[str, Path], owner: int) -> None:
-    """Remove files when the process that created them, `owner`, ends."""
-    if os.getpid() != owner:  # a forked child: they are its parent's
-        return
-    for path in list(paths.values()):
-        with contextlib.suppress(OSError):
-            path.unlink()
