@@ -15,7 +15,7 @@ import typer
 from sonic_coffea.cli._options import AsJson, option
 from sonic_coffea.cli._output import show, working
 from sonic_coffea.errors import ServerError, SonicError, nearest, printable
-from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
+from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
     from sonic_coffea.server import ServerRecord
@@ -125,7 +125,7 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
 
 def _described(record: ServerRecord) -> dict[str, Any]:
     """Return the server's record, and the state and models of the server."""
-    options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
+    options, models, ready = ConnectionOptions(metadata_timeout_s=5.0), [], False
     connecting = connect_transport(record.url, options=options)
     with connecting as connection, contextlib.suppress(SonicError):
         models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]

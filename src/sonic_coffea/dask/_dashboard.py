@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _URL = "sonic"
 _UPDATE_MS = 1000
-_SHOWN_S = 300.0
 _RATES = "Rows scored per second"
 _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
@@ -65,7 +64,6 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
         title=_RATES,
         x_axis_label="time from now (s)",
         y_axis_label="rows/s",
-        x_range=models.Range1d(-_SHOWN_S, 0),
         tools=[models.HoverTool(tooltips=[("", "@Model @Server")], line_policy="interp")],
         toolbar_location=None,
         min_height=240,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,58 +25,57 @@ _MAX_REJOIN_S = 5.0
 _POLL_S = 0.01
 
 
-class Suspender:
-    """Suspends chunks that wait for scores: their threads start others meanwhile.
+# By executor, as workers may share this process.
+_threads: WeakKeyDictionary[Any, _Threads] = WeakKeyDictionary()
+
+
+def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float | None) -> bool:
+    """Wait for an event without the task's thread, if that is possible: it starts others meanwhile.
 
     A chunk whose scores are there rejoins when a thread is free. While few chunks wait for the
     servers, the thread starts another one first: or the servers would idle while it works on what
     they have answered. A worker suspends at most ``max_suspended_chunks`` for each of its threads.
     """
-
-    def __init__(self, max_suspended_chunks: int) -> None:
-        self._max_for_thread = max_suspended_chunks
-        # By executor, as workers may share this process.
-        self._threads: WeakKeyDictionary[Any, _Threads] = WeakKeyDictionary()
-
-    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Wait for an event without the thread, if that is possible."""
+    threads = None
+    with contextlib.suppress(ValueError, KeyError):  # no task
+        worker = get_worker()
+        worker.get_current_task()
+        threads = _threads_of(worker, max_suspended_chunks)
+    if threads is None:
+        return event.wait(timeout_s)
+    deadline = Deadline.after(timeout_s)
+    while not threads.suspend(may_start_another=not _memory_is_full(worker)):
+        if event.wait(deadline.within(_POLL_S)):
+            return True
+        if deadline.over:
+            return False
+    seceded = False
+    try:
+        with contextlib.suppress(KeyError):  # the task has done so before
+            secede()
+            seceded = True
         try:
-            worker = get_worker()
-            worker.get_current_task()
-        except (ValueError, KeyError):  # no task
-            return event.wait(timeout_s)
-        threads = self._threads_of(worker)
-        if threads is None:
-            return event.wait(timeout_s)
-        deadline = Deadline.after(timeout_s)
-        while not threads.suspend(may_start_another=not _memory_is_full(worker)):
-            if event.wait(deadline.within(_POLL_S)):
-                return True
-            if deadline.over:
-                return False
-        seceded = False
-        try:
-            seceded = _secede()
-            try:
-                return event.wait(deadline.left_s)
-            finally:
-                threads.count(waiting=-1)
-                if seceded:
-                    threads.rejoin(deadline)
+            return event.wait(deadline.left_s)
         finally:
-            threads.count(chunks=-1)
+            threads.count(waiting=-1)
+            if seceded:
+                threads.rejoin(deadline)
+    finally:
+        threads.count(chunks=-1)
 
-    def _threads_of(self, worker: Worker) -> _Threads | None:
-        """Return the threads that run the worker's tasks; None if a task cannot leave them."""
-        executor = getattr(threadpoolexecutor.thread_state, "executor", None)
-        if executor is None:
-            return None
-        try:
-            max_chunks = self._max_for_thread * worker.state.nthreads
-            return self._threads.setdefault(executor, _Threads(executor, max_chunks))
-        except AttributeError as error:  # another version of distributed
-            _warn(str(error))
-            return None
+
+def _threads_of(worker: Worker, max_suspended_chunks: int) -> _Threads | None:
+    """Return the threads that run the worker's tasks; None if a task cannot leave them."""
+    executor = getattr(threadpoolexecutor.thread_state, "executor", None)
+    if executor is None:
+        return None
+    try:
+        threads = _threads.setdefault(executor, _Threads(executor))
+    except AttributeError as error:  # another version of distributed
+        _warn(str(error))
+        return None
+    threads.max_chunks = max_suspended_chunks * worker.state.nthreads
+    return threads
 
 
 class _Threads:
@@ -85,11 +85,11 @@ class _Threads:
     So this reads three attributes that distributed promises to nobody. No other code does.
     """
 
-    def __init__(self, executor: Any, max_chunks: int) -> None:
+    def __init__(self, executor: Any) -> None:
         self._rejoin_lock = executor._rejoin_lock  # noqa: SLF001
         self._rejoin_list = executor._rejoin_list  # noqa: SLF001
         self._queue = executor._work_queue  # noqa: SLF001
-        self._max_chunks = max_chunks
+        self.max_chunks = 0
         # Suspended chunks, and those of them that wait for scores.
         self._chunks = self._waiting = 0
         self._changed = threading.Condition()
@@ -99,7 +99,7 @@ class _Threads:
     def suspend(self, *, may_start_another: bool) -> bool:
         """Count one more suspended chunk, if that is allowed or another wants to rejoin."""
         with self._changed:
-            full = self._chunks >= self._max_chunks or not may_start_another
+            full = self._chunks >= self.max_chunks or not may_start_another
             if full and not self._rejoin_list:
                 return False
             self.count(chunks=1, waiting=1)
@@ -121,7 +121,7 @@ class _Threads:
         until = time.monotonic() + deadline.within(_MAX_REJOIN_S)
 
         def better_used() -> bool:
-            few = self._waiting < self._max_chunks / 2 and self._chunks < self._max_chunks
+            few = self._waiting < self.max_chunks / 2 and self._chunks < self.max_chunks
             return few and not self._queue.empty() and time.monotonic() < until
 
         if not self._gate.acquire(timeout=deadline.within(threading.TIMEOUT_MAX)):
@@ -146,15 +146,6 @@ class _Threads:
                     self._rejoin_list.remove((thread, rejoined))
                     return
         threadpoolexecutor.thread_state.proceed = True
-
-
-def _secede() -> bool:
-    """Secede; False if the task has done so before."""
-    try:
-        secede()
-    except KeyError:
-        return False
-    return True
 
 
 def _memory_is_full(worker: Worker) -> bool:

@@ -31,7 +31,7 @@ from sonic_coffea.dask._messages import (
     write_report,
 )
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.dask._secede import Suspender
+from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
 from sonic_coffea.pool import TRANSIENT, Pool, Settings, install, take_part, uninstall
 
@@ -84,7 +84,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             profiler.stop()
         memory_bytes = worker.memory_manager.memory_limit
         suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
-        take_part(Suspender(suspended).wait, memory_bytes, _pool_of_task)
+        take_part(partial(suspend, suspended), memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
         offer_metrics(worker, partial(_pools, worker))
         worker.stream_handlers[OPERATION] = handler({QUOTAS: partial(_set_quotas, worker)})

@@ -28,7 +28,7 @@ from sonic_coffea.pool._options import (
     seconds,
     whole,
 )
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, read_text
+from sonic_coffea.transport import Address, ConnectionOptions, Tls, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
@@ -303,7 +303,8 @@ class Settings:
             compression=self.compression,
             shared_memory=self.shared_memory,
             proxy=self.proxy,
-            timeouts=Timeouts(request_s=self.request_timeout_s, metadata_s=self.metadata_timeout_s),
+            request_timeout_s=self.request_timeout_s,
+            metadata_timeout_s=self.metadata_timeout_s,
         )
 
 

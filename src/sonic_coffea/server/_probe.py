@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import ConnectionOptions, ServerMetadata, Timeouts, connect_transport
+from sonic_coffea.transport import ConnectionOptions, ServerMetadata, connect_transport
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Connection
@@ -24,4 +24,4 @@ def fetch_metadata(url: str) -> ServerMetadata:
 
 
 def _connection(url: str) -> Connection:
-    return connect_transport(url, options=ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)))
+    return connect_transport(url, options=ConnectionOptions(metadata_timeout_s=5.0))

@@ -13,7 +13,7 @@ from sonic_coffea.transport._metadata import (
     ServerMetadata,
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
-from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, Token, read_text
+from sonic_coffea.transport._options import ConnectionOptions, Tls, Token, read_text
 from sonic_coffea.transport._protobuf import check_protobuf
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
@@ -34,7 +34,6 @@ __all__ = [
     "Response",
     "ServerMetadata",
     "TensorSpec",
-    "Timeouts",
     "Tls",
     "Token",
     "check_protobuf",

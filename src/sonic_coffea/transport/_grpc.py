@@ -60,7 +60,7 @@ class Connection(ModelQueries):
     def ready(self) -> bool:
         """Whether the server is ready; False also if it does not respond.
 
-        Blocks for up to ``metadata_s``.
+        Blocks for up to ``metadata_timeout_s``.
         """
         try:
             return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
@@ -138,7 +138,7 @@ class Connection(ModelQueries):
             future, channel, token = self._begin(
                 "ModelInfer",
                 message,
-                self._options.timeouts.request_s,
+                self._options.request_timeout_s,
                 channel,
                 compression=_COMPRESSIONS[self._options.compression],
             )
@@ -156,7 +156,7 @@ class Connection(ModelQueries):
                 if answered:
                     outcome = _response(call, contract, sent_bytes, context)
                 else:
-                    early_s = _EARLY * self._options.timeouts.request_s
+                    early_s = _EARLY * self._options.request_timeout_s
                     early = time.monotonic() - sent_at < early_s
                     outcome = self._failure(call, token, early=early, **context)
             except SonicError as error:

@@ -238,7 +238,7 @@ class Link:
         """Make a call without tensors, and wait for the response."""
         context["server"] = str(self.address)
         begun_at = time.monotonic()
-        until = begun_at + (timeout_s or self._options.timeouts.metadata_s)
+        until = begun_at + (timeout_s or self._options.metadata_timeout_s)
         begun: list[tuple[Channel, str | None]] = []
 
         def begin() -> Any:

@@ -37,23 +37,22 @@ logger = logging.getLogger(__name__)
 _TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
 
-_TRIES = 3
-# Calls to servers behind a balancer before a model counts as missing.
-_SERVERS = 5
+# Calls to servers behind a balancer, of which one may be dead, or lack the model.
+_TRIES = 5
 
 
 class ModelQueries(Link):
     """Asks a server about itself and its models."""
 
     def info(self) -> ServerMetadata:
-        """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
+        """Ask the server for its metadata. Blocks for up to ``metadata_timeout_s``."""
         metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return ServerMetadata(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
 
     def models(self) -> list[ModelEntry]:
-        """Ask for the repository index. Blocks for up to ``metadata_s``."""
+        """Ask for the repository index. Blocks for up to ``metadata_timeout_s``."""
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
@@ -77,7 +76,7 @@ class ModelQueries(Link):
         ]
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``.
+        """Ask for inputs, outputs and limits. Blocks for a few times ``metadata_timeout_s``.
 
         Raises
         ------
@@ -86,34 +85,27 @@ class ModelQueries(Link):
         ModelNotFoundError
             If no server has the model, or the model cannot be loaded.
         """
-        for left in reversed(range(_TRIES)):
-            metadata = self._metadata(model, version)
-            newest = version or newest_of(metadata.versions)
-            try:
-                config = self._config(model, newest or None)
-            except ModelNotFoundError:
-                if left:
-                    continue
-                raise
-            if agree(metadata, config):
-                return contract_of(model, newest, metadata, config)
-        # A balancer has asked two servers, of which one has been updated.
-        raise ModelNotReadyError(
-            "its metadata and its configuration do not fit; is it being replaced?",
-            server=str(self.address),
-            model=model,
-            version=version,
-        )
-
-    def _metadata(self, model: str, version: str | None) -> Any:
-        """Return the model's metadata."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
-        # Another server behind a balancer may have it.
-        for _ in range(_SERVERS):
+        missing: ModelNotFoundError | None = None
+        for _ in range(_TRIES):
             try:
-                return self._call("ModelMetadata", request, model=model, version=version)
+                metadata = self._call("ModelMetadata", request, model=model, version=version)
+                newest = version or newest_of(metadata.versions)
+                config = self._config(model, newest or None)
             except ModelNotFoundError as error:
                 missing = error
+                continue
+            if agree(metadata, config):
+                return contract_of(model, newest, metadata, config)
+            missing = None
+        if missing is None:
+            # A balancer has asked two servers, of which one has been updated.
+            raise ModelNotReadyError(
+                "its metadata and its configuration do not fit; is it being replaced?",
+                server=str(self.address),
+                model=model,
+                version=version,
+            )
         try:
             index = self.models()
         except SonicError:
@@ -126,10 +118,8 @@ class ModelQueries(Link):
         for left in reversed(range(_TRIES)):
             try:
                 return self._call("ModelConfig", request, model=model).config
-            except (InferenceError, ModelNotFoundError, ServerLostError) as error:
-                # A balancer may lead this call to another server than the one before, which is
-                # dead, or does not have the model.
-                if not left and not isinstance(error, InferenceError):
+            except (InferenceError, ServerLostError) as error:
+                if not left and isinstance(error, ServerLostError):
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
@@ -144,7 +134,7 @@ class ModelQueries(Link):
     def digest(self, model: str, version: str) -> str:
         """Ask for a version's digest; empty if the server tells none.
 
-        Blocks for up to ``metadata_s``.
+        Blocks for up to ``metadata_timeout_s``.
         """
         request = service_pb2.ModelConfigRequest(name=model, version=version)
         response = self._call("ModelConfig", request, model=model, version=version or None)
@@ -154,7 +144,7 @@ class ModelQueries(Link):
         """Ask for the labels of outputs whose configuration names a file of them.
 
         No call returns them, but Triton sends them with the classes of a response: so a request of
-        one row of zeros is made. Blocks for up to ``metadata_s`` a call.
+        one row of zeros is made. Blocks for up to ``metadata_timeout_s`` a call.
         """
         config = self._config(contract.model, version or contract.version)
         labelled = [output for output in config.output if output.label_filename]
@@ -176,7 +166,10 @@ class ModelQueries(Link):
         }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics, of all versions or one. Blocks for up to ``metadata_s``."""
+        """Ask for the statistics of all versions or one.
+
+        Blocks for up to ``metadata_timeout_s``.
+        """
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
         response = self._call("ModelStatistics", request, model=model, version=version)
         total = ModelStatistics()

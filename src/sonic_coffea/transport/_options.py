@@ -33,22 +33,6 @@ _SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Deadlines of calls.
-
-    Parameters
-    ----------
-    request_s : float
-        Of one inference request.
-    metadata_s : float
-        Of a call that carries no tensors.
-    """
-
-    request_s: float = 120.0
-    metadata_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """PEM files for ``grpcs``.
 
@@ -154,8 +138,10 @@ class ConnectionOptions:
         Whether the server, on this machine, reads large tensors from shared memory.
     proxy : str or None
         URL of the HTTP proxy that leads to the server.
-    timeouts : Timeouts
-        Deadlines of calls.
+    request_timeout_s : float
+        Deadline of one inference request.
+    metadata_timeout_s : float
+        Deadline of a call that carries no tensors.
 
     Raises
     ------
@@ -169,7 +155,8 @@ class ConnectionOptions:
     compression: str | None = None
     shared_memory: bool = False
     proxy: str | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    request_timeout_s: float = 120.0
+    metadata_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
