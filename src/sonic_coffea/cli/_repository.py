@@ -41,8 +41,8 @@ def build(
         option("N|next", "Write this version, or the one after the latest; keep all others."),
     ] = None,
     max_batch_size: Annotated[
-        int, option("N", "Greatest number of rows in a batch; 0: no batching.", min=0)
-    ] = 1024,
+        int | None, option("N", "Greatest number of rows in a batch; 0: no batching.", min=0)
+    ] = None,
     platform: Annotated[
         str | None,
         option("NAME", "python, onnxruntime or pytorch; by default, onnxruntime for ONNX."),

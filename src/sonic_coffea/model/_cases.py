@@ -123,6 +123,8 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[Int64, NDAr
     """Return the rows that have a value, and their values, given those of events or of objects."""
     if len(values) != rows.events:
         raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
+    if values.layout.is_numpy and values.ndim == 1:  # a tenth of the time
+        return np.arange(len(rows)), ak.to_numpy(values)[rows.event_numbers()]
     here = rows.unflatten(NumpyArray(np.arange(len(rows))))
     misfit = InputError(
         f"expected a {what} for each event or object, {here.type}, got {values.type}; take it "

@@ -32,7 +32,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     path: str | os.PathLike[str],
     models: Mapping[str, str | os.PathLike[str] | Callable[..., Any] | Served | Ensemble],
     *,
-    max_batch_size: int = 1024,
+    max_batch_size: int | None = None,
     dynamic_batching: bool | Mapping[str, Any] | None = True,
     instances: int = 1,
     threads: int | None = None,
@@ -60,8 +60,10 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     models : mapping of str to path-like, callable, Served or Ensemble
         Model name to an ONNX (``.onnx``), TorchScript (``.pt``), XGBoost (``.json``, ``.ubj``) or
         LightGBM (``.txt``) file, to a `Served` that says more, or to an `Ensemble` of models.
-    max_batch_size : int
-        Greatest number of rows of a request and of a batch; 0 serves without batching.
+    max_batch_size : int, optional
+        Greatest number of rows of a request and of a batch; 0 serves without batching. By default
+        1,024, or as many as have 1 MB of inputs and outputs, up to 65,536: requests of a few small
+        rows take longer to be made than to be run.
     dynamic_batching : bool or mapping, optional
         Whether the server makes batches of several requests. A mapping sets Triton's options:
         ``preferred_batch_size``, ``max_queue_delay_microseconds``, ``preserve_ordering``.
@@ -177,6 +179,9 @@ def _checked(
     version: object,
 ) -> dict[str, Any]:
     """Check the options that need no model; return the metadata as what JSON holds of them."""
+    if not isinstance(models, Mapping):
+        name = Path(models).stem if isinstance(models, (str, os.PathLike)) else "name"
+        raise ConfigError(f"expected models as a dict, such as {{{name!r}: {models!r}}}")
     if not models:
         raise ConfigError("expected at least one model, got none")
     for name in models:

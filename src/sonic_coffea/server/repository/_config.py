@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
@@ -20,6 +23,8 @@ FILE = "config.pbtxt"
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
+# Rows of a request if nobody says how many: as many as have these bytes, within limits.
+_ROWS, _MOST_ROWS, _REQUEST_BYTES = 1024, 65_536, 1_000_000
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 
 
@@ -57,7 +62,7 @@ def model_config(
     served: Served,
     source: ModelSource,
     *,
-    max_batch_size: int,
+    max_batch_size: int | None,
     dynamic_batching: bool | Mapping[str, Any] | None,
     instances: int,
     threads: int | None,
@@ -65,6 +70,8 @@ def model_config(
 ) -> Config:
     """Return the configuration of a model, without its labels and versions."""
     limit = max_batch_size if served.max_batch_size is None else served.max_batch_size
+    if limit is None:
+        limit = _rows_of_request(source)
     check_integer(f"max_batch_size of model {name!r}", limit, 0)
     if limit:
         _check_first_axes(name, source)
@@ -97,6 +104,16 @@ def model_config(
         }
         config["model_warmup"] = [{"name": "zeros", "batch_size": 1, "inputs": sample}]
     return config
+
+
+def _rows_of_request(source: ModelSource) -> int:
+    """Return how many rows a request may have if nobody says so."""
+    tensors = [*source.inputs, *source.outputs]
+    lengths = [length for tensor in tensors for length in tensor["shape"][1:]]
+    if -1 in lengths or any(tensor["dtype"] == "bytes" for tensor in tensors):
+        return _ROWS
+    row: int = sum(np.dtype(t["dtype"]).itemsize * math.prod(t["shape"][1:]) for t in tensors)
+    return min(max(_ROWS, _REQUEST_BYTES // max(row, 1)), _MOST_ROWS)
 
 
 def ensemble_config(

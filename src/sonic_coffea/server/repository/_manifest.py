@@ -134,6 +134,9 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
 
 
 def no_models(root: Path) -> ConfigError:
+    if root.is_file():
+        build = f"sonic.build_repository('repository', {{{root.stem!r}: {str(root)!r}}})"
+        return ConfigError(f"{root} is a file; expected a model repository, which {build} makes")
     return ConfigError(
         f"expected a model repository, got {root}, which has no models; build_repository, or "
         "`sonic-coffea repository build`, makes one"
