@@ -17,7 +17,7 @@ from tests.limits import without_room
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import Ensemble, LocalServer, Served, build_repository
+from sonic_coffea.server import Ensemble, Served, build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -121,7 +121,7 @@ def test_a_file_where_a_dict_or_a_repository_is_meant_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"a dict, such as \{'m': .*m.onnx"):
         build_repository(tmp_path / "r", file)
     with pytest.raises(ConfigError, match="is a file; expected a model repository, which"):
-        LocalServer(file).start()
+        read_repository(file)
 
 
 @pytest.mark.parametrize(
