@@ -1,9 +1,9 @@
 """Large-radius jets: a transformer's 316 numbers become one discriminant (as in HHbbVV)."""
 
 import awkward as ak
+import made_up
 import numpy as np
 import onnxruntime
-import toys
 
 import sonic_coffea as sonic
 
@@ -64,10 +64,10 @@ def run(number=500):
 
     def make(folder):
         shapes = {"features": (len(CHANNELS), 128), "mask": (1, 128)}
-        toys.network(folder / "tagger.onnx", shapes, {"classes": (314,), "masses": (2,)}, seed=1)
+        made_up.network(folder / "tagger.onnx", shapes, {"classes": (314,), "masses": (2,)}, seed=1)
 
-    events = toys.events(number)
-    with toys.served(make) as folder:
+    events = made_up.events(number)
+    with made_up.served(make) as folder:
         jets = ak.flatten(tagged(events))
         discriminant, mass = by_hand(events, folder)
     return {
@@ -77,4 +77,4 @@ def run(number=500):
 
 
 if __name__ == "__main__":
-    toys.main(run)
+    made_up.main(run)

@@ -1,9 +1,9 @@
 """Four b jets: candidates and other jets in one network, in three folds (as in coffea4bees)."""
 
 import awkward as ak
+import made_up
 import numpy as np
 import onnxruntime
-import toys
 
 import sonic_coffea as sonic
 
@@ -70,12 +70,12 @@ def run(number=500):
     def make(folder):
         shapes = {"candidates": (4, 4), "others": (5, 8), "event": (2,)}
         for n in range(3):
-            toys.network(folder / f"fold_{n}.onnx", shapes, {"classes": (4,)}, seed=n)
+            made_up.network(folder / f"fold_{n}.onnx", shapes, {"classes": (4,)}, seed=n)
 
-    events = toys.events(number)
-    with toys.served(make) as folder:
+    events = made_up.events(number)
+    with made_up.served(make) as folder:
         return {"weight": (ak.to_numpy(weighted(events)), by_hand(events, folder))}
 
 
 if __name__ == "__main__":
-    toys.main(run)
+    made_up.main(run)

@@ -1,8 +1,8 @@
 """Photons: corrections, then an identification; barrel and endcap apart (as in HiggsDNA)."""
 
 import awkward as ak
+import made_up
 import numpy as np
-import toys
 import xgboost
 
 import sonic_coffea as sonic
@@ -73,13 +73,13 @@ def run(number=500):
         for seed, region in enumerate(("EE", "EB")):
             for name, read in fields.items():
                 path = folder / f"{name}_{region}.json"
-                toys.forest(path, read, seed=seed, regression=name != "id")
+                made_up.forest(path, read, seed=seed, regression=name != "id")
 
-    events = toys.events(number)
-    with toys.served(make) as folder:
+    events = made_up.events(number)
+    with made_up.served(make) as folder:
         scores = Photons().process(events)["id"]
         return {"id": (ak.to_numpy(ak.flatten(scores)), by_hand(events, folder))}
 
 
 if __name__ == "__main__":
-    toys.main(run)
+    made_up.main(run)

@@ -3,8 +3,8 @@
 from itertools import permutations
 
 import awkward as ak
+import made_up
 import numpy as np
-import toys
 import xgboost
 
 import sonic_coffea as sonic
@@ -80,14 +80,14 @@ def run(number=500):
 
     def make(folder):
         for n, model in enumerate(TREES):
-            toys.forest(folder / f"{model.name}.json", FEATURES, seed=n)
+            made_up.forest(folder / f"{model.name}.json", FEATURES, seed=n)
 
-    events = toys.events(number)
-    with toys.served(make) as folder:
+    events = made_up.events(number)
+    with made_up.served(make) as folder:
         best = assigned(events)
         expected = by_hand(events, folder)
     return {"assignments": (ak.to_numpy(best.score), expected.max(axis=1))}
 
 
 if __name__ == "__main__":
-    toys.main(run)
+    made_up.main(run)

@@ -1,9 +1,9 @@
 """Jets to partons, then a classifier of what was assigned (as PocketCoffea's ttHbb with SPANet)."""
 
 import awkward as ak
+import made_up
 import numpy as np
 import onnxruntime
-import toys
 
 import sonic_coffea as sonic
 
@@ -99,11 +99,11 @@ def run(number=500):
     def make(folder):
         shapes = {"Jet_data": (8, 5), "Jet_mask": (8,), "Met_data": (1, 2), "Lepton_data": (1, 4)}
         outputs = {"higgs_log_probability": (8, 8), "EVENT": (2,)}
-        toys.network(folder / "assign.onnx", shapes, outputs, seed=1)
-        toys.network(folder / "classify.onnx", {"x": (4,)}, {"y": (1,)}, seed=2)
+        made_up.network(folder / "assign.onnx", shapes, outputs, seed=1)
+        made_up.network(folder / "classify.onnx", {"x": (4,)}, {"y": (1,)}, seed=2)
 
-    events = toys.events(number)
-    with toys.served(make) as folder:
+    events = made_up.events(number)
+    with made_up.served(make) as folder:
         found = Higgs().process(events)
         weights, first = by_hand(events, folder)
     return {
@@ -113,4 +113,4 @@ def run(number=500):
 
 
 if __name__ == "__main__":
-    toys.main(run)
+    made_up.main(run)

@@ -90,7 +90,7 @@ class Shown:
     def report(self, number: int = 0) -> dict[str, str]:
         """Return what a report says, by label: of the first table, and a server's first column."""
         page = [candidate for candidate in self.pages if "<b>Scoring</b>" in candidate][number]
-        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
+        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in page.split("<tr>")]
         return {row[0].strip(): row[1] for row in reversed(rows) if row}
 
 
