@@ -30,7 +30,7 @@ FRAMEWORKS = {
 }
 # What pages of the documentation need beside the package.
 PAGES = {
-    "export-a-network": ["torch", "onnxscript", "keras", "skl2onnx"],  # some gigabytes
+    "export-a-network": ["torch", "onnxscript", "keras", "skl2onnx", "catboost"],  # some gigabytes
     "use-columnflow": ["columnflow", "law", "order"],
     "use-graphed": ["graphed==0.0.9"],
 }

@@ -53,7 +53,7 @@ if find_spec("dask_awkward") is None:  # it runs in an environment of its own, w
     ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
 # The same, with `nox -s pages`.
 NEEDED = {
-    "export-a-network": ("torch", "keras", "skl2onnx"),
+    "export-a-network": ("torch", "keras", "skl2onnx", "catboost"),
     "use-columnflow": ("columnflow",),
     "use-graphed": ("graphed",),
 }
