@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import Any
 
 import awkward as ak
@@ -413,3 +414,30 @@ def test_vertices_without_data(by_table: bool) -> None:
     eta_phi = {(name, None, k) for name in ("FatJet", "SV") for k in ("eta", "phi")}
     read = {key for key in map(ast.literal_eval, report.data_touched) if len(key) > 1}
     assert read == (links if by_table else eta_phi)
+
+
+class Forgetful(dict[str, Any]):
+    """A cache of buffers that keeps none, and counts what is read."""
+
+    def __init__(self) -> None:
+        self.read: Counter[str] = Counter()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.read[key] += 1
+
+
+def test_columns_are_read_once_whatever_a_cache_of_buffers_forgets() -> None:
+    cache = Forgetful()
+    file = {str(DATA / "TTbar_1.root"): "Events"}
+    factory = NanoEventsFactory.from_root(file, schemaclass=Schema, buffer_cache=cache)
+    events = factory.events()
+    jets = events.FatJet
+    jets["pf"] = sonic.constituents(events)
+    inputs = {
+        "pf": sonic.Padded(["pf.pt", "pf.eta", "pt"], 8),
+        "mask": sonic.Mask(8),
+        "jet": sonic.Row(["pt", "mass"]),
+    }
+    sonic.Model("m", inputs, {"y": ["a"]}).pack(jets)
+    assert set(cache.read.values()) == {1}
+    assert len(cache.read) > 6

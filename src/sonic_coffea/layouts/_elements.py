@@ -20,7 +20,7 @@ from sonic_coffea.layouts._expressions import (
     text_of,
 )
 from sonic_coffea.layouts._features import Feature, all_finite
-from sonic_coffea.layouts._source import Source, innermost, numbers, of_field
+from sonic_coffea.layouts._source import Source, innermost, of_field
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
@@ -441,7 +441,7 @@ def bind_columns(
             aligned[where] = _aligned(rows, lies, place, (first[0], term[0]))
         index = aligned[where]
         _check_gaps(columns, index, place, term, by_row=by_row)
-        column = _numbers(place, index, term[0], strings=term in of_strings)
+        column = _numbers(source, place, index, term[0], strings=term in of_strings)
         columns.terms[term] = (*column, by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
@@ -451,7 +451,7 @@ def bind_columns(
         if feature.index is not None:
             place = source.place(path_of(feature.name))
             index = _references(source, columns, feature, place)
-            column = _numbers(place, index, path_of(feature.name), strings=strings)
+            column = _numbers(source, place, index, path_of(feature.name), strings=strings)
             columns.terms[_term_of(feature)] = (*column, False)
     return columns
 
@@ -471,11 +471,11 @@ def bind_lists(source: Source, path: Path) -> Columns:
 
 
 def _numbers(
-    place: Structure, index: Int64 | None, path: Path, *, strings: bool
+    source: Source, place: Structure, index: Int64 | None, path: Path, *, strings: bool
 ) -> tuple[Tensor, Int64 | None]:
     """Return the numbers of a field, and where those of an index into it lie in them."""
     with of_field(path):
-        data, at = numbers(place, strings=strings)
+        data, at = source.numbers(place, strings=strings)
     if isinstance(at, slice):
         return data[at], index
     return data, at if index is None else through(at, index)

@@ -62,6 +62,7 @@ class Source:
         self._array, self._part = array, part
         self._is_traced = is_tracer(array)
         self._places: dict[Path, Structure] = {}
+        self._read: dict[tuple[int, bool], tuple[Structure, tuple[Tensor, slice | Int64]]] = {}
 
     def within(self, part: str) -> Source:
         """Return the same, in which a part's collection need not be named."""
@@ -87,6 +88,16 @@ class Source:
                 return self._traced(full, lists=lists).place(full, reduction=reduction)
             place = self._place(full)
             return _reduced(place, reduction) if reduction else place
+
+    def numbers(self, place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
+        """Return the numbers, or strings, of a place, which inputs share, and where they lie.
+
+        They are read once: an array with a cache of its own may forget them.
+        """
+        key = id(place), strings
+        if key not in self._read:
+            self._read[key] = place, numbers(place, strings=strings)
+        return self._read[key][1]
 
     def _constant(self, name: str) -> Structure:
         """Return a number of the events' metadata for each event."""

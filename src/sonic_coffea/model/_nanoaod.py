@@ -268,17 +268,20 @@ def _of_links(events: Any, file: Any, jets: str, association: Association) -> ak
     known = ("jetIdx", index, "jetIdxG", f"{index}G", *stored.fields)
     columns = [name for name in links.fields if name not in known]
     # Neither the links of jets that are not stored, nor links to objects that are not stored.
-    used = (links.jetIdx >= 0) & (links[index] != -1)
+    linked_jets, numbers = links.jetIdx, links[index]
+    if not is_tracer(events):  # read once: an array with a cache of its own may forget them
+        linked_jets, numbers = linked_jets + 0, numbers + 0
+    used = (linked_jets >= 0) & (numbers != -1)
     if is_tracer(events):
         touch_position(events, jets, file)
         touch_position(events, objects, file)
-        linked = stored[links[index]]
+        linked = stored[numbers]
     else:
         links = links[used]
-        owner, chosen = _chosen(file_positions(events, jets, file), links.jetIdx)
+        owner, chosen = _chosen(file_positions(events, jets, file), linked_jets[used])
         n_jets = ak.to_numpy(ak.num(events[jets]))
         event = np.repeat(np.arange(len(n_jets)), n_jets)[owner]
-        number = ak.to_numpy(ak.flatten(links[index]))[chosen]
+        number = ak.to_numpy(ak.flatten(numbers[used]))[chosen]
         stored_at = file_positions(events, objects, file)
         place, wrong = stored_at.places(event, number)
         for link in np.flatnonzero(wrong)[:1].tolist():
