@@ -12,7 +12,16 @@ from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError
-from sonic_coffea.layouts import Feature, Output, Row, bind_inputs, is_tracer, records_of, trace
+from sonic_coffea.layouts import (
+    Feature,
+    Output,
+    Row,
+    Source,
+    bind_inputs,
+    is_tracer,
+    records_of,
+    trace,
+)
 
 if TYPE_CHECKING:
     from awkward.forms import Form
@@ -123,8 +132,11 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[Int64, NDAr
     """Return the rows that have a value, and their values, given those of events or of objects."""
     if len(values) != rows.events:
         raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
-    if values.layout.is_numpy and values.ndim == 1:  # a tenth of the time
-        return np.arange(len(rows)), ak.to_numpy(values)[rows.event_numbers()]
+    mine, theirs = rows.levels, (place := Source(values).place(())).levels
+    alike = len(mine) == len(theirs) and all(a.equals(b) for a, b in zip(mine, theirs, strict=True))
+    if place.node is not None and place.node.is_numpy and (alike or not theirs):
+        each = np.asarray(place.node.data)[place.at]
+        return np.arange(len(rows)), each if alike else each[rows.event_numbers()]
     here = rows.unflatten(NumpyArray(np.arange(len(rows))))
     misfit = InputError(
         f"expected a {what} for each event or object, {here.type}, got {values.type}; take it "

@@ -307,7 +307,7 @@ class Combined(Pending):
         used, numbers = list(range(len(self._sent))), self._numbers
         if numbers is not None and not self._is_mean:
             # The other models do not know the shape of outputs that declare none.
-            used = np.unique(numbers[numbers >= 0]).tolist() or [0]
+            used = np.flatnonzero(np.bincount(numbers[numbers >= 0])).tolist() or [0]
         try:
             each = {n: self._sent[n].content_by(deadline, progress=progress) for n in used}
         except BaseException:
