@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 _TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
 
-# Calls to servers behind a balancer, of which one may be dead, or lack the model.
-_TRIES = 5
+_TRIES = 3
+# Calls to servers behind a balancer before a model counts as missing.
+_SERVERS = 5
 
 
 class ModelQueries(Link):
@@ -85,27 +86,34 @@ class ModelQueries(Link):
         ModelNotFoundError
             If no server has the model, or the model cannot be loaded.
         """
-        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
-        missing: ModelNotFoundError | None = None
-        for _ in range(_TRIES):
+        for left in reversed(range(_TRIES)):
+            metadata = self._metadata(model, version)
+            newest = version or newest_of(metadata.versions)
             try:
-                metadata = self._call("ModelMetadata", request, model=model, version=version)
-                newest = version or newest_of(metadata.versions)
                 config = self._config(model, newest or None)
-            except ModelNotFoundError as error:
-                missing = error
-                continue
+            except ModelNotFoundError:
+                if left:
+                    continue
+                raise
             if agree(metadata, config):
                 return contract_of(model, newest, metadata, config)
-            missing = None
-        if missing is None:
-            # A balancer has asked two servers, of which one has been updated.
-            raise ModelNotReadyError(
-                "its metadata and its configuration do not fit; is it being replaced?",
-                server=str(self.address),
-                model=model,
-                version=version,
-            )
+        # A balancer has asked two servers, of which one has been updated.
+        raise ModelNotReadyError(
+            "its metadata and its configuration do not fit; is it being replaced?",
+            server=str(self.address),
+            model=model,
+            version=version,
+        )
+
+    def _metadata(self, model: str, version: str | None) -> Any:
+        """Return the model's metadata."""
+        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
+        # Another server behind a balancer may have it.
+        for _ in range(_SERVERS):
+            try:
+                return self._call("ModelMetadata", request, model=model, version=version)
+            except ModelNotFoundError as error:
+                missing = error
         try:
             index = self.models()
         except SonicError:
@@ -118,8 +126,10 @@ class ModelQueries(Link):
         for left in reversed(range(_TRIES)):
             try:
                 return self._call("ModelConfig", request, model=model).config
-            except (InferenceError, ServerLostError) as error:
-                if not left and isinstance(error, ServerLostError):
+            except (InferenceError, ModelNotFoundError, ServerLostError) as error:
+                # A balancer may lead this call to another server than the one before, which is
+                # dead, or does not have the model.
+                if not left and not isinstance(error, InferenceError):
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
@@ -166,10 +176,7 @@ class ModelQueries(Link):
         }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for the statistics of all versions or one.
-
-        Blocks for up to ``metadata_timeout_s``.
-        """
+        """Ask for statistics, of all versions or one. Blocks for up to ``metadata_timeout_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
         response = self._call("ModelStatistics", request, model=model, version=version)
         total = ModelStatistics()
