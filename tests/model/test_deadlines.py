@@ -174,9 +174,10 @@ def test_a_fallback_that_is_slow_to_start(server: FakeServer) -> None:
             ),
         ):
             MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
-        assert starting.is_set()
         go_on.set()
+        # On a busy machine, the first call may end before the server is known to be lost.
         assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
+        assert starting.is_set()
 
 
 def test_a_fallback_that_is_slow_to_take_over(server: FakeServer) -> None:
