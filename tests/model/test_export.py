@@ -147,8 +147,13 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     )
     arguments = [DATA / "QCD_1.root", "--collection", "FatJet", "-o", "train.parquet"]
     arguments += ["--label", "heavy=mass > 50", "--weight", "event % 7", "--chunksize", "300"]
+    scored = tmp_path / ".train.parquet.parts" / "of an interrupted run of scores"
+    scored.mkdir(parents=True)
     done = run("export", *arguments, "--declare", "analysis:model", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert scored.is_dir()
+    scored.rmdir()
+    scored.parent.rmdir()
     table = ak.from_parquet(tmp_path / "train.parquet")
     assert json.loads(done.stdout) == {"path": "train.parquet", "rows": len(table)}
     with uproot.open({DATA / "QCD_1.root": "Events"}) as tree:

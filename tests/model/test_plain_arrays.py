@@ -95,8 +95,13 @@ def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     assert filled.tolist() == [[1.0], [-1.0], [3.0]]
     with pytest.raises(errors.FieldError, match="no field 'ptt'; did you mean 'pt'"):
         sonic.Row("ptt").pack(FRAME)
-    with pytest.raises(errors.InputError, match="columns are named by strings, got"):
-        sonic.Row("pt").pack(pd.DataFrame([[1.0, 2.0]]))
+    for columns in ([0, 1], ["pt", "pt"]):
+        with pytest.raises(errors.InputError, match="whose columns have different names, got"):
+            sonic.Row("pt").pack(pd.DataFrame([[1.0, 2.0]], columns=columns))
+    # What no layout could read may stand beside.
+    when = pd.to_datetime(["2026", "2027", "2028"]).tz_localize("UTC")
+    beside = FRAME.assign(when=when, what=[object()] * 3)
+    assert sonic.Row(["pt"]).pack(beside).tolist() == sonic.Row(["pt"]).pack(FRAME).tolist()
 
 
 EVENTS = ak.Array([{"Jet": [{"pt": 1.0, "eta": 0.0}], "MET": {"pt": 3.0}, "run": 1}])

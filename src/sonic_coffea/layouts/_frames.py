@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,11 +23,13 @@ def records_of(objects: Any) -> Any:
     """Return a data frame as records, one for each row; anything else as it is."""
     if not is_frame(objects):
         return objects
-    if not all(isinstance(name, str) for name in objects.columns):
-        raise InputError(
-            f"expected a data frame whose columns are named by strings, got {list(objects.columns)}"
-        )
-    columns = {name: _column(objects[name]) for name in objects.columns}
+    names = list(objects.columns)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InputError(f"expected a data frame whose columns have different names, got {names}")
+    columns = {}
+    for name in names:
+        with suppress(TypeError, ValueError):  # no layout could read it, such as times with zones
+            columns[name] = _column(objects[name])
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
 
 

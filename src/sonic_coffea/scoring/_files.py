@@ -342,12 +342,12 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
             f"and {target.name}"
         )
     paths = list(located(files))
-    parts = target.with_name(f".{target.name}.parts")
+    # Not the folder of an interrupted run of scores with this output.
+    parts = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     processor = Exporting(
         model, parts, collection=collection, features=features, keep=(), on_error="", flat=False
     )
     processor.labels, processor.weights = labels or {}, weights
-    shutil.rmtree(parts, ignore_errors=True)
     try:
         parts.mkdir(parents=True)
         out = run_files(
