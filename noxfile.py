@@ -157,6 +157,16 @@ def pages(session: nox.Session, page: str) -> None:
     _test(session, tests=[f"tests/docs/test_documentation.py::test_page_runs[{path}]"])
 
 
+@nox.session(python="3.11")
+def torch(session: nox.Session) -> None:
+    """Serve TorchScript; torch goes into a server's environment of this session's own."""
+    session.install(*WHEELS, *PACKAGE)
+    directory = str(Path(session.create_tmp()) / "server")
+    session.env["SONIC_COFFEA_SERVER_DIR"] = str(Path(directory).absolute())
+    session.run("sonic-coffea", "server", "install", "--with", "torch")
+    _test(session, "-k", "torchscript", tests=["tests/server/test_formats.py"])
+
+
 def _installed(session: nox.Session) -> set[str]:
     python = f"{session.virtualenv.bin}/python"
     listed = session.run_install("uv", "pip", "freeze", "--python", python, silent=True)

@@ -366,7 +366,7 @@ def test_the_digest_covers_what_decides_the_outputs(tmp_path):
 def test_torchscript_scores_where_the_server_has_torch(tmp_path, serve, installation):
     python = str(installation.python)
     if subprocess.run([python, "-I", "-c", "import torch"], check=False, timeout=100).returncode:
-        pytest.skip("the server's environment has no torch")
+        pytest.skip("the server's environment has no torch; `nox -s torch` has")
     # Of code in a file: torch reads it.
     (tmp_path / "make.py").write_text(f"""
 import torch
