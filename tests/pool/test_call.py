@@ -110,3 +110,20 @@ def test_an_attempt_is_sent_when_it_is_packed() -> None:
     sender._thread.join()
     assert before == [0]
     assert [event.attempt for event in sent] == [attempt]
+
+
+def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
+    posted: list[Any] = []
+    connection: Any = SimpleNamespace(
+        infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None
+    )
+    call, (request, _) = call_of(8, [])
+    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
+    attempt.cancel()
+    sender = Sender(connection, posted.append, [].append)
+    sender.send(call, attempt, "1")
+    sender.close()
+    assert sender._thread is not None
+    sender._thread.join()
+    (event,) = posted
+    assert isinstance(event.error, errors.CancelledError)

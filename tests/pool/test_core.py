@@ -402,3 +402,16 @@ def test_what_usually_takes_longer_is_not_hedged() -> None:
     (slow,) = scenario.submit(1)
     scenario.wait(1.5)
     assert {attempt.url for attempt in scenario.in_flight if attempt.slice is slow} == {ONE, TWO}
+
+
+def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
+    scenario = Scenario(ONE, max_in_flight_bytes=40)
+    first = hanging(scenario)
+    (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
+    for _ in range(2):
+        assert scenario.core.waiting.counts() == {KEY: 1}
+        assert scenario.ask(anew=True).outcome == contract()
+    scenario.answer(third)
+    assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
+    scenario.answer_all()
+    assert len(scenario.delivered) == 3

@@ -367,3 +367,24 @@ def test_ctrl_c_while_a_thread_starts_leaves_one_engine(monkeypatch: pytest.Monk
         MODEL(JETS, pool=pool)
         engines = [t for t in threading.enumerate() if t.name == "sonic-pool"]
         assert len(engines) == len(before) + 1
+
+
+def test_threads_with_blocks_of_one_server_cancel_nothing_of_each_other() -> None:
+    with server(2) as one:
+
+        def score() -> list[float]:
+            found = []
+            for _ in range(25):
+                with sonic.connect(one.url):
+                    found.append(factor(MODEL(JETS, timeout_s=60)))
+            return found
+
+        assert in_parallel([score] * 4) == [[2.0] * 25] * 4
+
+
+def test_the_default_is_back_after_a_block(two: tuple[FakeServer, FakeServer]) -> None:
+    sonic.connect(two[0].url)
+    with sonic.connect(two[1].url) as inner:
+        assert factor(MODEL(JETS)) == 3
+    assert inner.closed
+    assert factor(MODEL(JETS)) == 2

@@ -307,3 +307,35 @@ def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> 
             with pytest.raises(errors.ContractError, match="servers have different files"):
                 pending.result()
             assert pending.statistics.cache_hits == 0
+
+
+def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with (
+        FakeServer({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
+    ):
+        for digest, score in (("a", 0.25), ("b", 0.75)):
+            server.models["tagger"] = fake(digest, score)
+            for _ in range(2):
+                scores = MODEL(JETS, pool=pool)
+                assert scores.top.tolist() == [[score, score], [], [score]]
+                assert digest_of(scores) == digest
+        assert len(server.requests) == 2
+        # By the file, whatever was there meanwhile.
+        server.models["tagger"] = fake("a", 0.25)
+        assert MODEL(JETS, pool=pool).top.tolist() == [[0.25, 0.25], [], [0.25]]
+        assert len(server.requests) == 2
+
+
+def test_a_call_that_sees_two_files_after_a_loss_fails() -> None:
+    with (
+        FakeServer({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        replaced_after(server, 2, fake("b", 0.75))
+        server.fail(grpc.StatusCode.UNAVAILABLE, "the connection was lost", times=1)
+        with pytest.raises(errors.ContractError, match="digest a before .* has b now") as caught:
+            MODEL(JETS, pool=pool)
+        assert (caught.value.model, caught.value.version) == ("tagger", "1")
+        scores = MODEL(JETS, pool=pool)
+        assert (digest_of(scores), scores.top.tolist()) == ("b", [[0.75, 0.75], [], [0.75]])

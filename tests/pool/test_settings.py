@@ -15,7 +15,7 @@ import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings, forget
+from sonic_coffea.pool import Settings, current, forget
 
 TLS = {"tls_root": "ca.pem"}
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
@@ -270,3 +270,12 @@ def test_a_file_of_servers(tmp_path: Path) -> None:
         sonic.connect(path)
     with pytest.raises(errors.ConfigError, match="cannot read the file of servers"):
         sonic.connect(tmp_path / "nowhere")
+
+
+def test_the_same_settings_keep_the_pool() -> None:
+    pool = sonic.connect("grpc://a:1")
+    assert sonic.connect("grpc://a:1") is pool
+    assert current() is pool
+    other = sonic.connect("grpc://b:1")
+    assert current() is other
+    assert not pool.closed  # as its user may use it

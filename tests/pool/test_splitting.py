@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pool.scenario import ONE, TWO, Scenario, contract
+from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
 
@@ -134,3 +134,36 @@ def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:
     assert scenario.at(TWO)[0].slice is failed.slice
     scenario.answer_all()
     assert len(scenario.delivered) == 2
+
+
+@pytest.mark.parametrize("late", ["answer", "lose", "cut", "refuse"])
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_rows_are_placed_once_though_the_whole_ends_after_its_parts(late: str, parts: int) -> None:
+    """The first sending hangs, the second is split, and then the first one ends all the same."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    scenario.submit(3, rows=8)
+    first, *others = scenario.in_flight
+    for attempt in others:
+        scenario.answer(attempt)
+    while scenario.in_flight == [first]:
+        scenario.wait(0.1)
+    first, again = scenario.in_flight
+    assert again.slice is first.slice
+    scenario.fail(again, CUT)
+    scenario.wait(1.0)
+    halves = [attempt for attempt in scenario.in_flight if attempt.slice is not first.slice]
+    for attempt in halves[:parts]:
+        scenario.answer(attempt)
+    if late == "answer":
+        scenario.answer(first)
+    else:
+        refused = errors.RequestError("no")
+        scenario.fail(first, {"lose": LOST, "cut": CUT, "refuse": refused}[late])
+    for _ in range(10):
+        scenario.answer_all()
+        scenario.wait(1.0)
+    assert sorted(row for part in scenario.delivered for row in range(part.start, part.stop)) == [
+        *range(24)
+    ]
+    assert scenario.failed == {}

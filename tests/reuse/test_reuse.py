@@ -423,28 +423,58 @@ def _one(numbers: Any) -> ak.Array:
     return ak.Array(ak.contents.RegularArray(contents, len(numbers)))
 
 
+TEXT = sonic.Model("t", {"x": sonic.Row("pt")}, {"y": sonic.Output(["name"], dtype="string")})
+
+
 def widen(answer: Any) -> None:
     """Give two values a row, in place of one."""
     answer.outputs[0].shape[1] *= 2
     answer.raw_output_contents[0] *= 2
 
 
+def garble(answer: Any) -> None:
+    """Give strings that are no UTF-8."""
+    answer.raw_output_contents[0] = answer.raw_output_contents[0].replace(b"n", b"\xff")
+
+
+@pytest.fixture
+def wrongly(server: FakeServer) -> FakeServer:
+    server.models["t"] = FakeModel.of(
+        TEXT, lambda i: {"y": np.char.mod("n%d", i["x"]).astype(object)}, max_rows=4
+    )
+    return server
+
+
 @pytest.mark.parametrize("on_error", ["raise", "mask"])
-def test_a_refused_response_is_not_kept(server: FakeServer, tmp_path: Path, on_error: str) -> None:
+@pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
+def test_a_refused_response_is_not_kept(
+    wrongly: FakeServer, tmp_path: Path, model: sonic.Model, how: Any, on_error: str
+) -> None:
     array = objects([[1, 2], [3]])
-    with cached(server, tmp_path) as pool:
-        server.answer_wrongly(widen)
+    with cached(wrongly, tmp_path) as pool:
+        wrongly.answer_wrongly(how)
         if on_error == "mask":
-            assert MODEL(array, pool=pool, on_error="mask").tolist() == [[None, None], [None]]
+            assert model(array, pool=pool, on_error="mask").tolist() == [[None, None], [None]]
         else:
             with pytest.raises(errors.ResponseError) as caught:
-                MODEL(array, pool=pool)
-            assert (caught.value.server, caught.value.model) == (server.url, "m")
+                model(array, pool=pool)
+            assert (caught.value.server, caught.value.model) == (wrongly.url, model.name)
         assert not (tmp_path / "scores").exists() or kept(tmp_path) == 0
         for _ in range(2):
-            assert MODEL(array, pool=pool, on_error=on_error).twice.tolist() == [[2, 4], [6]]
+            scores = model(array, pool=pool, on_error=on_error)
+            assert scores[scores.fields[0]].tolist() in ([[2, 4], [6]], [["n1", "n2"], ["n3"]])
     assert kept(tmp_path) == 3
-    assert sent(server) == 6
+    assert sent(wrongly, model.name) == 6
+
+
+@pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
+def test_a_wrong_response_that_is_first_costs_its_rows_alone(
+    wrongly: FakeServer, model: sonic.Model, how: Any
+) -> None:
+    wrongly.answer_wrongly(how)
+    with Pool(Settings.make(wrongly.url, max_in_flight=1)) as pool:
+        scores = model(objects([list(range(12))]), pool=pool, on_error="mask")
+    assert ak.is_none(scores, axis=1).tolist() == [[True] * 4 + [False] * 8]
 
 
 def test_what_another_declaration_kept_is_asked_again(server: FakeServer, tmp_path: Path) -> None:
@@ -615,3 +645,50 @@ def test_many_processes_share_it(tmp_path: Path) -> None:
         tasks = [(str(tmp_path / "scores"), number) for number in range(4)]
         assert processes.starmap(write, tasks) == [5] * 4
     assert kept(tmp_path) == 4 * 5 * 50
+
+
+def test_servers_with_other_files_of_a_version_are_refused(server: FakeServer) -> None:
+    say_file(server, "one")
+    with FakeServer(server.models) as same, Pool(Settings.make([server.url, same.url])) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = {"m": dataclasses.replace(server.models["m"], digest="two")}
+    with (
+        FakeServer(other) as elsewhere,
+        Pool(Settings.make([server.url, elsewhere.url])) as pool,
+        pytest.raises(errors.ContractError, match="different models of this name"),
+    ):
+        MODEL(objects([[1]]), pool=pool)
+
+
+def test_a_model_that_is_replaced_in_between_is_an_error(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    def change(inputs: Any) -> Any:
+        say_file(server, "two")
+        return double(inputs)
+
+    say_file(server, "one", change)
+    with cached(server, tmp_path) as pool:
+        with pytest.raises(errors.ContractError, match="digest one .* and has two now"):
+            MODEL(objects([[1]]), pool=pool)
+        assert kept(tmp_path) == 0
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+    assert kept(tmp_path) == 1
+
+
+def test_damage_is_noticed(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1, 2]]), pool=pool)
+        database = sqlite3.connect(tmp_path / "scores")
+        ((key, scores),) = database.execute("SELECT key, scores FROM scores LIMIT 1").fetchall()
+        with database:
+            worse = scores[:-1] + bytes([scores[-1] ^ 1])
+            database.execute("UPDATE scores SET scores = ? WHERE key = ?", (worse, key))
+        database.close()
+        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
+        assert sent(server) == 3
+        assert "1 damaged scores" in caplog.text
+        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
+        assert sent(server) == 3
