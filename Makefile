@@ -13,8 +13,8 @@ endif
 # it imports anew, for some seconds.
 unexport PYTHONDONTWRITEBYTECODE
 RESULTS ?= sonic-bench
-# Tests wait for servers about as long as they compute: three processes keep two cores busy.
-PROCESSES ?= 3
+# Tests wait for servers as long as they compute, or longer: four processes keep two cores busy.
+PROCESSES ?= 4
 # How many arrays `make oracle` tries.
 CASES ?= 20000
 # For how long `make chaos` breaks things.
@@ -34,8 +34,8 @@ help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
-	@echo "make test-slow  the tests that take minutes: the demo, real proxies and batch systems, the"
-	@echo "              documentation's pages and notebooks, thousands of simulated clients"
+	@echo "make test-slow  the tests that take minutes: the demo, the gallery, real proxies, containers"
+	@echo "              and batch systems, pages and notebooks, thousands of simulated clients"
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image,"
 	@echo "              and a few with those that public frameworks pin"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
@@ -45,7 +45,7 @@ help:
 	@echo "make soak     make many calls and connections, after which a process holds no more;"
 	@echo "              CALLS=5000 for less"
 	@echo "make docs     build the documentation as a site, in docs/_build"
-	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
+	@echo "make bench    measure, against peers and limits; tables, and JSON in $(RESULTS)/"
 	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
 	@echo "make bench-page  write the documentation's page of benchmarks from $(RESULTS)/"
 	@echo "make sample   make the committed sample again (Pythia)"
@@ -121,8 +121,7 @@ docs: $(VENV)/.dev-installed
 bench: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
 	for name in $(BENCHMARKS); do \
-		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json \
-			--figure $(RESULTS)/$$name.png || exit 1; \
+		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json || exit 1; \
 	done
 
 bench-quick: $(VENV)/.dev-installed

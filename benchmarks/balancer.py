@@ -31,7 +31,6 @@ import numpy as np
 import tritonclient.grpc as triton
 from accelerator import FIELDS, collection
 from harness import Results, run
-from matplotlib.figure import Figure
 from pool import ROWS, check
 
 import sonic_coffea as sonic
@@ -265,20 +264,6 @@ def measure(results: Results, *, quick: bool) -> None:
                     compare(results, named, case, running, seconds, turns)
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the rows per second of both, case by case."""
-    rates = content["rows a second"]
-    figure = Figure(figsize=(7, 1 + 0.4 * len(rates)), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(rates))[::-1]
-    for shift, way in ((0.2, BARE), (-0.2, OURS)):
-        axes.barh(places + shift, [case[way] for case in rates.values()], height=0.4, label=way)
-    axes.set_yticks(places, list(rates))
-    axes.set(xlabel="rows a second", xscale="log", xlim=100)
-    figure.legend(loc="outside upper right", ncols=2, fontsize="small")
-    return figure
-
-
 if __name__ == "__main__":
     title = "Balancer: stand-in accelerators behind the one URL of a real Envoy"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

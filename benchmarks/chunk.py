@@ -33,7 +33,6 @@ import numpy as np
 import yappi
 from accelerator import MODEL, collection
 from harness import Results, run
-from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 
@@ -127,25 +126,5 @@ def measure(results: Results, *, quick: bool) -> None:
             split(results, "20,000 jets, shared memory", rows, turns, jet_us=1.2)
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the shares, one bar a chunk."""
-    shares = content["shares of the CPU time"]
-    parts = sorted(
-        {part for chunk_shares in shares.values() for part in chunk_shares},
-        key=lambda part: -max(chunk_shares.get(part, 0) for chunk_shares in shares.values()),
-    )
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    left = np.zeros(len(shares))
-    for number, part in enumerate(parts):
-        width = np.array([chunk_shares.get(part, 0.0) for chunk_shares in shares.values()])
-        axes.barh(list(shares), width, left=left, label=part, color=f"C{number}")
-        left += width
-    axes.set(xlabel="part of the CPU time", xlim=(0, 1))
-    axes.invert_yaxis()
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-    return figure
-
-
 if __name__ == "__main__":
-    run(__doc__, "Chunk: where the client's CPU time goes", measure, draw)
+    run(__doc__, "Chunk: where the client's CPU time goes", measure)

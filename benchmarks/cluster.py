@@ -34,7 +34,6 @@ import awkward as ak
 import numpy as np
 from accelerator import MODEL, collection, compute
 from harness import Results, common_rates, run
-from matplotlib.figure import Figure
 from pool import ROWS, saturated
 from simulation import Accelerator, Simulation, Work, fairness
 
@@ -144,7 +143,6 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
     for workers, turns in turns_of.items():
         times = turns[TURNS // 2]
         each = [CHUNK * rate for rate in common_rates(times)]
-        waits = np.diff(np.concatenate(times))
         name, several = f"{workers} worker processes", workers > 1
         results.note(
             f"{name}: rows/s over the saturated server's",
@@ -152,15 +150,14 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
             at_least=0.95 if several else None,
         )
         results.note(f"{name}: fairness", fairness(each), at_least=0.95 if several else None)
-        results.note(f"{name}: p99 of a {CHUNK}-row chunk, s", float(np.quantile(waits, 0.99)))
 
 
-def simulated(results: Results, counts: list[int]) -> None:
+def simulated(results: Results, counts: list[int], seconds: float) -> None:
     """As `scaling`, in virtual time."""
     for workers in counts:
         # Each has some tens of requests in the time that is looked at.
-        warm = 30.0 + workers / 20
-        until = warm + 30.0 + workers / 5
+        warm = seconds + workers / 20
+        until = warm + seconds + workers / 5
         simulation = Simulation([Accelerator()], Work())
         simulation.join(workers, within_s=1.0)
         simulation.run(until)
@@ -168,60 +165,36 @@ def simulated(results: Results, counts: list[int]) -> None:
         rate = simulation.throughput(since=warm)
         results.note(f"{name}: rows/s over the saturated server's", rate, at_least=0.95)
         results.note(f"{name}: fairness", fairness(simulation.rows(since=warm)), at_least=0.95)
-        results.note(f"{name}: requests in flight", simulation.in_flight)
-        waits = [a.at - a.made_at for a in simulation.answered if a.at > warm]
-        results.note(f"{name}: p99 of a request, s", float(np.quantile(waits, 0.99)))
 
 
 def clients(results: Results, counts: list[int], seconds: float) -> None:
     """How many clients a server has before a request takes 10 % longer."""
     # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
     work = Work(rows=1000, cpu_s=0.5, max_suspended_chunks=1)
-    medians, rates = [], []
+    medians = []
     for number in counts:
         simulation = Simulation([Accelerator()], work)
         simulation.join(number, within_s=1.0)
         simulation.run(10.0 + seconds)
         late = [a for a in simulation.answered if a.at > 10.0]
         medians.append(float(np.median([a.at - a.made_at for a in late])))
-        rates.append(simulation.throughput(since=10.0))
     slower = [n for n, m in zip(counts, medians, strict=True) if m > 1.1 * medians[0]]
     fits = max((n for n in counts if not slower or n < slower[0]), default=0)
     results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
-    enough = Accelerator().rows_per_s(work.rows) / (work.rows / work.cpu_s)
-    results.note("the same, over the clients that saturate it", fits / enough)
-    name = "clients, median seconds, share of the saturated server"
-    results.numbers[name] = [counts, medians, rates]
+    results.numbers["clients, median seconds"] = [counts, medians]
 
 
 def measure(results: Results, *, quick: bool) -> None:
     """Measure real workers, and simulated ones."""
     with accelerator.serving() as server:
-        scaling(results, server.url, [2] if quick else [1, 2, 4, 8, 16], 2.0 if quick else 24.0)
+        scaling(results, server.url, [2] if quick else [1, 2, 4, 8, 16], 1.2 if quick else 24.0)
     parts = [1.0] if quick else [0.25, 1.0, 4.0]
     waiting(results, parts, 6 if quick else 32, 0.05 if quick else 0.2)
-    simulated(results, [5] if quick else [1, 5, 16, 100, 1000])
-    counts = [1, 50, 90]
-    if not quick:
-        counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
-    clients(results, counts, 5.0 if quick else 60.0)
-
-
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw how the time of a request depends on the number of clients."""
-    counts, medians, rates = content["clients, median seconds, share of the saturated server"]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(counts, np.array(medians) * 1e3, "o-", color="C0")
-    axes.set(xlabel="clients of one accelerator", ylabel="median time of a request (ms)", ylim=0)
-    other = axes.twinx()
-    other.plot(counts, rates, "s--", color="C1")
-    other.set(ylabel="rows/s over the saturated server's", ylim=(0, 1.05))
-    axes.yaxis.label.set_color("C0")
-    other.yaxis.label.set_color("C1")
-    return figure
+    simulated(results, [5] if quick else [1, 5, 16, 100, 1000], 5.0 if quick else 30.0)
+    counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
+    clients(results, [1, 50] if quick else counts, 5.0 if quick else 60.0)
 
 
 if __name__ == "__main__":
     title = "Cluster: dask workers and a stand-in accelerator in a real Triton"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

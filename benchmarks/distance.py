@@ -33,7 +33,6 @@ import numpy as np
 from accelerator import FIELDS, LENGTH, MODEL, collection
 from harness import Results, finish, parser
 from link import Link
-from matplotlib.figure import Figure
 
 from sonic_coffea.pool import Pool, Settings
 
@@ -119,27 +118,6 @@ def measure(results: Results, chosen: Link, seconds: float) -> None:
     results.numbers.setdefault("part of the link, by the second", {}).update(parts)
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the part of each link that is used, from the first second on."""
-    parts = content["part of the link, by the second"]
-    links: dict[str, dict[str, list[float]]] = {}
-    for name, each in parts.items():
-        described, _, channels = name.partition("; ")
-        links.setdefault(described, {})[channels] = each
-    figure = Figure(figsize=(9, 2.2 * -(-len(links) // 3)), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(-(-len(links) // 3), 3, sharex=True, sharey=True)).flat
-    for axis, (described, ways) in zip(axes, links.items(), strict=False):
-        for channels, each in ways.items():
-            axis.plot(np.arange(len(each)) + 0.5, each, label=channels)
-        axis.set_title(described, fontsize="medium")
-        axis.set_ylim(0, 1.2)
-        axis.axhline(1.0, color="gray", linewidth=0.5)
-    axes[0].legend(frameon=False)
-    figure.supxlabel("s since the first request")
-    figure.supylabel("part of the link")
-    return figure
-
-
 def main() -> None:
     """Run it."""
     options = parser(__doc__ or "")
@@ -155,7 +133,7 @@ def main() -> None:
     results.numbers["congestion control"] = (
         Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     )
-    finish(results, chosen, draw)
+    finish(results, chosen)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ workers than cores.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import accelerator
 import numpy as np
 from accelerator import MODEL, collection
 from harness import Results, run
-from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Settings
@@ -85,18 +83,6 @@ def measure(results: Results, *, quick: bool) -> None:
     results.numbers["workers, measured, planned"] = table
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw what was planned and done."""
-    workers, done, planned = np.array(content["workers, measured, planned"]).T
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(workers, planned / 1e3, "C0-", label="planned")
-    axes.plot(workers, done / 1e3, "C1o", label="measured")
-    axes.set(xlabel="workers of one server", ylabel="thousand rows a second", xlim=0, ylim=0)
-    axes.legend()
-    return figure
-
-
 if __name__ == "__main__":
     title = "Facility: what is planned for 1 to 16 workers, and what they do"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -47,25 +46,19 @@ class Measurement:
 
     Attributes
     ----------
-    median_s, lower_s, upper_s : float
-        Median and quartiles of `repeats` calls.
+    median_s : float
+        Median of `repeats` calls.
     ratio : float
         `median_s` over the median of `against`, measured in the same turns.
-    lower_ratio, upper_ratio : float
-        The ratio between the quartiles of both.
     target : str
         The target; empty if the number is only for information.
     """
 
     name: str
     median_s: float
-    lower_s: float
-    upper_s: float
     repeats: int
     against: str = ""
     ratio: float | None = None
-    lower_ratio: float | None = None
-    upper_ratio: float | None = None
     target: str = ""
     met: bool | None = None
 
@@ -121,12 +114,10 @@ class Results:
         ValueError
             If a result has this name already.
         """
-        lower, median, upper = _quartiles(times[name])
-        result = Measurement(called or name, median, lower, upper, len(times[name]), against)
+        median = statistics.median(times[name])
+        result = Measurement(called or name, median, len(times[name]), against)
         if against:
-            low, middle, high = _quartiles(times[against])
-            result.lower_ratio, result.ratio = lower / high, median / middle
-            result.upper_ratio = upper / low
+            result.ratio = median / statistics.median(times[against])
         if at_most is not None:
             result.target, result.met = f"≤ {at_most:g} x", result.ratio <= at_most
         if at_least is not None:
@@ -276,7 +267,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Return the options that all benchmarks have."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--json", type=Path, help="where the results go as JSON")
-    options.add_argument("--figure", type=Path, help="where the figure goes, PNG or PDF")
     options.add_argument(
         "--quick", action="store_true", help="small and few: shows that it runs, not how fast"
     )
@@ -287,7 +277,6 @@ def run(
     doc: str | None,
     title: str,
     measure: Callable[..., None],
-    draw: Callable[[dict[str, Any]], Figure],
 ) -> None:
     """Run a benchmark as a command.
 
@@ -297,50 +286,21 @@ def run(
         What it says of itself, and the title of its results.
     measure : callable
         Called with the results, and whether it is to be `quick`.
-    draw : callable
-        See `finish`.
     """
     options = parser(doc or "").parse_args()
     results = Results(title)
     measure(results, quick=options.quick)
-    finish(results, options, draw)
+    finish(results, options)
 
 
-def bars(values: Mapping[str, float], label: str, *, limit: float | None = None) -> Figure:
-    """Draw a bar for each number, this package's in another colour, and a line at a limit."""
-    figure = Figure(figsize=(7, 1 + 0.3 * len(values)), layout="constrained")
-    axes = figure.subplots()
-    colors = ["C1" if "sonic" in name else "C0" for name in values]
-    axes.barh(list(values), list(values.values()), color=colors)
-    if limit is not None:
-        axes.axvline(limit, color="gray", linewidth=1)
-    axes.set_xlabel(label)
-    axes.invert_yaxis()
-    return figure
-
-
-def finish(
-    results: Results,
-    options: argparse.Namespace,
-    draw: Callable[[dict[str, Any]], Figure],
-) -> None:
-    """Show the tables, and write the files that the options name.
-
-    Parameters
-    ----------
-    draw : callable
-        Draws the figure from the JSON's content, so that it can be drawn again later.
-    """
-    content = results.to_dict()
-    console = Console(width=120)
-    console.print(*results.tables())
+def finish(results: Results, options: argparse.Namespace) -> None:
+    """Show the tables, and write the file that the options name."""
+    Console(width=120).print(*results.tables())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        content = json.dumps(results.to_dict(), indent=1) + "\n"
+        options.json.write_text(content, encoding="utf-8")
         print(f"results are in {options.json}", file=sys.stderr)
-    if options.figure is not None:
-        options.figure.parent.mkdir(parents=True, exist_ok=True)
-        draw(json.loads(json.dumps(content))).savefig(options.figure, dpi=150)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -355,12 +315,6 @@ def _append(to: list[Any], result: Any) -> None:
     if any(other.name == result.name for other in to):
         raise ValueError(f"there is a result {result.name!r} already")
     to.append(result)
-
-
-def _quartiles(times: list[float]) -> tuple[float, float, float]:
-    median = statistics.median(times)
-    lower, _, upper = statistics.quantiles([*times, median], n=4, method="inclusive")
-    return lower, median, upper
 
 
 def _time(seconds: float) -> str:

@@ -13,7 +13,7 @@ take nearly as long.
 
 Leading objects cannot be packed in 1.5 copies: memory sends whole lines of 16 numbers, so 18 MB are
 read for a tensor of 6.4 MB, and a bare compiled loop over them takes more than two copies. `Tokens`
-and given pairs take 1.3 to 1.6 copies, from one run to another.
+take 1.3 to 1.6 copies, from one run to another.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import numba
 import numpy as np
 from accelerator import FIELDS, LENGTH, collection
 from harness import Results, interleaved, peak_bytes, run
-from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import assemble, bind_inputs
+from sonic_coffea.layouts import ByRow, bind_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,7 +253,7 @@ def returning(results: Results, rows: int, repeats: int) -> None:
     weights = rng.random((rows, LENGTH, 4), np.float32)
 
     def back(output: sonic.Output, answer: np.ndarray) -> ak.Array:
-        assembly = assemble("y", output, inputs)
+        assembly = ByRow("y", output, inputs)
         assembly.place(slice(0, rows), rows, {"y": answer})
         return inputs.rows.unflatten(assembly.content())
 
@@ -270,25 +269,6 @@ def returning(results: Results, rows: int, repeats: int) -> None:
     results.compare(ways, repeats, peer=True, at_most=2)
 
 
-def growth(results: Results, sizes: list[int], repeats: int) -> None:
-    """Measure a row's cost from few rows to very many."""
-    fields, length = FIELDS[:2], 4
-    layout = sonic.Padded(fields, length)
-    medians = {}
-    for rows in sizes:
-        jets = collection(rows, fields=fields, mean=3)
-        name = f"{rows:,} rows of 2 x 4"
-        times = interleaved({name: lambda jets=jets: layout.pack(jets)}, repeats, title=name)
-        medians[rows] = results.add(times, name).median_s
-    # Below some ten thousand rows, a call costs more than its rows.
-    large = [n for n in sizes if n >= 10_000]
-    slope = None
-    if len(large) > 1:
-        slope = float(np.polyfit(np.log(large), np.log([medians[n] for n in large]), 1)[0])
-    results.numbers["seconds by rows"] = medians
-    results.numbers["exponent of the growth"] = slope
-
-
 def measure(results: Results, *, quick: bool) -> None:
     """Measure all of it."""
     sizes, repeats = ([100, 1_000], 3) if quick else ([100, 1_000, 20_000], 25)
@@ -300,33 +280,10 @@ def measure(results: Results, *, quick: bool) -> None:
     composed(results, sizes[-1], repeats)
     small(results, 30 if quick else 1_000)
     returning(results, sizes[-1], repeats)
-    growth(results, [10**n for n in range(3, 6 if quick else 8)], 3 if quick else 5)
-    for name in ("peak memory of Padded, over its result", "exponent of the growth"):
-        if results.numbers[name] is not None:
-            print(f"{name}: {results.numbers[name]:.2f}")
-
-
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the cost of a row against their number, and the ratios to code by hand."""
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    (left, right) = figure.subplots(1, 2)
-    medians = {int(n): t for n, t in content["seconds by rows"].items()}
-    left.loglog(list(medians), [1e9 * t / n for n, t in medians.items()], "o-")
-    left.set_xlabel("rows")
-    left.set_ylabel("ns a row (2 fields, 4 long)")
-    slope = content["exponent of the growth"]
-    if slope is not None:
-        left.set_title(f"time grows as rows to the power of {slope:.2f}", fontsize=10)
-    bars = [m for m in content["measurements"] if m["against"].startswith(HAND)]
-    right.barh([m["name"] for m in bars], [m["ratio"] for m in bars])
-    right.axvline(1, color="k", lw=0.8)
-    right.set_xscale("log")
-    right.set_xlabel("time, over that of numpy and one loop, which checks nothing")
-    right.invert_yaxis()
-    right.tick_params("y", labelsize=7)
-    return figure
+    name = "peak memory of Padded, over its result"
+    print(f"{name}: {results.numbers[name]:.2f}")
 
 
 if __name__ == "__main__":
     title = "Layouts: 10 float32 fields, 64 long, Poisson counts of mean 45"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

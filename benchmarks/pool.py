@@ -32,7 +32,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from accelerator import FIELDS, LENGTH, MODEL, collection
 from coffea.ml_tools import triton_wrapper
-from harness import Results, bars, interleaved, run
+from harness import Results, interleaved, run
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -41,7 +41,6 @@ from sonic_coffea.server import _install as install
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from matplotlib.figure import Figure
 
 ROWS = accelerator.MAX_ROWS
 IN_FLIGHT = (2, 4, 8, 16)
@@ -247,12 +246,6 @@ def measure(results: Results, *, quick: bool) -> None:
         print(f"{name}: {share:.0%} of the saturated server")
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw what part of the saturated server each way gets."""
-    label = "rows a second over those of the saturated server"
-    return bars(content["share of the saturated server"], label, limit=1.0)
-
-
 if __name__ == "__main__":
     title = "Pool: a stand-in accelerator of 2 ms + 5 µs a row, in a real Triton"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

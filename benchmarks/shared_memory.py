@@ -9,7 +9,6 @@ import accelerator
 import awkward as ak
 import numpy as np
 from harness import Results, run
-from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -45,18 +44,6 @@ def measure(results: Results, *, quick: bool) -> None:
     results.numbers["shared memory over messages, by megabytes"] = ratios
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw the ratio by size."""
-    ratios = content["shared memory over messages, by megabytes"]
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([float(size) for size in ratios], list(ratios.values()), "o-")
-    axes.axhline(1.0, color="gray", linewidth=1)
-    axes.set(xscale="log", xlabel="tensors of a request (MB)", ylim=0)
-    axes.set_ylabel("time with shared memory over messages")
-    return figure
-
-
 if __name__ == "__main__":
     title = "Shared memory: a model in a real Triton that only reads its input"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

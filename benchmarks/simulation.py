@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._quotas import Allocator, Grant, ServedModel, Telemetry
+from sonic_coffea.dask._quotas import Allocator, Telemetry
 from sonic_coffea.errors import OverloadError
 from sonic_coffea.pool import ModelKey, Quota, Settings
 from sonic_coffea.pool import _events as e
@@ -189,14 +189,13 @@ class Simulation:
     @property
     def in_flight(self) -> int:
         """Requests in flight."""
-        return sum(len(x.in_flight) for w in self._workers.values() for x in w.core.endpoints)
+        return sum(len(x.attempts) for w in self._workers.values() for x in w.core.endpoints)
 
     @property
     def limits(self) -> list[int]:
         """The workers' own limits, summed over the servers."""
         return [
-            sum(x.in_flight.limits[_MODEL].value for x in w.core.endpoints)
-            for w in self._workers.values()
+            sum(x.limits[_MODEL].value for x in w.core.endpoints) for w in self._workers.values()
         ]
 
     def join(
@@ -292,7 +291,7 @@ class Simulation:
                         attempt.sent_at = self.now  # the event `Sent` would make it slower
                         arrival = partial(self._arrive, worker, attempt)
                         self.at(self.now + self.work.network_s, arrival)
-                    case e.Deliver(answered):
+                    case e.Answered() as answered:
                         self._delivered(worker, answered)
                     case e.Validate(url, key):
                         follow.append(e.Validated(url, key, self._contract))
@@ -378,24 +377,18 @@ class Simulation:
         self.at(self.now + worker.allocator.round_s, partial(self._report, worker))
 
     def _end_round(self, allocator: Allocator) -> None:
-        lease_s = allocator.lease_s
         for url, server in self._servers.items():
             if server.computed:
                 allocator.capacities[url, _MODEL].compute_s = server.compute_s / server.computed
-        for name, grants in allocator.allocate(self.now).items():
-            worker = self._workers.get(int(name))
-            if worker is not None:
-                self._set_quotas(worker, grants, lease_s)
-        self.at(self.now + allocator.round_s, partial(self._end_round, allocator))
-
-    def _set_quotas(
-        self, worker: _Worker, grants: dict[ServedModel, Grant], lease_s: float
-    ) -> None:
-        quotas = {
-            served: Quota(max_in_flight, interval_s, self.now + delay_s, self.now + lease_s)
-            for served, (max_in_flight, interval_s, delay_s) in grants.items()
-        }
-        self._tell(worker, e.QuotasReceived(quotas, lease_s))
+        now, lease_s = self.now, allocator.lease_s
+        for name, grants in allocator.end_round(now).items():
+            quotas = {
+                served: Quota(max_in_flight, interval_s, now + delay_s, now + lease_s)
+                for served, (max_in_flight, interval_s, delay_s) in grants.items()
+            }
+            if (worker := self._workers.get(int(name))) is not None:
+                self._tell(worker, e.QuotasReceived(quotas, lease_s))
+        self.at(now + allocator.round_s, partial(self._end_round, allocator))
 
 
 def fairness(rows: Sequence[float]) -> float:

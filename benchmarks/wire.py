@@ -19,15 +19,12 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import awkward as ak
-import numpy as np
 import onnx
+import onnx.parser
 from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
 from harness import Results, interleaved, run
-from matplotlib.figure import Figure
-from onnx import TensorProto, helper, numpy_helper
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
@@ -39,6 +36,26 @@ BASE = "padded to 64, float32"
 BUCKETS = (16, 32, 48, 64)
 SUM = {"y": ["sum"]}
 FIELDS = list(CONSTITUENT_FEATURES)
+SUM_OF_TWO = """<int64[1] one = {1}, int64[2] both = {1, 2}> {
+    single = Cast<to = 1>(x)
+    s = ReduceSum<keepdims = 0>(single, both)
+    y = Unsqueeze(s, one)
+}"""
+# Running sums, of which the parts are differences, in double precision.
+SUM_OF_PARTS = """<
+    int64 zero = {0}, int64[1] first = {0}, int64[1] one = {1}, int64[1] last = {-1},
+    int64[1] all = {2147483648}, double[1, 1] nothing = {0.0}
+> {
+    wide = Cast<to = 11>(x)
+    each = ReduceSum<keepdims = 1>(wide, one)
+    running = CumSum(each, zero)
+    until = Concat<axis = 0>(nothing, running)
+    at = Gather<axis = 0>(until, splits)
+    ends = Slice(at, one, all)
+    begins = Slice(at, first, last)
+    s = Sub(ends, begins)
+    y = Cast<to = 1>(s)
+}"""
 WAYS = {
     BASE: ("padded", {}),
     "padded to 64, float16": ("half", {}),
@@ -54,53 +71,20 @@ MODELS = {
 }
 
 
-def write(path: Path, inputs: dict[str, tuple[int, list[Any]]], nodes: list[Any]) -> Path:
-    """Save a network that ends in `y`."""
-    numbers = {"one": [1], "both": [1, 2], "zero": 0, "first": [0], "last": [-1], "all": [2**31]}
-    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in numbers.items()]
-    graph = helper.make_graph(
-        nodes,
-        path.stem,
-        [helper.make_tensor_value_info(n, kind, dims) for n, (kind, dims) in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 1])],
-        [*constants, numpy_helper.from_array(np.zeros((1, 1)), "nothing")],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
-    return path
-
-
 def repository(folder: Path) -> Path:
     """Write the same sum for each of the formats."""
-    path, node, wide = folder / "repository", helper.make_node, len(FIELDS)
-    summed = [
-        node("Cast", ["x"], ["single"], to=TensorProto.FLOAT),
-        node("ReduceSum", ["single", "both"], ["s"], keepdims=0),
-        node("Unsqueeze", ["s", "one"], ["y"]),
-    ]
-    for name, kind, length in (
-        ("padded", TensorProto.FLOAT, LENGTH),
-        ("half", TensorProto.FLOAT16, LENGTH),
-        ("bucketed", TensorProto.FLOAT, "L"),
-    ):
-        file = write(folder / f"{name}.onnx", {"x": (kind, ["N", wide, length])}, summed)
-        sonic.build_repository(path, {name: file}, max_batch_size=1024)
-    flat = write(
-        folder / "flat.onnx",
-        {"x": (TensorProto.FLOAT, ["C", wide]), "splits": (TensorProto.INT64, ["S"])},
-        [
-            node("Cast", ["x"], ["double"], to=TensorProto.DOUBLE),
-            node("ReduceSum", ["double", "one"], ["each"], keepdims=1),
-            node("CumSum", ["each", "zero"], ["running"]),
-            node("Concat", ["nothing", "running"], ["until"], axis=0),
-            node("Gather", ["until", "splits"], ["at"], axis=0),
-            node("Slice", ["at", "one", "all"], ["ends"]),
-            node("Slice", ["at", "first", "last"], ["begins"]),
-            node("Sub", ["ends", "begins"], ["s"]),
-            node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
-        ],
-    )
-    sonic.build_repository(path, {"flat": flat}, max_batch_size=0)
+    path, wide = folder / "repository", len(FIELDS)
+    for name, (inputs, nodes) in {
+        "padded": (f"float[N, {wide}, {LENGTH}] x", SUM_OF_TWO),
+        "half": (f"float16[N, {wide}, {LENGTH}] x", SUM_OF_TWO),
+        "bucketed": (f"float[N, {wide}, L] x", SUM_OF_TWO),
+        "flat": (f"float[C, {wide}] x, int64[S] splits", SUM_OF_PARTS),
+    }.items():
+        text = f"{name} ({inputs}) => (float[N, 1] y) {nodes}"
+        network = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+        onnx.save(network, folder / f"{name}.onnx")
+        rows = 0 if name == "flat" else 1024
+        sonic.build_repository(path, {name: folder / f"{name}.onnx"}, max_batch_size=rows)
     return path
 
 
@@ -146,19 +130,6 @@ def measure(results: Results, *, quick: bool) -> None:
     results.numbers["MB for 1,000 jets"] = megabytes
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw bytes and times."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    wire = content["MB for 1,000 jets"]
-    left.barh(list(wire), list(wire.values()))
-    left.set_xlabel("MB for 1,000 jets")
-    right.barh(list(wire), [m["median_s"] * 1e3 for m in content["measurements"]], color="C1")
-    right.set_xlabel("ms for all jets")
-    left.invert_yaxis()
-    return figure
-
-
 if __name__ == "__main__":
     title = "Wire: one sum over constituents in a real Triton, in several formats"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

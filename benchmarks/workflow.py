@@ -23,7 +23,6 @@ import onnxruntime
 from accelerator import compute
 from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
 from harness import Results, run
-from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features
@@ -128,26 +127,6 @@ def measure(results: Results, *, quick: bool) -> None:
             results.note(f"{name}: gain of the whole workflow", gain)
 
 
-def draw(content: dict[str, Any]) -> Figure:
-    """Draw what part of the ideal each way reaches."""
-    table = content["throughput over the ideal, by the tagger's part"]
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(table))
-    for shift, way in enumerate((HERE, BLOCKING, SUSPENDED)):
-        axes.bar(
-            places + 0.27 * (shift - 1), [ratios[way] for ratios in table.values()], 0.25, label=way
-        )
-    axes.axhline(1.0, color="gray", linewidth=1)
-    axes.set_xticks(places, [f"{float(part):.0%}" for part in table])
-    axes.set(
-        xlabel="the tagger's part of a chunk on the worker's core",
-        ylabel="throughput over the ideal",
-    )
-    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
-    return figure
-
-
 if __name__ == "__main__":
     title = "Workflow: a chunk with a jet tagger, on the worker or as a service"
-    run(__doc__, title, measure, draw)
+    run(__doc__, title, measure)

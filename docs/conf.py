@@ -51,10 +51,10 @@ html_theme_options = {
 }
 pygments_dark_style = "github-dark"
 
-# The summaries of `api/` name what is public; a page for each is made of its docstring.
+# The pages in `api/` name what is public; autosummary makes a page of each docstring.
 autosummary_generate = True
 autosummary_context = {
-    # Of classes with members that the package alone calls, or that are inherited: what users call.
+    # The members that users call, of classes that have others, too.
     "shown": {
         **dict.fromkeys(("Row", "Mask", "Bucketed", "Flat", "Dense", "Pairwise"), "pack"),
         **dict.fromkeys(("Padded", "Tokens"), "pack, unpack"),
@@ -87,26 +87,26 @@ numpydoc_xref_aliases = elsewhere.WORDS | {
     "Settings": "sonic_coffea.pool.Settings",
     "Statistics": "sonic_coffea.reporting.Statistics",
 }
-# Words of types that are no names of types, and types without a page.
+# Words in types that are not names of types, and types without a page.
 numpydoc_xref_ignore = {
     *("a", "coffea", "default", "mapping", "matplotlib", "number", "of", "optional", "or"),
     *("output", "path", "path-like", "them", "to"),
     *("hist.Hist", "Part", "Received", "ServerInstall", "Span", "Step"),
 }
-# Other packages' names are known beforehand: a build needs no network.
+# Inventories of other packages are made here, so a build needs no network.
 intersphinx_mapping = elsewhere.inventories(HERE / "_build" / "inventories")
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
-# Notebooks are shown as they were kept: `python docs/notebooks.py` runs them.
+# The site shows notebooks as they are in the repository; `python docs/notebooks.py` runs them.
 nb_execution_mode = "off"
-# What stands in quotes is often a value, which is copied.
+# Quotes often enclose a value that readers copy: leave them straight.
 smartquotes = False
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_selector = ":not(.highlight-output, .highlight-text, .output) > div.highlight > pre"
 
 
 def setup(app: Sphinx) -> None:
-    """Have what a block prints shown as it is."""
+    """Show what a block prints without highlighting."""
     app.add_lexer("output", TextLexer)

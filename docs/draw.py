@@ -1,13 +1,16 @@
 """Draws the pictures of the documentation that are more than boxes and arrows.
 
 ``python docs/draw.py`` writes them to ``docs/pictures``. What they show comes from the package: the
-tensors from its layouts, the curves from its limits in a simulation.
+tensors from its layouts, the curves from its limits in a simulation, the house from its imports.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 import tempfile
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +25,17 @@ from sonic_coffea.demo.features import constituent_features, is_merged_top
 from sonic_coffea.demo.samples import DATA
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "gallery"))
+import antikt
+import sample
+import toys
 from simulation import Accelerator, Simulation, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLDER = Path(__file__).parent / "pictures"
-# Read well on white and on black.
+# Readable on white and on black.
 INK, FAINT = "#7d858f", "#7d858f55"
 COLOURS = ("#2f81d6", "#d9742b", "#3c9d5d")
 STYLE = {
@@ -56,6 +63,7 @@ JETS = ak.Array(
 )
 SCORES = ("0.9", "0.1", "0.7")
 STEP, SMALL = 0.85, 8.5
+LEGEND = {"frameon": False, "labelcolor": INK, "fontsize": SMALL, "borderaxespad": 0}
 
 
 def cells(ax: Any, x: float, y: float, row: Any, colour: str, counts: int | None = None) -> None:
@@ -74,7 +82,7 @@ def cells(ax: Any, x: float, y: float, row: Any, colour: str, counts: int | None
 
 
 def jagged(ax: Any, x: float, of_jet: Any) -> None:
-    """Draw the events with what each of their jets has: a list of numbers, and a word."""
+    """Draw the events: a list of numbers and a word for each jet."""
     y, row = 9.5, 0
     for event, number in enumerate(ak.num(JETS, axis=1)):
         height = 0.95 * max(number, 1)
@@ -96,7 +104,7 @@ def jagged(ax: Any, x: float, of_jet: Any) -> None:
 
 
 def tensors() -> Figure:
-    """Draw what the layouts make of three events, and where the scores go."""
+    """Draw the tensors that layouts make of three events, and where the scores go."""
     rows = ak.flatten(JETS)
     counts = ak.num(rows.pf).to_list()
     figure = Figure(figsize=(7.4, 3.9))
@@ -140,7 +148,7 @@ def tensors() -> Figure:
 
 
 def trips(network_s: float, until: float) -> tuple[Any, Any, Any, Any]:
-    """Return a client's requests in flight over time, and their RTTs, as others come at 3 s."""
+    """Return a client's requests in flight over time, and their RTTs; others come at 3 s."""
     server = Accelerator(launch_s=10e-3, row_s=5e-6)
     run = Simulation(
         [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), schedulers=0
@@ -183,7 +191,7 @@ CPU_S, INFERENCE_S, REST_S = 1.0, 3.0, 0.4
 
 
 def keeping(chunks: int) -> Iterator[tuple[int, str, float, float]]:
-    """Yield what each chunk does from when to when, if it keeps the thread while it waits."""
+    """Yield the steps of chunks that keep the thread while they wait, with start and end."""
     now = 0.0
     for chunk in range(chunks):
         for what, took_s in (("work", CPU_S), ("wait", INFERENCE_S), ("work", REST_S)):
@@ -192,7 +200,7 @@ def keeping(chunks: int) -> Iterator[tuple[int, str, float, float]]:
 
 
 def seceding(chunks: int) -> Iterator[tuple[int, str, float, float]]:
-    """Yield the same if the next chunk starts meanwhile, or goes on if two wait at the servers."""
+    """Yield the steps of chunks that leave the thread while they wait."""
     now, started, waiting = 0.0, 0, []
     while started < chunks or waiting:
         ready = [w for w in waiting if w[0] <= now]
@@ -210,7 +218,7 @@ def seceding(chunks: int) -> Iterator[tuple[int, str, float, float]]:
 
 
 def threads() -> Figure:
-    """Draw what one thread does with four chunks, in both ways."""
+    """Draw four chunks on one thread, with and without suspension."""
     figure = Figure(figsize=(7.4, 3.2))
     axes = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(left=0.1, right=0.98, top=0.92, bottom=0.13, hspace=0.32)
@@ -238,6 +246,7 @@ def threads() -> Figure:
     return figure
 
 
+@cache
 def scored() -> tuple[Any, Any, Any]:
     """Return score, mass and truth of each jet in two files of the sample."""
     NanoAODSchema.warn_missing_crossrefs = False
@@ -257,30 +266,197 @@ def scored() -> tuple[Any, Any, Any]:
     return score, mass, truth.astype(bool)
 
 
+def panel(**settings: Any) -> tuple[Figure, Any]:
+    """Return a figure as wide as half a page, or as a phone."""
+    figure = Figure(figsize=(3.6, 3.1))
+    ax = figure.subplots()
+    figure.subplots_adjust(left=0.16, right=0.96, top=0.97, bottom=0.15)
+    ax.set(yscale="log", **settings)
+    return figure, ax
+
+
 def scores() -> Figure:
-    """Draw what the demo's network says of the sample, and what a cut on it does to the mass."""
-    score, mass, truth = scored()
-    figure = Figure(figsize=(7.4, 3.1))
-    left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.08, right=0.97, top=0.97, bottom=0.15, wspace=0.28)
-    kinds = (("merged top quarks", truth, COLOURS[1]), ("other jets", ~truth, COLOURS[0]))
-    for name, chosen, colour in kinds:
-        line = {"label": name, "color": colour, "lw": 1.6, "histtype": "step"}
-        left.hist(score[chosen], bins=25, range=(0, 1), **line)
-        right.hist(mass[chosen], bins=25, range=(0, 250), **line)
-        passes = chosen & (score > 0.9)
-        filled = {"label": "with a score above 0.9", "color": colour, "alpha": 0.35}
-        right.hist(mass[passes], bins=25, range=(0, 250), **filled)
-    left.set(xlabel="top score", ylabel="jets per 0.04", yscale="log", xlim=(0, 1))
-    right.set(xlabel="soft-drop mass [GeV]", ylabel="jets per 10 GeV", yscale="log")
-    right.set(xlim=(0, 250), ylim=(0.7, 2e5))
-    style = {"frameon": False, "labelcolor": INK, "fontsize": SMALL, "borderaxespad": 0}
-    left.legend(**style, loc="upper center")
-    right.legend(**style, loc="upper right")
+    """Draw the scores of the sample's jets."""
+    score, _, truth = scored()
+    figure, ax = panel(xlabel="top score", ylabel="jets per 0.04", xlim=(0, 1))
+    for name, chosen, colour in kinds(truth):
+        ax.hist(
+            score[chosen], bins=25, range=(0, 1), label=name, color=colour, lw=1.6, histtype="step"
+        )
+    ax.legend(**LEGEND, loc="upper center")
     return figure
 
 
-PICTURES = {"scores": scores, "tensors": tensors, "limits": limits, "threads": threads}
+def masses() -> Figure:
+    """Draw the jets' mass before and after a cut on the score."""
+    score, mass, truth = scored()
+    figure, ax = panel(
+        xlabel="soft-drop mass [GeV]", ylabel="jets per 10 GeV", xlim=(0, 250), ylim=(0.7, 2e5)
+    )
+    for name, chosen, colour in kinds(truth):
+        ax.hist(
+            mass[chosen], bins=25, range=(0, 250), label=name, color=colour, lw=1.6, histtype="step"
+        )
+        passes = chosen & (score > 0.9)
+        filled = {"label": "with a score above 0.9", "color": colour, "alpha": 0.35}
+        ax.hist(mass[passes], bins=25, range=(0, 250), **filled)
+    ax.legend(**LEGEND, loc="upper right")
+    return figure
+
+
+def kinds(truth: Any) -> tuple[tuple[str, Any, str], ...]:
+    """Return name, choice and colour of signal and background."""
+    return (("merged top quarks", truth, COLOURS[1]), ("other jets", ~truth, COLOURS[0]))
+
+
+def small(**settings: Any) -> tuple[Figure, Any]:
+    """Return a figure as wide as a third of a page."""
+    figure = Figure(figsize=(2.35, 2.1))
+    ax = figure.subplots()
+    figure.subplots_adjust(left=0.25, right=0.96, top=0.95, bottom=0.22)
+    ax.set(**settings)
+    return figure, ax
+
+
+def gallery_images() -> Figure:
+    """Draw the mean image of a top quark's jet."""
+    figure, ax = small(xlabel="Δη", ylabel="Δφ")
+    found = sample.jets(2)
+    image = sample.grids(found[found.is_top > 0]).mean(axis=(0, 1))
+    ax.imshow(image.T, extent=(-0.8, 0.8, -0.8, 0.8), origin="lower", cmap="inferno")
+    return figure
+
+
+def gallery_pulses() -> Figure:
+    """Draw the samples of some calorimeter hits."""
+    figure, ax = small(xlabel="sample of 25 ns", ylabel="charge [fC]")
+    for hit, colour in zip(toys.pulses(1, 4)[0][:3], COLOURS, strict=True):
+        ax.step(range(8), [hit[f"s{i}"] for i in range(8)], where="mid", color=colour)
+    return figure
+
+
+def gallery_showers() -> Figure:
+    """Draw the hits of an event's showers."""
+    figure, ax = small(xlabel="x", ylabel="y", xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
+    hits = toys.showers(4, 3)[3]
+    for shower in sorted(set(hits.shower.tolist())):
+        chosen = hits[hits.shower == shower]
+        ax.scatter(chosen.x, chosen.y, s=6 + 6 * chosen.energy, alpha=0.6, lw=0)
+    return figure
+
+
+def gallery_tracks() -> Figure:
+    """Draw hits, and the edges of true tracks."""
+    figure, ax = small(xlabel="x", ylabel="y", aspect="equal")
+    hits = toys.spacepoints(1, 3)[0]
+    x, y = (hits.r * function(hits.phi) for function in (np.cos, np.sin))
+    ax.plot(x, y, ".", ms=2.5, color=INK)
+    for track in range(int(ak.max(hits.track)) + 1):
+        chosen = ak.argsort(hits.r[hits.track == track])
+        ax.plot(x[hits.track == track][chosen], y[hits.track == track][chosen], lw=0.9)
+    return figure
+
+
+def gallery_clusters() -> Figure:
+    """Draw an event's candidates, and the jets clustered from them."""
+    figure, ax = small(xlabel="η", ylabel="φ", xlim=(-3, 3), ylim=(-3.2, 3.2))
+    top, _ = sample.events(2)
+    pt, eta, phi = (ak.to_numpy(top.PFCand[name][0]) for name in ("pt", "eta", "phi"))
+    four = np.stack([pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta), pt * np.cosh(eta)], 1)
+    ax.scatter(eta, phi, s=2 * pt, color=COLOURS[0], alpha=0.6, lw=0)
+    for _, jet_eta, jet_phi, _ in antikt.cluster(four, [0, len(four)])["jets"]:
+        circle = mpl.patches.Circle((jet_eta, jet_phi), 0.8, fc="none", ec=COLOURS[1])
+        ax.add_patch(circle)
+    return figure
+
+
+def gallery_assignment() -> Figure:
+    """Draw an event's jets, and the three that come from a top quark."""
+    figure, ax = small(xlabel="η", ylabel="φ", xlim=(-3, 3), ylim=(-3.4, 3.4))
+    event = toys.tops(3, 2)[0]
+    jets = event.Jet
+    phi = np.arctan2(jets.sin_phi, jets.cos_phi)
+    q1, q2, b = event.true
+    for place, (eta, angle, pt) in enumerate(zip(jets.eta, phi, jets.pt, strict=True)):
+        colour = {q1: COLOURS[1], q2: COLOURS[1], b: COLOURS[2]}.get(place, FAINT)
+        ax.scatter([eta], [angle], s=2 * pt, color=colour, lw=0)
+    return figure
+
+
+def imports() -> dict[str, set[str]]:
+    """Return which folders each folder of the package imports, also in functions and for types."""
+    root = Path(sonic.__file__).parent
+    folders = {path.parent.name for path in root.glob("*/__init__.py")}
+    imported: dict[str, set[str]] = {folder: set() for folder in folders}
+    for folder in folders:
+        for path in (root / folder).rglob("*.py"):
+            names = [
+                node.module
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, ast.ImportFrom) and node.module
+            ]
+            parts = [name.split(".") for name in names if name.startswith("sonic_coffea.")]
+            imported[folder] |= {part[1] for part in parts} & folders - {folder}
+    return imported
+
+
+# Positions of folders from left to right, so that no arrow crosses a name; others in the middle.
+COLUMNS = {
+    "layouts": 1,
+    "reuse": 3,
+    "processor": 2,
+    "scoring": 2,
+    "demo": 7,
+    "dask": 8,
+    "tools": 6.5,
+}
+
+
+def house() -> Figure:
+    """Draw which folder of the package imports which; imports point down."""
+    imported = imports()
+    heights: dict[str, int] = {}
+    below: dict[str, set[str]] = {}
+    for folder in TopologicalSorter(imported).static_order():
+        heights[folder] = max((heights[name] + 1 for name in imported[folder]), default=0)
+        below[folder] = imported[folder].union(*(below[name] for name in imported[folder]))
+    floors = [
+        sorted(f for f in heights if heights[f] == h) for h in range(max(heights.values()) + 1)
+    ]
+    figure = Figure(figsize=(7.4, 0.62 * len(floors)))
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, 9), ylim=(-0.6, len(floors) - 0.4))
+    ax.axis("off")
+    places = {
+        name: (COLUMNS.get(name, 4.5), height)
+        for height, floor in enumerate(floors)
+        for name in floor
+    }
+    for name, (x, y) in places.items():
+        # Leave out arrows that others imply.
+        implied = set().union(*(below[other] for other in imported[name]))
+        for other in sorted(imported[name] - implied):
+            style = {"arrowstyle": "-|>", "color": FAINT, "shrinkA": 11, "shrinkB": 14}
+            ax.annotate("", places[other], (x, y), arrowprops=style)
+        box = {"boxstyle": "round,pad=0.35", "fc": COLOURS[0], "ec": "none"}
+        ax.text(x, y, name, ha="center", va="center", color="white", bbox=box, zorder=3)
+    return figure
+
+
+PICTURES = {
+    "scores": scores,
+    "masses": masses,
+    "tensors": tensors,
+    "limits": limits,
+    "threads": threads,
+    "house": house,
+    "gallery-images": gallery_images,
+    "gallery-pulses": gallery_pulses,
+    "gallery-showers": gallery_showers,
+    "gallery-tracks": gallery_tracks,
+    "gallery-clusters": gallery_clusters,
+    "gallery-assignment": gallery_assignment,
+}
 
 
 def draw(folder: Path = FOLDER) -> None:

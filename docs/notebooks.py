@@ -1,4 +1,4 @@
-"""Runs the notebooks of the examples, and keeps what they show in them.
+"""Run the notebooks of the examples, and keep their outputs in them.
 
 ``python docs/notebooks.py`` runs them all, ``python docs/notebooks.py first_scores`` one of them.
 """
@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from traitlets import Type
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# What is of one machine and one run: its folders, and addresses in memory.
+# What differs between machines and runs: folders, and addresses in memory.
 _OF_THE_MACHINE = (
     (re.compile(r"/[\w./@+-]*/sonic_coffea/demo/data"), "sonic_coffea/demo/data"),
     (re.compile(r"/(?:[\w.@+-]+/)*tmp[\w]{8}\b"), "/tmp/scratch"),  # noqa: S108
@@ -34,7 +34,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class _Channel(AsyncZMQSocketChannel):
-    """Looks for messages every second, too.
+    """Also looks for messages every second.
 
     The descriptors of ZeroMQ's sockets tell of changes only, and a client that misses one waits for
     the message that it has until its deadline.
@@ -55,8 +55,8 @@ class _Client(AsyncKernelClient):
 
 
 def execute(notebook: Any, where: Path) -> None:
-    """Run the cells in `where`; what they show is in the notebook then."""
-    # Ports would be anybody's until the kernel listens at them; and paths of sockets must be short.
+    """Run the cells in `where`, and put their outputs into the notebook."""
+    # Another process could take a port before the kernel listens; paths of sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
         kernel = AsyncKernelManager(
             kernel_name="python3",
@@ -70,7 +70,7 @@ def execute(notebook: Any, where: Path) -> None:
 
 
 def keep(path: Path) -> None:
-    """Run a notebook, and write it with what it shows, but for what is of this machine."""
+    """Run a notebook, and write it with its outputs, without what is particular to this machine."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as where:
         execute(notebook, Path(where))
@@ -89,7 +89,7 @@ def keep(path: Path) -> None:
 
 
 def _passes_by(output: Any) -> bool:
-    """Whether an output is a bar of progress, which only a kernel can show, or a warning."""
+    """Whether an output is a progress bar, which only a kernel can show, or a warning."""
     data = output.get("data", {"text/plain": output.get("name")})
     return _WIDGET in data or data.get("text/plain", "shown") in ("", "stderr")
 

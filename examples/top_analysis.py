@@ -23,7 +23,7 @@ from sonic_coffea.demo.samples import DATA, sample_files
 
 
 class Schema(NanoAODSchema):
-    """NanoAOD, of which a file may hold any part."""
+    """NanoAOD; a file may lack some collections."""
 
     warn_missing_crossrefs = False
 

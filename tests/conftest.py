@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
-from onnx import TensorProto, helper
+from tests.onnx_files import save_onnx
 from tests.scored import Scored
+from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
 from sonic_coffea.server import ensure
@@ -33,12 +33,10 @@ collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
 # Real proxies are started, overloaded and killed there, real batch systems wait for jobs, and whole
 # samples are scored.
-SLOW = {"demo", "facilities", "network"}
+SLOW = {"demo", "examples", "facilities", "network"}
 
 # Where the tests run that a choice by markers leaves out.
 ELSEWHERE = {"server": "make test", "slow": "make test-slow", "benchmark": "make bench-quick"}
-
-STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
 
 for profile, max_examples in {"quick": 40, "long": 2000}.items():
@@ -60,12 +58,19 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need an installed Triton, and those of folders that take minutes."""
+    """Mark the tests that need an installed Triton, and those of folders that take minutes.
+
+    Benchmarks stand between the others, so that no process waits for them in the end.
+    """
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
         if "installation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
+    benchmarks = [item for item in items if item.get_closest_marker("benchmark")]
+    items[:] = [item for item in items if item not in benchmarks]
+    for number, item in enumerate(benchmarks):
+        items.insert(number * len(items) // len(benchmarks), item)
 
 
 def pytest_terminal_summary(
@@ -92,49 +97,26 @@ def servers_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep the tests' records of servers away from those of the user."""
-    folder = tmp_path_factory.mktemp("state")
+def environment_of_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests' records of servers away from those of the user; let servers be patient."""
+    folder = str(tmp_path_factory.mktemp("state"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STATE_VARIABLE, str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def state_of_this_folder(private_state: Path) -> Iterator[None]:
-    """Look servers up where they were recorded, whichever folder's tests ran before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STATE_VARIABLE, str(private_state))
+        for name, value in {"SONIC_COFFEA_STATE_DIR": folder, **PATIENT}.items():
+            patch.setenv(name, value)
         yield
-
-
-def _save(path: Path, nodes: list[Any], inputs: Any, outputs: Any, constants: Any = ()) -> Path:
-    def info(specs: dict[str, list[Any]]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in specs.items()
-        ]
-
-    graph = helper.make_graph(nodes, "g", info(inputs), info(outputs), list(constants))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
 
 
 def save_tagger(path: Path) -> Path:
     """features [N, 2, L] and mask [N, 1, L] to scores [N, 2], and a weight for each [N, L, 2]."""
-    nodes = [
-        helper.make_node("Mul", ["features", "mask"], ["used"]),
-        helper.make_node("ReduceSum", ["used", "axis"], ["sums"], keepdims=0),
-        helper.make_node("Softmax", ["sums"], ["scores"], axis=1),
-        helper.make_node("Transpose", ["used"], ["weights"], perm=[0, 2, 1]),
-    ]
-    return _save(
+    return save_onnx(
         path,
-        nodes,
-        {"features": ["N", 2, "L"], "mask": ["N", 1, "L"]},
-        {"scores": ["N", 2], "weights": ["N", "L", 2]},
-        [helper.make_tensor("axis", TensorProto.INT64, [1], [2])],
+        """(float[N, 2, L] features, float[N, 1, L] mask)
+        => (float[N, 2] scores, float[N, L, 2] weights) <int64[1] axis = {2}> {
+            used = Mul(features, mask)
+            sums = ReduceSum<keepdims = 0>(used, axis)
+            scores = Softmax<axis = 1>(sums)
+            weights = Transpose<perm = [0, 2, 1]>(used)
+        }""",
     )
 
 
@@ -157,14 +139,9 @@ def installation() -> ServerInstall:
 
 
 @pytest.fixture(scope="session")
-def server(
-    repository: Path, installation: ServerInstall, private_state: Path
-) -> Iterator[sonic.LocalServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STATE_VARIABLE, str(private_state))
-        # It may end at once: no test waits for what is in flight as it stops.
-        running = sonic.LocalServer(repository, stop_timeout_s=0.0).start()
-    with running:
+def server(repository: Path, installation: ServerInstall) -> Iterator[sonic.LocalServer]:
+    # It may end at once: no test waits for what is in flight as it stops.
+    with sonic.LocalServer(repository, stop_timeout_s=0.0) as running:
         yield running
 
 

@@ -110,5 +110,7 @@ def test_errors_name_the_extra(package: str, path: str, monkeypatch: pytest.Monk
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf'{package}.*: pip install "sonic-coffea\[score\]"'):
+    with pytest.raises(
+        ConfigError, match=rf'{package}.*; in a clone .*: pip install "\.\[score\]"'
+    ):
         provenance.read(path)

@@ -147,9 +147,7 @@ def test_files_without_a_record_are_errors(scores: Any, tmp_path: Path) -> None:
             provenance.read(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "scores", [np.zeros(3), [0.5], 0.5, None, "scores", {}, {"models": None}, {"other": []}, b""]
-)
+@pytest.mark.parametrize("scores", [np.zeros(3), 0.5, None, "scores", {"models": None}])
 def test_values_without_a_record_are_errors(scores: Any) -> None:
     with pytest.raises(errors.ConfigError, match="array 0 does not say what made it"):
         provenance.of_scores(scores)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The environment of servers whose models' processes may stand still, as on a busy machine. By
+# default, a server ends when one does, and is started again.
+PATIENT = {"SONIC_COFFEA_STALL_S": "30"}
+
 
 def until(
     condition: Callable[[], bool], timeout_s: float = 100.0, what: str = "the condition"

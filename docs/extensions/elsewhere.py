@@ -1,11 +1,11 @@
-"""Names of other packages, linked to their documentation, without asking the network for them."""
+"""Links names of other packages to their documentation, without a network."""
 
 from __future__ import annotations
 
 import zlib
 from pathlib import Path
 
-# Where each package describes a name: "$" is the name. Sphinx itself knows "$" at the end alone.
+# Where each package describes a name: "$" is the name. Sphinx itself knows "$" only at the end.
 _GENERATED = "reference/generated/$.html"
 _PYTHON = {
     "bytes": "stdtypes",

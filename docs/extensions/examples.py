@@ -1,4 +1,4 @@
-"""Makes pages of the examples, and leads links of the pages to them, or to the repository."""
+"""Makes pages of the examples, and points links at them or at the repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = DOCS.parent
 EXAMPLES, PAGES = ROOT / "examples", DOCS / "examples"
 _LINK = re.compile(r"(?<=\]\()(?!https?://|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _SHOWN = {".py": "python", ".yaml": "yaml", ".json": "json", ".conf": "nginx"}
-# Long, and read by programs alone.
+# Long, and read only by programs.
 _FOLDED = {"grafana.json"}
 
 
@@ -30,6 +30,8 @@ def pages() -> dict[Path, Path]:
         page_of[readme] = PAGES / readme.relative_to(EXAMPLES).with_name("index.md")
         for link in _LINK.finditer(readme.read_text(encoding="utf-8")):
             file = (readme.parent / link[1]).resolve()
+            if not file.is_relative_to(EXAMPLES):
+                continue
             page = PAGES / file.relative_to(EXAMPLES)
             if file.suffix == ".ipynb":
                 page_of[file] = page
@@ -73,7 +75,7 @@ def _contents(page: Path) -> str:
 
 
 def _listing(file: Path, page: Path) -> str:
-    """Return a page with a file as it is; what a program says of itself stands above."""
+    """Return a page with the text of a file, below a program's own description."""
     about, lines = "", ""
     if file.suffix == ".py":
         module = ast.parse(file.read_text(encoding="utf-8"))
@@ -90,7 +92,7 @@ def _listing(file: Path, page: Path) -> str:
 
 
 def _led(text: str, file: Path, page: Path) -> str:
-    """Return the text of a file, as a page elsewhere, with its links going where they did."""
+    """Return the text of a file as a page elsewhere, with links to the same targets."""
     known = pages()
 
     def lead(link: re.Match[str]) -> str:
@@ -111,7 +113,7 @@ _HOME = "https://github.com/sonic-coffea/sonic-coffea"
 
 
 def lead_links(app: Sphinx, name: str, source: list[str]) -> None:
-    """Lead a page's links to files of the repository to where the site has them."""
+    """Point a page's links to files of the repository at the site's pages of them."""
     page = Path(app.env.doc2path(name))
     if page.suffix == ".md" and not page.is_relative_to(PAGES):
         source[0] = _led(source[0], page, page)

@@ -1,4 +1,4 @@
-"""Draws the diagrams of the pages while they are built, without a browser."""
+"""Draws mermaid diagrams when the site is built, without a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mermaid(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """Return the picture; in what is not HTML, the text."""
+        """Return the picture, or the text outside of HTML."""
         text = "\n".join(self.content)
         config = {
             "htmlLabels": False,
@@ -42,6 +42,6 @@ class Mermaid(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Have blocks of mermaid drawn."""
+    """Draw blocks of mermaid."""
     app.add_directive("mermaid", Mermaid)
     return {"parallel_read_safe": True}

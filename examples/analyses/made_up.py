@@ -1,4 +1,4 @@
-"""Events and networks that the analyses here are tried with: random, and the same each time."""
+"""Random events and networks for the analyses here, the same each time."""
 
 import contextlib
 import tempfile
@@ -52,7 +52,7 @@ def forest(path, features, *, seed, regression=False):
     x = rng.exponential(50, (500, len(features))).astype("float32")
     target = x[:, 0] / x.mean() if regression else x[:, 0] > x[:, -1]
     kind = xgboost.XGBRegressor if regression else xgboost.XGBClassifier
-    trees = kind(n_estimators=20, max_depth=3).fit(x, target)
+    trees = kind().fit(x, target)
     trees.get_booster().feature_names = list(features)
     trees.save_model(path)
 
@@ -92,7 +92,7 @@ def network(path, inputs, outputs, *, seed):
 
 @contextlib.contextmanager
 def served(make):
-    """Have `make` write the networks into a folder, run them in this process, and yield it."""
+    """Let `make` write the networks into a folder, run them in this process, and yield it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder)
@@ -103,7 +103,7 @@ def served(make):
 
 
 def main(run):
-    """Run an analysis, and print how far it is from the code by hand."""
+    """Run an analysis, and print its largest difference to the code by hand."""
     for name, (ours, direct) in run().items():
         print(
             f"{name}: {len(direct):,} numbers differ by at most {np.abs(ours - direct).max():.1e}"

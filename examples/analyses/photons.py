@@ -1,4 +1,4 @@
-"""Photons: corrections, then an identification; barrel and endcap apart (as in HiggsDNA)."""
+"""Photons: corrections, then an identification, for barrel and endcap (as in HiggsDNA)."""
 
 import awkward as ak
 import made_up

@@ -1,4 +1,4 @@
-"""Top quark pairs: which jet is which quark's, by trees of even and of odd events (AGC)."""
+"""Top quark pairs: trees for even and odd events assign jets to quarks (AGC)."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""No network at all: anti-kt clustering as a service, whose jets come back as a new collection."""
+"""Anti-kt clustering as a service: a function, not a network, returns a collection of jets."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ OUTPUTS = {"jets": ("float32", ["jets", 4]), "jet_splits": ("int64", ["splits"])
 
 
 def run(number=100):
-    """Cluster the candidates of events, there and here."""
+    """Cluster the candidates of events, on the server and in this process."""
     top, _ = events(2)
     cands = top.PFCands if "PFCands" in top.fields else top.PFCand
     pt, eta, phi, mass = (cands[name][:number] for name in ("pt", "eta", "phi", "mass"))
@@ -33,7 +33,7 @@ def run(number=100):
     )
     with serving({model.name: source}, max_batch_size=0, warmup=False):
         jets = compare(model, four, lambda tensors: cluster(**tensors), batch=50)
-    # The other multiplicity, in the structure of the events.
+    # As many jets for each event as the function finds.
     assert len(jets) == len(four)
     leading = ak.firsts(jets.pt[ak.argsort(jets.pt, ascending=False)])
     stored = ak.max(top.FatJet.pt[:number], axis=1)

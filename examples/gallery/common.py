@@ -1,4 +1,4 @@
-"""What the examples share: a Triton, the same without one, and the comparison of both."""
+"""What the examples share: a Triton, the same model in this process, and the comparison."""
 
 import contextlib
 import tempfile
@@ -11,7 +11,7 @@ import onnxruntime
 import rich
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import assemble, bind_inputs
+from sonic_coffea.layouts import ByRow, bind_inputs
 from sonic_coffea.server import ensure
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -19,7 +19,7 @@ NETWORKS = Path(__file__).parent / "networks"
 
 @contextlib.contextmanager
 def serving(models, *, extras=(), **options):
-    """Serve models from a local Triton, and connect to it; a list has the versions of one."""
+    """Serve models from a local Triton, and connect to it; a list has versions of one model."""
     ensure(extras=extras)
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
@@ -33,7 +33,7 @@ def serving(models, *, extras=(), **options):
 
 
 def network(name):
-    """Return a function that runs one of the networks here, on tensors by name."""
+    """Return a function that runs a network in this process, on tensors by name."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(NETWORKS / f"{name}.onnx"), options)
@@ -42,9 +42,9 @@ def network(name):
 
 
 def directly(model, objects, function, batch):
-    """Return the scores of objects by running the model here, request by request."""
+    """Score objects by running the model in this process, request by request."""
     inputs = bind_inputs(model.inputs, objects, one_request_per=model.one_request_per)
-    outputs = {name: assemble(name, spec, inputs) for name, spec in model.outputs.items()}
+    outputs = {name: ByRow(name, spec, inputs) for name, spec in model.outputs.items()}
     for segment in inputs.segments:
         for start in range(segment.start, segment.stop, batch):
             stop = min(start + batch, segment.stop)
@@ -56,7 +56,7 @@ def directly(model, objects, function, batch):
 
 
 def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):
-    """Score objects on the server and here; print rows/s of both; return the server's scores.
+    """Score on the server and in this process; print rows/s of both; return the server's scores.
 
     Raises
     ------

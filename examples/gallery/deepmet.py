@@ -1,4 +1,4 @@
-"""DeepMET, one row an event: numbers of candidates, and categories that the network embeds."""
+"""DeepMET: one row for each event, with numbers and categories of its candidates."""
 
 import awkward as ak
 import numpy as np
@@ -14,7 +14,7 @@ NUMBERS = ["px", "py", sonic.Feature("dz", function="abs", upper=5.0), "puppi"]
 
 
 def indices(name, categories):
-    """Return the indices of an embedding, ``[N, L]``; 0 is what pads."""
+    """Return the indices of an embedding, ``[N, L]``; 0 is padding."""
     feature = sonic.Feature(name, categories=categories)
     return sonic.Padded(feature, LENGTH, dtype="int64", axis_order="L")
 
@@ -45,7 +45,7 @@ def run():
         assert row == (known + [0] * LENGTH)[:LENGTH]
 
     def resolution(weight):
-        """Half the central 68 % of what is off, in GeV."""
+        """Half the width of the central 68 % of the differences, in GeV."""
         off = [-ak.sum(weight * cands[p], axis=1) - true[p] for p in ("px", "py")]
         return float(np.diff(np.quantile(np.concatenate(off), [0.16, 0.84]))[0] / 2)
 

@@ -1,4 +1,4 @@
-"""An ensemble: preparation, network and calibration, chained on the server, called as one model."""
+"""An ensemble: preparation, network and calibration run on the server, called as one model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Trees that see whole events: leading jets side by side, NaN where there is none, k folds."""
+"""Trees for whole events: leading jets side by side, NaN where there is none, k folds."""
 
 import awkward as ak
 import numpy as np
@@ -33,7 +33,7 @@ def objects(number):
 
 
 def by_hand(records):
-    """Return the same tensor, made by awkward and numpy."""
+    """Return the same tensor, made with awkward and numpy."""
 
     def leading(column, number):
         padded = ak.to_numpy(ak.fill_none(ak.pad_none(column, number, clip=True), np.nan))

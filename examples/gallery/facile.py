@@ -11,7 +11,7 @@ FIELDS = ["ieta", "depth", "gain", *(f"s{i}" for i in range(8))]
 
 
 def run(events=400):
-    """Regress the energies of hits, and compare with a sum of samples."""
+    """Regress the energies of hits, and compare them with sums of samples."""
     hits = pulses(events, 2)
     model = sonic.Model("facile", {"hits": sonic.Row(FIELDS)}, {"energy": None})
     batches = {"preferred_batch_size": [16000]}

@@ -1,4 +1,4 @@
-"""A server that is not a Triton: a network in fixed point, as an FPGA computes it.
+"""A server that is not a Triton: a network in fixed point, as on an FPGA.
 
 The arithmetic is that of hls4ml's ap_fixed<16, 6>: whole numbers, ten bits behind the point. It is
 served by a minimal KServe-v2 server, without any of Triton's extensions, to the same client.
@@ -20,12 +20,12 @@ WEIGHTS = (
 
 
 def saturate(x):
-    """Round down to 16 bits, and stop at the ends, as the hardware does."""
+    """Round down to 16 bits, and saturate, as the hardware does."""
     return np.clip(x, -(2**15), 2**15 - 1)
 
 
 def evaluate(inputs):
-    """``N * 4 * float32`` to ``N * 2 * float32``, by whole numbers."""
+    """Compute ``N * 2 * float32`` from ``N * 4 * float32``, in integers."""
     x = saturate(
         np.floor(inputs["features"].astype(np.float64) / 512.0 * 2**POINT).astype(np.int64)
     )
@@ -44,7 +44,7 @@ def run():
         inputs={"features": ("float32", (4,))},
         outputs={"scores": ("float32", (2,))},
         function=evaluate,
-        max_rows=100_000,  # which it cannot say: that is one of Triton's extensions
+        max_rows=100_000,  # only Triton tells its limit
     )
     with (
         FakeServer({"fixed": fpga}, extensions=()) as server,

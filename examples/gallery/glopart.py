@@ -1,4 +1,4 @@
-"""Global ParT for AK8 jets: four groups with lengths of their own, by weaver's file as it is."""
+"""Global ParT for AK8 jets: four groups with their own lengths, from weaver's file."""
 
 import awkward as ak
 import numpy as np
@@ -10,7 +10,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES
 
 VECTORS = ["part_px", "part_py", "part_pz", "part_energy"]
-# The fewest and the most of each group, and its variables.
+# The smallest and largest length of each group, and its variables.
 PARTS = {
     "cpf": ((12, 90), [*CONSTITUENT_FEATURES], VECTORS),
     "npf": ((8, 60), [*CONSTITUENT_FEATURES[:7]], VECTORS),
@@ -40,9 +40,6 @@ def preprocessing():
 # Each group's variables are in a collection of the jet.
 PREFIX = {kind: f"{kind}." for kind in PARTS}
 MODEL = sonic.Model.from_weaver("glopart", preprocessing(), prefix=PREFIX)
-# For fitted.py, which writes the network.
-GROUPS = [(f"{kind}_features", f"{kind}_vectors", f"{kind}_mask") for kind in PARTS]
-NUMBERS = "jet_features"
 
 
 def objects(number):
@@ -54,13 +51,6 @@ def objects(number):
     columns |= {"log_pt": np.log(records.pt / 500), "log_mass": np.log1p(records.mass / 100)}
     columns |= {name: records[name] for name in ("eta", "mass", "msoftdrop", "is_top")}
     return ak.zip(columns, depth_limit=1)
-
-
-def training():
-    """Return what the network is fitted to: classes, and the mass over that of the jet."""
-    records = objects(1)
-    ratio = ak.to_numpy(records.msoftdrop / records.mass)
-    return records, ak.to_numpy(records.is_top).astype(int), [np.clip(ratio, 0, 2)]
 
 
 def run(folder=None):

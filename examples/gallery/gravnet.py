@@ -1,4 +1,4 @@
-"""GravNet and object condensation: all hits of an event, without padding, a cluster for each."""
+"""GravNet and object condensation: all hits of an event, without padding."""
 
 import awkward as ak
 import numpy as np
@@ -9,7 +9,7 @@ import sonic_coffea as sonic
 
 
 def clusters(beta, place, threshold=0.3, reach=0.5):
-    """Return the cluster of each hit: those with the largest beta collect what lies near them."""
+    """Return the cluster of each hit: hits with the largest beta collect those near them."""
     assigned = np.full(len(beta), -1)
     for centre in np.argsort(-beta):
         if beta[centre] < threshold:
@@ -33,7 +33,7 @@ def run(events=150):
     )
     with (
         serving({model.name: NETWORKS / "gravnet.onnx"}, max_batch_size=0) as pool,
-        # A few events in a request: what is put together does not change an answer.
+        # A few events in a request: the other events do not change a score.
         sonic.connect(pool.settings.servers, max_request_bytes=20_000),
     ):
         scores = compare(model, hits, network("gravnet"), batch=8, rtol=1e-3, atol=1e-4)

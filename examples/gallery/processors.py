@@ -18,7 +18,7 @@ MODELS = {"top": sonic.Model.from_weaver("toptagger", DATA / "toptagger.preproce
 
 
 class Tops(sonic.SonicProcessor):
-    """What all three send."""
+    """The part that all three share: what they send."""
 
     models = MODELS
 
@@ -27,7 +27,7 @@ class Tops(sonic.SonicProcessor):
 
 
 class Producer(Tops, processor.ProcessorABC):
-    """Writes jets with their scores, and what made them, to a file for each chunk."""
+    """Writes jets with their scores and provenance, to a file for each chunk."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -43,7 +43,7 @@ class Producer(Tops, processor.ProcessorABC):
 
 
 class Filter(Tops, sonic.SonicFilter, processor.ProcessorABC):
-    """Counts in events with a top quark; of the others, nothing more is read."""
+    """Counts in events with a top quark, and reads nothing more of the others."""
 
     def decide(self, events, scores):
         return ak.any(scores["top"].Top > 0.9, axis=1)

@@ -14,7 +14,7 @@ GRID = 16
 
 
 def events(number):
-    """Return the events of the files with a number: 1 to train on, 2 to look at."""
+    """Return the events of the files with this number: 1 for training, 2 for testing."""
     names = [DATA / f"{process}_{number}.root" for process in ("TTbar", "QCD")]
     return [NanoEventsFactory.from_root({str(n): "Events"}, mode="eager").events() for n in names]
 
@@ -50,7 +50,7 @@ def _fill(images, starts, stops, deta, dphi, pt, kind):
 
 
 def grids(jets):
-    """``jets * 3 * 16 * 16``: what charged, neutral and electromagnetic constituents bring."""
+    """``jets * 3 * 16 * 16``: sums over charged, neutral and electromagnetic constituents."""
     parts = jets.parts
     kind = ak.where(parts.part_isPhoton > 0, 2, ak.where(parts.part_isNeutralHadron > 0, 1, 0))
     offsets = np.r_[0, np.cumsum(ak.num(parts.pt))]

@@ -1,4 +1,4 @@
-"""SPANet: jets are assigned to a top; jets, lepton, missing energy and event are tokens apart."""
+"""SPANet assigns jets to a top quark, from jets, lepton, missing energy and event."""
 
 import awkward as ak
 import numpy as np
@@ -11,7 +11,7 @@ JET = ["mass", "pt", "eta", "sin_phi", "cos_phi", "btag", "tagged"]
 
 
 def single(collection, names):
-    """Return the layouts of a record as a sequence of one, ``[N, 1, F]``, and of its mask."""
+    """Return the layouts of a sequence of length 1, ``[N, 1, F]``, and of its mask."""
     fields = [f"{collection}.{name}" for name in names]
     mask = sonic.Mask(beside=f"{collection}_data", axis_order="L", dtype="bool")
     return {
@@ -30,7 +30,7 @@ MODEL = sonic.Model(
         **single("Event", ["ht"]),
     },
     {
-        # [N, J, J, J]: the most probable triplet, as places in each event's own list of jets.
+        # [N, J, J, J]: the most probable triplet, as indices in each event's list of jets.
         "t1_assignment_log_probability": sonic.Output(
             ["q1", "q2", "b"], per="constituent", axes=3, choose="argmax", of="Jet_data"
         ),
@@ -40,7 +40,7 @@ MODEL = sonic.Model(
 
 
 def run():
-    """Assign the jets of tops, and compare with what they come from."""
+    """Assign jets to top quarks, and compare with the truth."""
     events = tops(1000, 3)
     with serving({"spanet": NETWORKS / "spanet.onnx"}, max_batch_size=64):
         scores = compare(MODEL, events, network("spanet"), batch=64, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""The steps of the ensemble that are no networks."""
+"""The steps of the ensemble that are Python functions."""
 
 import numpy as np
 
@@ -9,6 +9,6 @@ def prepare(image):
 
 
 def calibrate(scores, temperature=1.5):
-    """Soften scores that are too sure of themselves."""
+    """Calibrate scores that are overconfident."""
     soft = np.power(np.maximum(scores, 1e-7), 1.0 / temperature)
     return {"calibrated": (soft / soft.sum(axis=1, keepdims=True)).astype(np.float32)}

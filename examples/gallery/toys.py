@@ -1,9 +1,9 @@
-"""Simulated data for what the sample's jets do not have: pulses, hits, missing energy."""
+"""Simulated data that the sample lacks: pulses, hits, missing energy."""
 
 import awkward as ak
 import numpy as np
 
-# Calorimeter pulses: how much of a deposit each of eight samples of 25 ns sees.
+# Calorimeter pulses: the fraction of a deposit in each of eight samples of 25 ns.
 PULSE = np.array([0.0, 0.02, 0.10, 0.45, 0.27, 0.10, 0.04, 0.02])
 
 
@@ -133,7 +133,7 @@ def tops(events, seed):
 
 
 def _decay(parent, mass, other, rng):
-    """Return the four-vectors (E, p) of two bodies of some masses, isotropic at rest."""
+    """Return the four-vectors (E, p) of an isotropic two-body decay, at rest."""
     m2 = parent[0] ** 2 - parent[1:] @ parent[1:]
     k2 = (m2 - (mass + other) ** 2) * (m2 - (mass - other) ** 2) / (4 * m2)
     n = rng.normal(size=3)

@@ -1,4 +1,4 @@
-"""ExaTrkX: a graph of each event, in a request of its own; edges are inputs, and are scored."""
+"""ExaTrkX: one graph and one request for each event; the network scores edges."""
 
 import awkward as ak
 import numpy as np
@@ -11,7 +11,7 @@ MODEL = sonic.Model(
     "tracking",
     {
         "x": sonic.Flat(["r", "phi", "z"], splits=None),
-        # Numbers of hits within the event, as PyTorch Geometric has them: [2, E].
+        # Indices of hits within the event, as in PyTorch Geometric: [2, E].
         "edge_index": sonic.Flat(["source", "target"], None, dtype="int64", axis_order="FL"),
     },
     {"edge_score": sonic.Output(per="constituent", of="edge_index")},
@@ -20,7 +20,7 @@ MODEL = sonic.Model(
 
 
 def graphs(hits):
-    """Return ``events * edges * {source, target, true}``: pairs of hits of layers side by side."""
+    """Return ``events * edges * {source, target, true}``: pairs of hits in neighbouring layers."""
     number = ak.local_index(hits.r)
     pairs = ak.cartesian({"a": hits, "b": hits})
     ends = ak.cartesian({"source": number, "target": number})
@@ -34,7 +34,7 @@ def run():
     hits = spacepoints(100, 3)
     edges = graphs(hits)
     with serving({"tracking": NETWORKS / "tracking.onnx"}, max_batch_size=0):
-        # One graph at a time: two in a request would share the numbers of their hits.
+        # One graph at a time: two in a request would share the indices of their hits.
         score = compare(MODEL, {"x": hits, "edge_index": edges}, network("tracking"), batch=1)
     kept, true = (ak.to_numpy(ak.flatten(values)) for values in (score > 0.4, edges.true))
     return {

@@ -8,19 +8,19 @@ from sample import auc
 
 import sonic_coffea as sonic
 
-# Charged candidates, lost tracks, neutral candidates and vertices: how many are kept, and how many
-# numbers each has.
+# Charged candidates, lost tracks, neutral candidates and vertices: the padded length, and the
+# number of features.
 KINDS = {"cpf": (29, 25), "lt": (5, 18), "npf": (25, 8), "sv": (5, 14)}
 VECTORS = ["px", "py", "pz", "energy"]
 
 
 def fields(kind, names):
-    """Return where the fields of a kind are in the jets."""
+    """Return the paths of the fields of a kind in the jets."""
     return [f"{kind}.{name}" for name in names]
 
 
-# input_1 to input_4 are the features, input_5 to input_8 the four-vectors: [N, L, F]. Of padding,
-# all numbers are 0: the network tells it by the four-vectors.
+# input_1 to input_4 are the features, input_5 to input_8 the four-vectors: [N, L, F]. The network
+# knows padding by its four-vector, which is 0.
 FEATURES = {
     f"input_{k}": sonic.Padded(
         fields(kind, [f"f{i}" for i in range(width)]), length, axis_order="LF"
@@ -33,10 +33,6 @@ FOUR_VECTORS = {
 }
 MODEL = sonic.Model("upart", {**FEATURES, **FOUR_VECTORS}, {"softmax": ["light", "b"]})
 
-# For fitted.py, which writes the network: its groups of inputs, and no numbers of the jet.
-GROUPS = [(f"input_{k}", f"input_{k + 4}", None) for k in range(1, 5)]
-NUMBERS = None
-
 
 def jets(number, seed):
     """``jets * {is_b, cpf, lt, npf, sv: constituents * {f0, ..., px, py, pz, energy}}``."""
@@ -48,12 +44,6 @@ def jets(number, seed):
         for kind, (_, width) in KINDS.items()
     }
     return ak.zip({"is_b": is_b, **kinds}, depth_limit=1)
-
-
-def training():
-    """Return what the network is fitted to."""
-    train_jets = jets(4000, 1)
-    return train_jets, ak.to_numpy(train_jets.is_b).astype(int)
 
 
 def run(folder=None):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Pool, Settings, install
-from sonic_coffea.transport import check_protobuf
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -55,11 +54,10 @@ def connect(
     Raises
     ------
     ConfigError
-        If a URL or an option cannot be used, no server is named at all, or protobuf is too old.
+        If a URL or an option cannot be used, or no server is named at all.
     """
-    check_protobuf()
     if servers is not None and profile is not None:
-        raise ConfigError("a profile names the servers; leave out one of the two")
+        raise ConfigError("expected servers or a profile, got both")
     if servers is None:
         settings = Settings.from_config(profile)
         if settings is None:

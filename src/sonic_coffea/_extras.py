@@ -21,5 +21,5 @@ def needed(extra: str, purpose: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f'{purpose} needs {error.name}: pip install "sonic-coffea[{extra}]"'
+            f'{purpose} needs {error.name}; in a clone of sonic-coffea: pip install ".[{extra}]"'
         ) from None

@@ -10,30 +10,32 @@
     ├── ServerError
     │   ├── ServerStartError   a local server did not start
     │   ├── ServerLostError    no connection to the server, or the connection broke
-    │   ├── OverloadError      the server refused for lack of capacity
-    │   │   └── RouteTimeoutError      a proxy cut the request, as its route's timeout passed
+    │   ├── OverloadError      the server is full
+    │   │   └── RouteTimeoutError      a proxy's time limit passed
     │   ├── AccessError        the server wants another token or certificate
-    │   │   └── TokenExpiredError      the token is no longer valid; a new one may be there soon
+    │   │   └── TokenExpiredError      the token has expired
     │   ├── ModelNotFoundError the server does not have the model, or the version
-    │   │   └── ModelNotReadyError     the server knows the model, and cannot serve it now
-    │   ├── RequestError       the server rejected the request itself
+    │   │   └── ModelNotReadyError     the server is loading or unloading the model
+    │   ├── RequestError       the server rejected the request
     │   │   ├── RequestTooLargeError   the request is larger than the server, or a proxy, takes
     │   │   └── InferenceError         the model, or the server, failed on the request
-    │   └── ResponseError      the response does not fit the contract
+    │   └── ResponseError      the response does not fit the model
     ├── DeadlineError          a deadline passed
     └── CancelledError         the call was cancelled
 
 No error is an :class:`OSError`, and none is raised from an `OSError`: coffea's ``skipbadfiles``
-would take it for a broken file, and drop the chunk silently. All errors keep their attributes when
-they are pickled, because they cross processes.
+would take it for a broken file, and drop the chunk. All errors keep their attributes when they are
+pickled, because they cross processes.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, TypeVar
 
 __all__ = [
     "AccessError",
@@ -61,6 +63,10 @@ __all__ = [
 ]
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(eq=False, repr=False)
 class SonicError(Exception):
     """Base of all errors of this package.
 
@@ -76,56 +82,45 @@ class SonicError(Exception):
         First row and one past the last row of the request.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        server: str | None = None,
-        model: str | None = None,
-        version: str | None = None,
-        request: str | None = None,
-        events: tuple[int, int] | None = None,
-        rows: tuple[int, int] | None = None,
-    ) -> None:
-        self.message = printable(message, lines=True)
-        self.server = server
-        self.model = model
-        self.version = version
-        self.request = request
-        self.events = events
-        self.rows = rows
-        super().__init__(self._text())
+    message: str
+    _: KW_ONLY
+    server: str | None = None
+    model: str | None = None
+    version: str | None = None
+    request: str | None = None
+    events: tuple[int, int] | None = None
+    rows: tuple[int, int] | None = None
 
-    def _context(self) -> dict[str, Any]:
-        names = ("server", "model", "version", "request", "events", "rows")
-        return {name: getattr(self, name) for name in names}
-
-    def _text(self) -> str:
+    def __post_init__(self) -> None:
+        self.message = printable(self.message, lines=True)
         where = []
-        for name, value in self._context().items():
-            if value is None:
-                continue
+        for name, value in self._context.items():
             shown = f"{value[0]}..{value[1] - 1}" if isinstance(value, tuple) else value
             where.append(f"{name} {shown}")
         # A message of several lines is a table; the context stands below.
         between = "\n" if "\n" in self.message else " "
-        return f"{self.message}{between}[{printable(', '.join(where))}]" if where else self.message
+        context = f"{between}[{printable(', '.join(where))}]" if where else ""
+        super().__init__(f"{self.message}{context}")
+
+    @property
+    def _context(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        return {name: value for name, value in values.items() if value is not None}
 
     def at(self, **context: Any) -> SonicError:
-        """Return the same error with the rest of its context filled in."""
-        known = {k: v for k, v in self._context().items() if v is not None}
-        return type(self)(self.message, **{**context, **known})
+        """Return the same error with more context; context that it has stays."""
+        return type(self)(self.message, **{**context, **self._context})
 
     def because(self, remark: str) -> SonicError:
         """Return the same error with a remark."""
-        return type(self)(f"{self.message} ({remark})", **self._context())
+        return type(self)(f"{self.message} ({remark})", **self._context)
 
     def within(self, place: str) -> SonicError:
         """Return the same error, whose message begins with the place."""
-        return type(self)(f"{place}: {self.message}", **self._context())
+        return type(self)(f"{place}: {self.message}", **self._context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._context()), (self.message,), self.__dict__
+        return partial(type(self), **self._context), (self.message,), self.__dict__
 
 
 class ConfigError(SonicError):
@@ -145,7 +140,7 @@ class ContractError(SonicError):
 
 
 class ServerError(SonicError):
-    """Something about a server."""
+    """A server failed, or could not be reached; catch it for any error of a server."""
 
 
 class ServerStartError(ServerError):
@@ -158,11 +153,11 @@ class ServerLostError(ServerError):
     Attributes
     ----------
     undelivered : bool
-        Whether no server can have got the request.
+        Whether the request certainly reached no server.
     unreached : bool
-        Whether nothing is at the address: nothing listens, or no such host or socket is known.
+        Whether nothing is at the address: nothing listens, or the host or socket does not exist.
     gone : bool
-        Whether it cannot come back at this address, as a local server that was stopped.
+        Whether the server cannot come back at this address, as a local server after its stop.
     """
 
     undelivered: bool = False
@@ -171,19 +166,19 @@ class ServerLostError(ServerError):
 
 
 class OverloadError(ServerError):
-    """The server refused for lack of capacity.
+    """The server is full, and refused the request.
 
     Attributes
     ----------
     retry_after_s : float or None
-        Time after which the server wants the next request, if it says so.
+        How long the server asks to wait; None if it does not say.
     """
 
     retry_after_s: float | None = None
 
 
 class RouteTimeoutError(OverloadError):
-    """A proxy cut the request, because its route's timeout passed."""
+    """A proxy cut the request, because its time limit passed."""
 
 
 class AccessError(ServerError):
@@ -191,7 +186,7 @@ class AccessError(ServerError):
 
 
 class TokenExpiredError(AccessError):
-    """The token is no longer valid; its file or function may have a new one soon."""
+    """The token has expired; its file or function may have a new one soon."""
 
 
 class ModelNotFoundError(ServerError):
@@ -199,15 +194,15 @@ class ModelNotFoundError(ServerError):
 
 
 class ModelNotReadyError(ModelNotFoundError):
-    """The server knows the model, but cannot serve it now, because it loads or unloads it."""
+    """The server has the model, but is loading or unloading it."""
 
 
 class RequestError(ServerError):
-    """The server rejected the request itself, or the model failed on it."""
+    """The server rejected the request, or the model failed on it."""
 
 
 class RequestTooLargeError(RequestError):
-    """The request is larger than the server, its accelerator or a proxy takes."""
+    """The request is too large for the server, its accelerator or a proxy."""
 
 
 class InferenceError(RequestError):
@@ -215,7 +210,7 @@ class InferenceError(RequestError):
 
 
 class ResponseError(ServerError):
-    """The server's response does not fit the contract of its model."""
+    """The server's response does not fit its description of the model."""
 
 
 class DeadlineError(SonicError):
@@ -227,9 +222,9 @@ class CancelledError(SonicError):
 
 
 def find(error: BaseException) -> SonicError | None:
-    """Return the `SonicError` behind an exception that coffea or dask has wrapped, if there is one.
+    """Return the `SonicError` behind an exception that coffea or dask has wrapped, or None.
 
-    coffea's runner re-raises errors of a processor as a plain `Exception`, whose cause this is.
+    coffea's runner raises a plain `Exception` from the error of a processor.
     """
     seen: set[int] = set()
     current: BaseException | None = error
@@ -241,11 +236,35 @@ def find(error: BaseException) -> SonicError | None:
     return None
 
 
+def brief(function: Function) -> Function:
+    """Leave this package's frames out of the traceback of its errors: users look for theirs."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except SonicError as error:
+            __tracebackhide__ = True  # of IPython and pytest
+            raise error.with_traceback(_of_others(error.__traceback__))  # noqa: B904  the same
+
+    return call  # type: ignore[return-value]
+
+
+def _of_others(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    frame, below = traceback.tb_frame, _of_others(traceback.tb_next)
+    module = str(frame.f_globals.get("__name__"))
+    if module == "contextlib" or module.startswith("sonic_coffea."):
+        return below
+    return TracebackType(below, frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Return text whose control characters are written out, as ``\x1b``.
 
-    Names and messages of others may clear a terminal, forge a line of a log, or reverse the order
-    of letters. With `lines`, ends of lines and tabs stay.
+    Names and messages of servers may clear a terminal, forge a line of a log, or reverse the order
+    of letters. With `lines`, line ends and tabs stay.
     """
     if text.isprintable():
         return text
@@ -255,13 +274,12 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a phrase that offers the names closest to `name`, or lists all names."""
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """Return a phrase with the names closest to `name`, or with all names."""
     names = [str(k) for k in known]
     lowered = {n.lower(): n for n in names}
-    close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
-    if close:
-        return "did you mean " + " or ".join(repr(c) for c in close) + "?"
+    if close := difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(repr(lowered[match]) for match in close)}?"
     if not names:
         return "there are none"
     shown = ", ".join(sorted(names)[:12]) + (", …" if len(names) > 12 else "")

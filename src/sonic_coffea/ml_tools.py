@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import awkward as ak
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import ml_dtypes  # noqa: F401  adds bfloat16 to numpy
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,8 +86,6 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {model_url!r}")
         if batch_size == 0:
             raise ConfigError("batch_size: expected at least 1, or -1 for the server's own, got 0")
-        self.protocol = "grpc"
-        self.address = address.target
         self.model = address.model
         self.version = address.version
         self._url = address.url
@@ -157,16 +155,6 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         return shared(Settings.make(self._url, **options), self.pool_of_pickle)
 
     @property
-    def model_inputs(self) -> dict[str, dict[str, Any]]:
-        """Shape and KServe's datatype of each input, by the server's contract."""
-        return _described(self._contract().inputs)
-
-    @property
-    def model_outputs(self) -> dict[str, dict[str, Any]]:
-        """Shape and KServe's datatype of each output, by the server's contract."""
-        return _described(self._contract().outputs)
-
-    @property
     def batch_size(self) -> int:
         """Rows of a full request, unless its bytes are the limit."""
         contract = self._contract()
@@ -234,13 +222,9 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         pool, contract = self.pool, self._contract()
         inputs = _Tensors(contract, input_dict)
         if not len(inputs):
-            nothing = {
-                s.name: np.empty((0, *(max(n, 0) for n in s.shape)), DATATYPES[s.datatype])
-                for s in contract.outputs
-            }
-            unknown = np.empty(0, np.float32)
-            return {name: nothing.get(name, unknown) for name in output_list}
-        outputs = {name: ByRow(name, Output(), len(inputs)) for name in output_list}
+            specs = {spec.name: spec for spec in contract.outputs}
+            return {name: _nothing(specs.get(name)) for name in output_list}
+        outputs = {name: ByRow(name, Output(), rows=len(inputs)) for name in output_list}
         call = Call(contract, inputs, outputs, list(outputs), version=self.version)
         pool.submit(call)
         call.wait(None)
@@ -311,8 +295,7 @@ class _Tensors:
     def __len__(self) -> int:
         return len(next(iter(self._tensors.values())))
 
-    def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, Tensor]:
-        del lend  # the rows lie in memory already
+    def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         rows = slice(start, stop)
         return {n: t[rows].astype(self._types[n], copy=False) for n, t in self._tensors.items()}
 
@@ -342,8 +325,11 @@ def _check_usable(name: str, tensor: Tensor) -> None:
         raise InputError(f"input {name!r} is {tensor.dtype}; expected numbers of a KServe type")
 
 
-def _described(specs: Sequence[TensorSpec]) -> dict[str, dict[str, Any]]:
-    return {s.name: {"shape": (-1, *s.shape), "datatype": s.datatype} for s in specs}
+def _nothing(spec: TensorSpec | None) -> Tensor:
+    """Return an output of no rows."""
+    if spec is None:  # the server does not list it
+        return np.empty(0, np.float32)
+    return np.empty((0, *(max(n, 0) for n in spec.shape)), DATATYPES[spec.datatype])
 
 
 def _with_lists(score: Tensor, spec: TensorSpec) -> ak.Array:

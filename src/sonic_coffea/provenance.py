@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,19 @@ import awkward as ak
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError
 
-__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions", "write_parquet"]
+__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
 
 KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
-def attributes(
-    record: Mapping[str, Any], models: Sequence[Mapping[str, Any]] | None = None
-) -> dict[str, Any]:
+def attributes(record: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attributes of scores: their provenance as ``sonic``, and each model's by its hash.
 
-    Without `models`, it is the provenance of one model.
+    When arrays are combined, awkward keeps all keys, and of equal keys the first value.
     """
-    # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
     each = {}
-    for model in [record] if models is None else models:
+    for model in models:
         digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
         each[f"{KEY}:{digest[:16]}"] = model
     return {KEY: record, **each}
@@ -60,7 +57,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     -------
     dict
         ``models``: for each, its name, version, digest, servers and hash of the declaration;
-        ``packages``: their versions. A digest is None if nobody knows it: the servers tell none,
+        ``packages``: their versions. A digest is None if it is not known: the servers name none,
         or it may have changed while rows were scored.
 
     Raises
@@ -77,8 +74,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(records, list):
             raise ConfigError(
                 f"array {number} does not say what made it; pass the scores as a model "
-                "returned them, as fields that are set in another array, and NumPy arrays, "
-                "forget it"
+                "returned them: fields that are set in another array and NumPy arrays lose it"
             )
         for record in records:
             if record not in models:
@@ -100,22 +96,23 @@ def to_parquet(
     *scores : ak.Array or mapping
         Scores in the array, as in `of_scores`.
     """
-    write_parquet(array, path, of_scores(*scores))
-
-
-def write_parquet(array: ak.Array, path: str | os.PathLike[str], record: dict[str, Any]) -> None:
-    """Write an array to a Parquet file, with what made it; after an error, no file."""
     with needed("score", "writing Parquet files"):
         import pyarrow.parquet as pq
 
     table = ak.to_arrow_table(array, extensionarray=False)
-    metadata = {**(table.schema.metadata or {}), KEY.encode(): json.dumps(record).encode()}
-    table = table.replace_schema_metadata(metadata)
-    target = Path(path)
+    record = {KEY: json.dumps(of_scores(*scores))}
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **record})
+    with replacing(Path(path)) as half:
+        pq.write_table(table, half)
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a path for a new file, which replaces the target if it is written without an error."""
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        pq.write_table(table, half)
+        yield half
         half.replace(target)
     finally:
         half.unlink(missing_ok=True)

@@ -16,31 +16,33 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.utils import offload
-from tests.chaos.leaks import Held, children, regions
-from tests.chaos.load import SUMS, Load, difference, expected, jets, score
-from tests.chaos.world import FAULTS, World, is_possible, plan
+from tests.chaos.leaks import Held, children, settled
+from tests.chaos.load import LONGEST_CALL_S, Load, difference, expected, score
+from tests.chaos.world import World, is_possible, plan
+from tests.dask.conftest import local_cluster
+from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
-from sonic_coffea.pool import Pool, Settings, forget
+from sonic_coffea.pool import forget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.chaos.world import Fault
 
 THREADS, WORKERS = 3, 2
-LONGEST_CALL_S = 60.0
+# Of the world: more faults at a time there are not.
+PARTS = 9
 # What a run may add to memory that was warm: arenas, numba, histories.
 MEMORY_BYTES = 150_000_000
-_SETTLES_S = 20.0
 _CONFIG = {
     # Neither tasks nor workers are to blame for workers that are killed on purpose.
     "distributed.scheduler.allowed-failures": 1000,
@@ -52,7 +54,7 @@ def run(load: Load, options: dict[str, Any], seconds: float, folder: Path) -> li
     """Break things for some seconds, while a load runs; return which, and when."""
     timeline: list[str] = []
     expected()
-    with dask.config.set(_CONFIG), World(folder) as world:
+    with dask.config.set(_CONFIG), World.running(folder) as world:
         before = _warm(world)
         with (
             _cluster(folder, WORKERS) as client,
@@ -67,19 +69,19 @@ def run(load: Load, options: dict[str, Any], seconds: float, folder: Path) -> li
                     _break(world, load, timeline, seconds)
                 finally:
                     load.over.set()
-                    while any(not call.done() for call in calls) and not load.problems:
-                        load.check_time()
-                        time.sleep(0.05)
-                    if load.problems:
-                        load.aborted.set()
+                    if wait(calls, timeout=4 * LONGEST_CALL_S).not_done:
+                        load.problems.append("some calls never end")
                         pool.close()
                         client.close()
-            load.retries = pool.statistics.total().retries
+            for call in calls:
+                call.result()
+            load.counts["retries"] = pool.statistics.total().retries
             if not load.problems:
                 _calm(world, load)
         forget()
         if not load.problems:
-            _look_for_leaks(world, before, load)
+            _, leaks = settled(before, within_s=20.0, memory_bytes=MEMORY_BYTES)
+            load.problems += [f"a leak of {leak}" for leak in leaks]
     load.problems += [f"a leak of a process: {child}" for child in children()]
     return timeline
 
@@ -104,41 +106,30 @@ def _warm(world: World) -> Held:
     ):
         world.dask = client
         client.sync(offload, int)  # whose thread lasts
-        _calm(world, Load(0, LONGEST_CALL_S))
+        _calm(world, Load(0))
     forget()
     return Held.now()
 
 
 def _calm(world: World, load: Load) -> None:
     """Score with nothing broken, here and on each worker."""
-    client = world.dask
-    assert client is not None
-    workers = list(world.workers())
+    client, workers = world.dask, list(world.workers())
     tasks = [client.submit(score, load.seed, -n, workers=[w]) for n, w in enumerate(workers)]
     for start, stop, _, scores in [*client.gather(tasks), score(load.seed, -len(tasks))]:
-        load.problems += filter(None, [difference(scores, start, stop)])
+        load.problems += difference(scores, start, stop)
 
 
 @contextlib.contextmanager
 def _cluster(folder: Path, workers: int) -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            local_directory=folder / "dask",
-            # Workers that are killed are meant to be.
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    # Workers that are killed are meant to be.
+    options = {"local_directory": folder / "dask", "silence_logs": logging.CRITICAL}
+    with local_cluster(workers, **options) as cluster, Client(cluster) as client:
         yield client
 
 
 def _break(world: World, load: Load, timeline: list[str], seconds: float) -> None:
     """Make one fault after the other, some at a time; return when all is whole again."""
-    begun, busy, changed = time.monotonic(), set[str](), threading.Condition()
-    over = threading.Event()
+    begun, busy, over = time.monotonic(), set[str](), threading.Event()
 
     def note(text: str) -> None:
         timeline.append(f"{time.monotonic() - begun:8.2f} s  {text}")
@@ -150,54 +141,23 @@ def _break(world: World, load: Load, timeline: list[str], seconds: float) -> Non
                 over.wait(fault.lasts_s)
             note(f"  whole again: {', '.join(fault.parts)}")
         except Exception as error:  # noqa: BLE001  it is the run that is broken then
-            load.problems.append(f"{fault}: {type(error).__name__}: {error}")
-        with changed:
-            busy.difference_update(fault.parts)
-            changed.notify_all()
+            load.failed(fault, error)
+        busy.difference_update(fault.parts)
 
-    def wait(until: float, done: Callable[[], bool]) -> bool:
-        """Wait for what may come; False if the run is over before."""
-        while not done():
-            left_s = min(until, begun + seconds) - time.monotonic()
-            load.check_time()
-            if left_s <= 0 or load.problems:
-                break
-            changed.wait(min(left_s, 0.1))
-        return time.monotonic() < begun + seconds and not load.problems
-
-    parts = len({p for kind in FAULTS.values() for each in kind.choices for p in each})
-    with ThreadPoolExecutor(parts) as threads:
+    due = begun
+    with ThreadPoolExecutor(PARTS) as threads:
         try:
-            with changed:
-                for fault in plan(load.seed):
-                    if not wait(float("inf"), lambda fault=fault: is_possible(fault, busy)):
-                        break
-                    busy.update(fault.parts)
-                    load.faults[fault.kind] += 1
-                    threads.submit(go, fault)
-                    if not wait(time.monotonic() + fault.pause_s, lambda: False):
-                        break
+            for fault in plan(load.seed):
+                while time.monotonic() < due or not is_possible(fault, busy):
+                    if time.monotonic() > begun + seconds or load.problems:
+                        return
+                    time.sleep(0.02)
+                busy.update(fault.parts)
+                load.counts["faults"] += 1
+                threads.submit(go, fault)
+                due = time.monotonic() + fault.pause_s
         finally:
             over.set()
-
-
-def _look_for_leaks(world: World, before: Held, load: Load) -> None:
-    """Wait until nothing is left; say what there still is after some time."""
-    for triton in world.tritons.values():
-        triton.start()  # one whose model stood still has ended by itself
-    # What a client left that was killed is for the next one.
-    for url in world.urls.values():
-        with Pool(Settings.make(url)) as pool:
-            SUMS(jets(), pool=pool)
-    deadline = time.monotonic() + _SETTLES_S
-    while True:
-        leaks = Held.now().leaked_since(before, memory_bytes=MEMORY_BYTES)
-        pids = {os.getpid(), *world.worker_pids}
-        leaks += [f"shared memory: {name}" for name in (*regions(pids), *world.regions())]
-        if not leaks or time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    load.problems += [f"a leak of {leak}" for leak in leaks]
 
 
 def main() -> None:
@@ -209,15 +169,17 @@ def main() -> None:
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {seed}; the same again with SEED={seed} SECONDS={arguments.seconds:g}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="sonic-chaos-"))
-    os.environ["SONIC_COFFEA_STATE_DIR"] = str(folder)
+    os.environ.update(PATIENT, SONIC_COFFEA_STATE_DIR=str(folder))
     # That servers are lost is what is meant.
     os.environ["DASK_LOGGING__SONIC_COFFEA"] = "error"
     logging.basicConfig(
         filename=folder / "client.log", level=logging.INFO, format="%(asctime)s %(message)s"
     )
-    load, options = Load(seed, LONGEST_CALL_S), _options(random.Random(seed))
+    load, options = Load(seed), _options(random.Random(seed))
     timeline = run(load, options, arguments.seconds, folder)
-    print(f"options: {options}\n{load}")
+    counts = ", ".join(f"{number:,} {what}" for what, number in load.counts.most_common())
+    took_s, whose = load.longest
+    print(f"options: {options}\n{counts}\nlongest call: {took_s:.2f} s, {whose}")
     if load.problems:
         print("\nwhat was broken, and when:", *timeline, sep="\n")
         print("\nwhat is wrong:", *load.problems, sep="\n")

@@ -1,20 +1,15 @@
-"""What processes hold, before and after: threads, files, children, memory, shared memory."""
+"""What processes hold, before and after: threads, files, children, memory."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -62,19 +57,22 @@ class Held:
         return leaks
 
 
+def settled(before: Held, *, within_s: float, **kept: int) -> tuple[Held, list[str]]:
+    """Wait until nothing is left, as of threads that end by themselves; say what still is."""
+    until = time.monotonic() + within_s
+    while True:
+        held = Held.now()
+        leaks = held.leaked_since(before, **kept)
+        if not leaks or time.monotonic() > until:
+            return held, leaks
+        time.sleep(0.2)
+
+
 def children() -> list[str]:
     """Return the processes below this one, but for the one that Python keeps for itself."""
     below = psutil.Process().children(recursive=True)
     lines = {child.pid: " ".join(child.cmdline()) for child in below}
     return [f"{pid} {line[:100]}" for pid, line in lines.items() if "resource_tracker" not in line]
-
-
-def regions(pids: Iterable[int]) -> list[str]:
-    """Return the files in /dev/shm that clients made and that are still there."""
-    own = set(map(str, pids))
-    names = [path.name for path in _SHARED_MEMORY.glob("sonic-coffea-client-*")]
-    # The name goes on with user, namespace, process, its start, and a number.
-    return [name for name in names if name.split("-")[5] in own]
 
 
 def _kind(descriptor: Path) -> str:

@@ -25,7 +25,9 @@ LENGTH, EVENTS = 64, 4000
 SUMS = sonic.Model(
     MODEL, {"features": sonic.Padded(["pt", "eta"], LENGTH)}, {"scores": ["one", "product"]}
 )
-# Small calls, and such as travel in shared memory.
+# A call that takes longer is wrong.
+LONGEST_CALL_S = 60.0
+# Of calls, in events.
 _SIZES = (1, 10, 100, 1000, 3000)
 _WORKER_TASKS = 6
 _CANCELLED = 0.05
@@ -54,17 +56,17 @@ def expected() -> ak.Array:
     return ak.unflatten(ak.zip(scores), ak.num(jets()))
 
 
-def difference(scores: ak.Array, start: int, stop: int) -> str:
-    """Say how scores of some events differ from those they should be; nothing if they do not."""
+def difference(scores: ak.Array, start: int, stop: int) -> list[str]:
+    """Say how scores of some events differ from those that they should be, if they do."""
     right = expected()[start:stop]
     if ak.num(scores).tolist() != ak.num(right).tolist():
-        return f"events {start} to {stop}: another number of rows"
-    for field_ in ak.fields(right):
-        found, known = (np.asarray(ak.flatten(array[field_])) for array in (scores, right))
-        wrong = np.flatnonzero(~np.isclose(found, known, rtol=1e-5, atol=1e-5))
+        return [f"events {start} to {stop}: the wrong number of rows"]
+    for name in right.fields:
+        got, known = (np.asarray(ak.flatten(array[name])) for array in (scores, right))
+        wrong = np.flatnonzero(~np.isclose(got, known, rtol=1e-5, atol=1e-5))
         if len(wrong):
-            return f"events {start} to {stop}: {len(wrong)} wrong {field_}, row {wrong[0]} first"
-    return ""
+            return [f"events {start} to {stop}: {len(wrong)} wrong {name}, row {wrong[0]} first"]
+    return []
 
 
 def score(seed: int, number: int) -> tuple[int, int, float, ak.Array]:
@@ -89,70 +91,45 @@ class Load:
     ----------
     seed : int
         Which events are scored.
-    longest_s : float
-        A call that takes longer is wrong.
     problems : list of str
         What is wrong; nothing if all is well.
-    calls, tasks, cancelled, rows, retries : int
-        Of threads, of workers, and what they scored.
-    faults : Counter
-        What was broken meanwhile, by kind.
+    counts : Counter
+        Calls of threads, and those that were cancelled; tasks of workers; rows, retries.
     longest : tuple of float and str
         Seconds from a call to its scores, and whose call it was.
-    over, aborted : threading.Event
-        When calls shall end, and whether because something is wrong.
+    over : threading.Event
+        When calls shall end.
     """
 
     seed: int
-    longest_s: float
     problems: list[str] = field(default_factory=list)
-    calls: int = 0
-    tasks: int = 0
-    cancelled: int = 0
-    rows: int = 0
-    retries: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     longest: tuple[float, str] = (0.0, "")
     over: threading.Event = field(default_factory=threading.Event)
-    aborted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made_at: float = field(default_factory=time.monotonic)
-    _began: dict[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        faults = ", ".join(f"{number} {kind}" for kind, number in self.faults.most_common())
-        return (
-            f"calls of threads: {self.calls:,}, and {self.cancelled:,} cancelled; "
-            f"tasks of workers: {self.tasks:,}\n"
-            f"rows, each as by direct inference: {self.rows:,}; retries: {self.retries:,}\n"
-            f"longest call: {self.longest[0]:.2f} s, {self.longest[1]}\n"
-            f"faults: {self.faults.total()}: {faults}"
-        )
 
     def call(self, thread: int) -> None:
         """Make calls, one after the other; some are cancelled."""
         chance = random.Random(f"{self.seed} thread {thread}")
-        name = f"thread {thread}"
         while not self.over.is_set():
             start, stop = _events(chance)
-            self._began[name] = begun = time.monotonic()
+            begun = time.monotonic()
             pending = SUMS.submit(jets()[start:stop])
             if chance.random() < _CANCELLED:
                 pending.cancel()
             try:
-                scores = pending.result()
+                scores = pending.result(timeout_s=LONGEST_CALL_S)
             except CancelledError:
-                self.cancelled += 1
+                self.counts["cancelled"] += 1
                 continue
             except Exception as error:  # noqa: BLE001  no fault may become an error
-                self.failed(f"{name}, events {start} to {stop}: {type(error).__name__}: {error}")
+                self.failed(f"thread {thread}, events {start} to {stop}", error)
                 return
             counted, rows = pending.statistics.total().rows, int(ak.count(scores.one))
             if counted != rows:
-                self.failed(f"{name}, events {start} to {stop}: {rows} rows count as {counted}")
-            self._count(name, start, stop, time.monotonic() - begun, scores)
-            self.calls += 1
-        self._began.pop(name, None)
+                self.problems.append(f"events {start} to {stop}: {rows} rows count as {counted}")
+            self._take("calls", start, stop, time.monotonic() - begun, scores)
 
     def compute(self, client: Client) -> None:
         """Have tasks computed by workers, some at a time."""
@@ -162,32 +139,23 @@ class Load:
         )
         for task in tasks:
             try:
-                self._count("a task", *task.result())
+                self._take("tasks", *task.result())
             except Exception as error:  # noqa: BLE001
-                self.failed(f"a task: {type(error).__name__}: {error}")
+                self.failed("a task", error)
                 return
-            self.tasks += 1
             if not self.over.is_set():
                 tasks.add(client.submit(score, self.seed, number, pure=False))
                 number += 1
 
-    def check_time(self) -> None:
-        """Say which call takes too long."""
-        for name, begun in list(self._began.items()):
-            took_s = time.monotonic() - begun
-            if took_s > self.longest_s:
-                self.failed(f"a call of {name} takes more than {took_s:.0f} s")
+    def failed(self, what: object, error: Exception) -> None:
+        """Note an error."""
+        self.problems.append(f"{what}: {type(error).__name__}: {error}")
 
-    def failed(self, problem: str) -> None:
-        """Note what is wrong, but for what comes of ending a run that failed."""
-        if not self.aborted.is_set():
-            self.problems.append(problem)
-
-    def _count(self, who: str, start: int, stop: int, took_s: float, scores: ak.Array) -> None:
-        wrong = difference(scores, start, stop)
-        if wrong:
-            self.failed(wrong)
+    def _take(self, kind: str, start: int, stop: int, took_s: float, scores: ak.Array) -> None:
+        self.problems += difference(scores, start, stop)
         with self._lock:
-            self.rows += int(ak.count(scores.one))
+            self.counts.update({kind: 1, "rows": int(ak.count(scores.one))})
             ended_s = time.monotonic() - self._made_at
-            self.longest = max(self.longest, (took_s, f"{who}, which ended at {ended_s:.1f} s"))
+            self.longest = max(
+                self.longest, (took_s, f"one of the {kind}, ended at {ended_s:.1f} s")
+            )

@@ -7,6 +7,7 @@ ones, and connects and closes a fiftieth as often.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -14,9 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.leaks import Held
+from tests.chaos.leaks import Held, settled
 from tests.chaos.load import EVENTS, SUMS, difference, jets
 from tests.chaos.world import build
+from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -32,7 +34,7 @@ KEPT = {"memory_bytes": 30_000_000, "natives": 8}
 
 def soak(calls: int) -> list[str]:
     """Return what is wrong after so many small calls, and the large ones and connections."""
-    events, problems = jets(), []
+    events, problems = jets(), list[str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(sonic.LocalServer(build(folder)))
@@ -40,8 +42,7 @@ def soak(calls: int) -> list[str]:
         def call(number: int, size: int, pool: Any) -> None:
             start = number * 10 % (EVENTS - size + 1)
             scores = SUMS(events[start : start + size], pool=pool)
-            if wrong := difference(scores, start, start + size):
-                problems.append(wrong)
+            problems.extend(difference(scores, start, start + size))
 
         def connected(number: int) -> None:
             with Pool(Settings.make(server)) as pool:
@@ -60,8 +61,7 @@ def soak(calls: int) -> list[str]:
                 before, begun = Held.now(), time.monotonic()
                 for number in range(times // 5, times):
                     make(number)
-                after = _settled(before)
-                leaks = after.leaked_since(before, **KEPT)
+                after, leaks = settled(before, within_s=60.0, **KEPT)
                 problems += [f"after {times:,} {name}: {leak}" for leak in leaks]
                 text = f"{times:,} {name}: {time.monotonic() - begun:.0f} s, "
                 grown = (after.memory_bytes - before.memory_bytes) / 1e6
@@ -69,20 +69,11 @@ def soak(calls: int) -> list[str]:
     return problems
 
 
-def _settled(before: Held) -> Held:
-    """Look until what ends by itself has ended, such as threads of gRPC, or for 60 s."""
-    until = time.monotonic() + 60
-    while True:
-        held = Held.now()
-        if not held.leaked_since(before, **KEPT) or time.monotonic() > until:
-            return held
-        time.sleep(0.5)
-
-
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak")
     parser.add_argument("--calls", type=int, default=100_000, help="small calls")
+    os.environ.update(PATIENT)
     problems = soak(parser.parse_args().calls)
     sys.exit("\n".join(problems) if problems else 0)
 

@@ -15,17 +15,16 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tritonclient.grpc
 from tests.network.proxies import Envoy
 from tests.network.toxics import ToxicProxy
-from tests.network.tritons import restore, tritons
+from tests.network.tritons import Triton, restore, tritons
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.server import Served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from distributed import Client
@@ -64,37 +63,40 @@ def build(folder: Path) -> Path:
 
 
 class World:
-    """All of it, on loopback.
+    """All of it, on loopback; `running` makes one.
 
     Parameters
     ----------
     folder : Path
-        Where repository, logs and the file of URLs go.
+        Where the file of URLs goes.
+    four, envoy, proxy : sequence of Triton, Envoy, ToxicProxy
+        What runs.
+
+    Attributes
+    ----------
+    dask : distributed.Client
+        A client of the cluster that scores.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stack = contextlib.ExitStack()
+    dask: Client
+
+    def __init__(
+        self, folder: Path, four: Sequence[Triton], envoy: Envoy, proxy: ToxicProxy
+    ) -> None:
         self.servers_file = folder / "servers.txt"
-        self.dask: Client | None = None
-        self.worker_pids: set[int] = set()
+        self.tritons = dict(zip(TRITONS, four, strict=True))
+        self.envoy, self.proxy = envoy, proxy
+        self.urls = dict(zip(ROUTES, (envoy.url, four[2].url, proxy.url), strict=True))
+        self.list_servers(ROUTES)
 
-    def __enter__(self) -> World:
-        with contextlib.ExitStack() as stack:
-            repository = build(self._folder)
-            four = stack.enter_context(tritons(repository, self._folder, 4, arguments=ARGUMENTS))
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, folder: Path) -> Iterator[World]:
+        """Run it all, with files in a folder."""
+        with tritons(build(folder), folder, 4, arguments=ARGUMENTS) as four:
             restore(four)
-            self.tritons = dict(zip(TRITONS, four, strict=True))
-            self.envoy = stack.enter_context(Envoy.before(four[:2], self._folder))
-            self.proxy = stack.enter_context(ToxicProxy(four[3].url))
-            urls = (self.envoy.url, four[2].url, self.proxy.url)
-            self.urls = dict(zip(ROUTES, urls, strict=True))
-            self.list_servers(ROUTES)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+            with Envoy.before(four[:2], folder) as envoy, ToxicProxy(four[3].url) as proxy:
+                yield cls(folder, four, envoy, proxy)
 
     def list_servers(self, routes: Iterable[str]) -> None:
         """Write the file of URLs, as a whole."""
@@ -114,41 +116,10 @@ class World:
         yield
         kind.mends(self, *fault.parts)
 
-    def client(self, name: str) -> contextlib.closing[Any]:
-        """Return a bare client of a Triton."""
-        target = self.tritons[name].url.removeprefix("grpc://")
-        return contextlib.closing(tritonclient.grpc.InferenceServerClient(target))
-
     def workers(self) -> dict[str, int]:
-        """Return the workers, and their processes, which are noted."""
-        assert self.dask is not None
+        """Return the workers, and their processes."""
         pids: dict[str, int] = self.dask.run(os.getpid, on_error="ignore")
-        self.worker_pids.update(pids.values())
         return pids
-
-    def regions(self) -> list[str]:
-        """Return the regions of clients that the Tritons know."""
-        known: list[str] = []
-        for place in self.tritons:
-            with self.client(place) as client:
-                names = client.get_system_shared_memory_status().regions
-                known += [f"{place} knows {name}" for name in names]
-        return known
-
-
-def _restart(world: World, name: str) -> None:
-    until(lambda: not world.tritons[name].running, 30.0, f"the end of {name}")
-    world.tritons[name].start()
-
-
-def _unload(world: World, name: str) -> None:
-    with world.client(name) as client:
-        client.unload_model(MODEL)
-
-
-def _load(world: World, name: str) -> None:
-    with world.client(name) as client:
-        client.load_model(MODEL)
 
 
 def _outage(world: World, *names: str) -> None:
@@ -158,12 +129,12 @@ def _outage(world: World, *names: str) -> None:
 
 def _refuse(world: World, _: str) -> None:
     world.proxy.refuse()
-    world.proxy.reset()
+    world.proxy.break_connections(reset=True)
 
 
 def _found(world: World, _: str) -> None:
     world.proxy.find()
-    world.proxy.reset()
+    world.proxy.break_connections(reset=True)
 
 
 def _set(**settings: Any) -> Callable[..., None]:
@@ -193,28 +164,27 @@ class Kind(NamedTuple):
     weight: int = 1
 
 
-_ONE_TRITON = [(name,) for name in TRITONS]
+def _of_triton(breaks: Callable[[Triton], None], mends: Callable[..., None], weight: int) -> Kind:
+    """Return a fault that any of the Tritons may have."""
+    return Kind(
+        lambda world, name: breaks(world.tritons[name]),
+        lambda world, name: mends(world.tritons[name]),
+        [(name,) for name in TRITONS],
+        weight,
+    )
+
+
 _PROXY, _FILE = [("proxy",)], [("file",)]
 FAULTS = {
-    "kill": Kind(
-        lambda w, name: w.tritons[name].kill(),
-        lambda w, name: w.tritons[name].start(),
-        _ONE_TRITON,
-        4,
+    "kill": _of_triton(Triton.kill, Triton.start, 4),
+    "stop": _of_triton(Triton.stop, Triton.go_on, 4),
+    "terminate": _of_triton(Triton.leave, Triton.start, 3),
+    "unload": _of_triton(
+        lambda triton: triton.tell("Unload", MODEL), lambda triton: triton.tell("Load", MODEL), 3
     ),
-    "stop": Kind(
-        lambda w, name: w.tritons[name].stop(),
-        lambda w, name: w.tritons[name].go_on(),
-        _ONE_TRITON,
-        4,
-    ),
-    "terminate": Kind(
-        lambda w, name: w.tritons[name].send(signal.SIGTERM), _restart, _ONE_TRITON, 3
-    ),
-    "unload": Kind(_unload, _load, _ONE_TRITON, 3),
     "outage": Kind(_outage, lambda w, *names: restore([w.tritons[n] for n in names]), [TRITONS]),
-    "reset": Kind(lambda w, _: w.proxy.reset(), _nothing, _PROXY),
-    "close": Kind(lambda w, _: w.proxy.close_connections(), _nothing, _PROXY),
+    "reset": Kind(lambda w, _: w.proxy.break_connections(reset=True), _nothing, _PROXY),
+    "close": Kind(lambda w, _: w.proxy.break_connections(), _nothing, _PROXY),
     "lose": Kind(lambda w, _: w.proxy.lose(), _found, _PROXY, 2),
     "refuse": Kind(_refuse, lambda w, _: w.proxy.accept(), _PROXY),
     "cut": Kind(_set(cut="reset", cut_after_bytes=300_000), _set(cut_after_bytes=None), _PROXY),

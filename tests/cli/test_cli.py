@@ -1,3 +1,5 @@
+"""Commands end with one message and an exit code, and fit files and terminals."""
+
 from __future__ import annotations
 
 import socket
@@ -8,11 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.commands import run
 
-import sonic_coffea
+import sonic_coffea as sonic
 from sonic_coffea.cli import main
-from sonic_coffea.cli._main import COMMANDS, GROUPS
-from sonic_coffea.cli._output import show
-from sonic_coffea.reporting import tables
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,18 +30,18 @@ def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_version() -> None:
     done = in_a_process("--version")
-    assert done.stdout == f"sonic-coffea {sonic_coffea.__version__}\n"
+    assert done.stdout == f"sonic-coffea {sonic.__version__}\n"
 
 
-def test_an_error_is_a_line_and_an_exit_code(tmp_path: Path) -> None:
+def test_errors_are_a_line_and_an_exit_code(tmp_path: Path) -> None:
     done = in_a_process("serve", f"{tmp_path}/nowhere")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: expected a model repository, got ")
     assert "nowhere" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_command_whose_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loading:
         """Stands for a module whose load Ctrl-C interrupts."""
 
@@ -54,10 +54,15 @@ def test_ctrl_c_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.value.code == 130
 
 
-def test_help_lists_the_commands() -> None:
+def test_help_lists_the_commands_and_says_what_options_are() -> None:
     shown = run("--help").stdout
-    for name in (*(command.__name__ for command in COMMANDS), *GROUPS):
+    commands = ("demo", "score", "export", "serve", "check", "models", "wake", "scaffold", "status")
+    for name in (*commands, "bench", "plan", "server", "repository"):
         assert f" {name} " in shown
+    shown = run("models", "--help", COLUMNS="200").stdout
+    assert "Parameters" not in shown
+    assert "{URL}" in shown
+    assert "--header NAME=VALUE Header of each call; may be repeated." in (" ".join(shown.split()))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +73,14 @@ def test_help_lists_the_commands() -> None:
         ("serve",),
         ("models", "grpc://x:y:z"),
         ("models", "http://server"),
+        ("models", "grpc://s:1", "--token-file", "nowhere"),
     ],
 )
-def test_bad_usage(arguments: tuple[str, ...]) -> None:
+def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
 
 
-def test_a_terminal_has_no_lines_of_the_library_below() -> None:
+def test_grpc_writes_nothing_to_the_terminal() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         done = in_a_process("models", f"grpcs://127.0.0.1:{listening.getsockname()[1]}")
@@ -82,22 +88,21 @@ def test_a_terminal_has_no_lines_of_the_library_below() -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith(
         "error: no connection to the server could be made: nothing listens at this port of the "
-        "host; is the server running"
+        "host; `sonic-coffea check grpcs://127"
     )
 
 
 def test_tables_are_whole_in_files_and_on_narrow_terminals(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    long = "a" * 100
     for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-    table = tables.Table("models", [["tagger", [long, "b"]]], ["model", "inputs"])
-    show({}, table, as_json=False)
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "tagger" in line)
-    assert long in row
-    monkeypatch.setenv("COLUMNS", "80")
-    show({}, table, as_json=False)
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[:2] == ["models", "tagger"]
-    assert f"inputs{long}b" in "".join(shown.split())
+    long = "a" * 100
+    model = sonic.Model("tagger", {long: sonic.Row(["pt"])}, {"y": ["top"]})
+    with FakeServer({"tagger": FakeModel.of(model)}) as server:
+        shown = run("models", server.url).stdout
+        (row,) = (line for line in shown.splitlines() if "tagger" in line)
+        assert long in row
+        shown = run("models", server.url, COLUMNS="80").stdout
+    assert f"models of {server.url}" in shown
+    assert shown.count("a") > len(long)

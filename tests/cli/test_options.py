@@ -55,7 +55,7 @@ def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> Non
     small = ("--chunksize", "400")
     fake.fail(*REFUSED, every=18)
     kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
-    assert kept == "WARNING: chunks that are scored: 1; the same call scores the others"
+    assert kept == "WARNING: scored chunks are kept (1); the same call scores the rest"
     assert "unexpected shape" in error
     summary, _ = score(fake, tmp_path, *small, "--restart")
     assert summary["resumed"] == 0
@@ -76,20 +76,3 @@ def test_serve_passes_its_options_to_the_runtime(tmp_path: Path) -> None:
     arguments = launched.read_text().split()
     assert {f"--grpc-port={port}", "--cpus=2", "site/triton"} < set(arguments)
     assert f"--model-repository={tmp_path / 'models'}" in arguments
-
-
-def test_header_may_be_empty_and_its_name_not(fake: FakeServer) -> None:
-    assert run("models", fake.url, "--header", "a=").returncode == 0
-    assert ("a", "") in fake.calls[-1][1].items()
-    for wrong in ("=c", "=", "a"):
-        done = run("models", "grpc://s:1", "--header", wrong)
-        assert done.returncode == 2
-        assert "expected --header NAME=VALUE, got something else" in " ".join(done.stderr.split())
-
-
-def test_build_for_a_platform_and_anew(tmp_path: Path) -> None:
-    build = ("repository", "build", tmp_path / "r", f"top={DATA / 'toptagger.onnx'}", "--json")
-    assert run(*build).returncode == 0
-    (built,) = json.loads(run(*build, "--overwrite", "--platform", "python").stdout)
-    assert (built["version"], built["changes"]) == (1, [])
-    assert 'backend: "python"' in (tmp_path / "r" / "top" / "config.pbtxt").read_text()

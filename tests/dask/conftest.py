@@ -10,6 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
+from sonic_coffea.testing import FakeModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,11 @@ def one_worker() -> Iterator[Client]:
     """
     with local_cluster(1) as cluster, Client(cluster) as client:
         yield client
+
+
+def multiplied(factor: float = 2, **options: Any) -> dict[str, FakeModel]:
+    """Return the models of a fake server, whose factor tells which server scored a row."""
+    return {"double": FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]}, **options)}
 
 
 def jets(first: int, number: int) -> ak.Array:

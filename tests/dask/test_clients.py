@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets, local_cluster
+from tests.dask.conftest import MODEL, jets, local_cluster, multiplied
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,7 @@ pytestmark = pytest.mark.server  # clusters of processes
 
 def server(factor: float, **options: Any) -> FakeServer:
     """Return a server that multiplies by its own factor, which tells whose scores these are."""
-    times = FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]})
-    return FakeServer({"double": times}, **options)
+    return FakeServer(multiplied(factor), **options)
 
 
 def by_reference(number: int) -> float:
@@ -68,6 +67,8 @@ def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> N
         (score,) = model(jets(number, 1)).twice.tolist()
         return float(score) / number
 
+    # On a machine that is busy, an answer is late as if its server hung, and rows are sent again.
+    patient: dict[str, Any] = {"hedge_after_s": 60.0}
     with ExitStack() as stack:
         one, other = (stack.enter_context(server(factor)) for factor in (2, 3))
         first, second = (stack.enter_context(Client(cluster)) for _ in range(2))
@@ -77,13 +78,13 @@ def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> N
             futures = [f for way in ways for f in client.map(way, numbers, pure=False)]
             return futures + client.map(by_processor, numbers, processor=Processor(), pure=False)
 
-        with sonic.connect(one.url, client=first):
+        with sonic.connect(one.url, client=first, **patient):
             one.hold()
             under_way = submit(first, range(1, 11))
             until(lambda: bool(one.requests))
-        with sonic.connect(other.url, client=second):
+        with sonic.connect(other.url, client=second, **patient):
             of_second = submit(second, range(11, 21))
-            with sonic.connect(one.url):
+            with sonic.connect(one.url, **patient):
                 under_way += submit(first, range(21, 31))
             of_second += submit(second, range(31, 41))
             one.release()
@@ -127,7 +128,7 @@ def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
 
     def clients(dask_scheduler: Any) -> int:
         plugin = dask_scheduler.plugins["sonic-coffea-scheduler"]
-        return sum(bool(client.telemetry) for client in plugin.allocator._clients.values())
+        return sum(bool(client.telemetry) for client in plugin.allocator.clients.values())
 
     with (
         server(2) as one,
@@ -170,68 +171,6 @@ def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> Non
         until(lambda: set(watching.run(plugins).values()) == {1})
 
 
-STRANGE = [
-    {},
-    {"version": 1},
-    {"version": 2, "kind": "report", "news": 1},
-    {"version": 1, "kind": "news", "news": 1},
-    {"version": 1, "kind": "report", "process": "p", "telemetry": [1]},
-    {"version": 1, "kind": "final", "key": "nowhere", "news": 1},
-    {"version": 1, "kind": "quotas", "process": "p", "news": 1},
-]
-
-
-@pytest.mark.parametrize("strange", STRANGE)
-def test_strange_messages_throw_no_worker_out(
-    cluster: LocalCluster, strange: dict[str, Any]
-) -> None:
-    """As of another version of this package, in both directions."""
-    names: Any = None
-
-    def send(dask_worker: Any) -> None:
-        dask_worker.batched_send({"op": "sonic-coffea", **strange})
-
-    def answer(dask_scheduler: Any) -> None:
-        for worker in dask_scheduler.workers:
-            dask_scheduler.worker_send(worker, {"op": "sonic-coffea", **strange})
-
-    def started(dask_worker: Any) -> Any:
-        return dask_worker.batched_stream.comm.local_address
-
-    with (
-        server(2) as one,
-        Client(cluster) as client,
-        sonic.connect(one.url, client=client),
-    ):
-        names = client.run(started)
-        client.run(send)
-        client.run_on_scheduler(answer)
-        assert set(client.gather(client.map(by_reference, range(1, 21), pure=False))) == {2.0}
-        assert client.run(started) == names
-
-
-def test_one_more_field_changes_nothing(cluster: LocalCluster) -> None:
-    """Reports and quotas with it are understood."""
-
-    def served(dask_scheduler: Any) -> float:
-        plugin = dask_scheduler.plugins["sonic-coffea-scheduler"]
-        return sum(course.totals["rows"] for course in plugin.history.courses.values())
-
-    with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        server(2) as one,
-        sonic.connect(one.url, client=client),
-    ):
-        (worker,) = own.workers.values()
-        send = worker.batched_send
-        worker.batched_send = lambda message: send(
-            {**message, "news": 1} if "sonic" in message["op"] else message
-        )
-        assert set(client.gather(client.map(by_reference, range(1, 21)))) == {2.0}
-        until(lambda: client.run_on_scheduler(served) == 20)
-
-
 def test_a_scheduler_of_another_version_allocates_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -242,18 +181,18 @@ def test_a_scheduler_of_another_version_allocates_nothing(
         server(2) as one,
     ):
         sonic.connect(one.url, client=client)
-        join = own.scheduler.handlers["sonic_join"]
-        own.scheduler.handlers["sonic_join"] = lambda **question: {**join(**question), "version": 9}
+        for name in [name for name in own.scheduler.handlers if name.startswith("sonic_join")]:
+            del own.scheduler.handlers[name]
         with sonic.connect(one.url, client=client, max_in_flight=3):
             assert client.submit(by_reference, 2).result() == 2.0
-    assert "of another sonic-coffea, allocates no quotas" in caplog.text
+    assert "the scheduler allocates no quotas" in caplog.text
 
 
 class Polled(FakeServer):
     """A server whose statistics are asked for, and which may owe them."""
 
     def __init__(self) -> None:
-        super().__init__({"double": FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})})
+        super().__init__(multiplied())
         self.answers = threading.Event()
         self.answers.set()
 
@@ -261,10 +200,11 @@ class Polled(FakeServer):
     def polls(self) -> int:
         return sum(method == "ModelStatistics" for method, _ in self.calls)
 
-    def enter(self, method: str, headers: Any, context: Any) -> None:
-        super().enter(method, headers, context)
+    def answer(self, method: str, request: Any, context: Any) -> Any:
+        answer = super().answer(method, request, context)
         if method == "ModelStatistics":
             self.answers.wait(60)
+        return answer
 
 
 @pytest.fixture

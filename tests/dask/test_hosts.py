@@ -125,7 +125,7 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
 def test_workers_that_are_still_to_come(server: FakeServer) -> None:
     with (
         LocalCluster(
-            processes=False, n_workers=0, threads_per_worker=1, dashboard_address=None
+            processes=False, n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
         sonic.connect(server.url, client=client) as pool,
@@ -137,7 +137,7 @@ def test_workers_that_are_still_to_come(server: FakeServer) -> None:
 def test_clients_that_cannot_ask(server: FakeServer) -> None:
     settings = Settings.make(server.url)
     with (
-        Client(processes=False, n_workers=0, dashboard_address=None) as client,
+        Client(processes=False, n_workers=0, dashboard_address="127.0.0.1:0") as client,
         pytest.raises(errors.ConfigError, match="no workers for 0.1 s"),
     ):
         check_workers(client, settings, worker_timeout_s=0.1)

@@ -37,9 +37,9 @@ class Rounds:
         self.allocator.report(client, {SERVED: Telemetry(in_flight, waiting, rtt)}, {}, self.now)
 
     def end(self) -> dict[str, Any]:
-        grants = self.allocator.allocate(self.now)
+        quotas = self.allocator.end_round(self.now)
         self.now += 0.5
-        return {name: models[SERVED] for name, models in grants.items() if models}
+        return {name: models[SERVED] for name, models in quotas.items() if SERVED in models}
 
 
 def test_active_clients_have_equal_shares_and_the_rest_goes_round() -> None:
@@ -56,6 +56,15 @@ def test_active_clients_have_equal_shares_and_the_rest_goes_round() -> None:
             limit = int(rounds.allocator.capacities[SERVED].limit)
             assert sum(grant.max_in_flight for grant in grants.values()) == limit
     assert max(granted.values()) - min(granted.values()) <= 0.1 * min(granted.values())
+
+
+def test_clients_that_need_turns_hear_that_quotas_will_come() -> None:
+    """Else they would go by their own limits before the rate of a server is known."""
+    rounds = Rounds()
+    rounds.allocator.join("idle")
+    for number in range(20):
+        rounds.report(str(number), answers=0)
+    assert rounds.allocator.end_round(rounds.now) == {str(number): {} for number in range(20)}
 
 
 def test_an_idle_client_may_begin_with_one_request() -> None:
@@ -123,17 +132,6 @@ def test_turns_stay_spread_after_some_clients_have_left() -> None:
     assert max(b - a for a, b in pairwise(delays)) < 2 * interval_s / len(stay)
 
 
-def test_refusals_lower_the_limit() -> None:
-    rounds = Rounds()
-    limits = []
-    for round_ in range(20):
-        rounds.report("a", refused=round_ > 12, in_flight=8)
-        rounds.end()
-        limits.append(rounds.allocator.capacities[SERVED].limit)
-    assert limits[12] >= 4
-    assert limits[19] <= 1
-
-
 def test_a_pause_of_the_clients_does_not_lower_the_rate() -> None:
     """While little is in flight, answers tell what was sent, not what the server can do."""
     rounds = Rounds()
@@ -194,17 +192,11 @@ def test_a_server_is_saturated_and_shared_evenly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "warm", "until", "fair"),
-    # Of ten thousand, some have one request in that time, and others two.
-    [(1_000, 80, 260, 0.95), (10_000, 300, 400, 0.85)],
-)
-def test_thousands_of_workers_saturate_a_server(
-    workers: int, warm: float, until: float, fair: float
-) -> None:
-    _, throughput, evenness = simulate(workers, Work(), until=until, warm=warm)
+def test_thousands_of_workers_saturate_a_server() -> None:
+    """In the time that counts, some have three turns, and others four."""
+    _, throughput, evenness = simulate(2_000, Work(), until=115, warm=68)
     assert throughput > 0.95
-    assert evenness > fair
+    assert evenness > 0.95
 
 
 @pytest.mark.slow

@@ -42,19 +42,9 @@ def test_scores_join_in_an_environment_of_coffea_0_7(
     if UV is None or python is None:
         pytest.skip("needs uv and Python 3.10")
     run_pages([PAGE], tmp_path, environment, language="bash")
-    install = [
-        UV,
-        "pip",
-        "install",
-        "-q",
-        "-p",
-        "old",
-        "coffea==0.7.31",
-        "pyarrow",
-        "setuptools<80",
-    ]
-    for command in ([UV, "venv", "-q", "-p", python, "old"], install):
-        subprocess.run(command, cwd=tmp_path, check=True)
+    packages = ["coffea==0.7.31", "pyarrow", "setuptools<80"]
+    for command in (["venv", "-qp", python, "old"], ["pip", "install", "-qp", "old", *packages]):
+        subprocess.run([UV, *command], cwd=tmp_path, check=True)
     (block,) = (block for block in blocks_of(PAGE) if block.language == "python")
     done = subprocess.run(
         [tmp_path / "old" / "bin" / "python", "-W", "ignore", "-c", block.text],

@@ -10,11 +10,11 @@ import sys
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from coffea.util import load
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
@@ -43,21 +43,19 @@ EXAMPLES = ROOT / "examples"
 MADE = ROOT / "docs" / "examples", ROOT / "docs" / "_build"
 DOCS = (p for p in (ROOT / "docs").rglob("*.md") if not any(map(p.is_relative_to, MADE)))
 PAGES = [ROOT / "README.md", *sorted(DOCS)]
-COOKBOOK = [page for page in PAGES if page.parent.name == "cookbook"]
 COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
 LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
 # What `tests/facilities` runs, on a real Slurm and a real dask-gateway.
 ELSEWHERE = [ROOT / "docs/facilities" / f"{name}.md" for name in ("slurm", "purdue-af")]
 ELSEWHERE.append(ROOT / "docs/how-to/use-coffea-0.7.md")  # in an environment of coffea 0.7
-if find_spec("dask_awkward") is None:  # it runs in an environment of its own, with `make test-lazy`
-    ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
-# The same, with `nox -s pages`.
-NEEDED = {
+# Run in environments of their own, by `make image` and by `nox -s pages`.
+OTHER_PACKAGES = {
+    "use-dask-awkward": ("dask_awkward",),
     "export-a-network": ("torch", "keras", "skl2onnx", "catboost"),
     "use-columnflow": ("columnflow",),
     "use-graphed": ("graphed",),
 }
-for name, packages in NEEDED.items():
+for name, packages in OTHER_PACKAGES.items():
     if not all(map(find_spec, packages)):
         ELSEWHERE.append(ROOT / "docs/how-to" / f"{name}.md")
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
@@ -74,28 +72,23 @@ def needs_server(page: Path) -> bool:
     return any(start in block.text for block in to_run(page) for start in starts)
 
 
+RUN = [page for page in PAGES if to_run(page) and page not in ELSEWHERE]
+ALONE = [page for page in RUN if needs_server(page) or page.stem in OTHER_PACKAGES]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(
-            page,
-            id=str(page.relative_to(ROOT)),
-            marks=[pytest.mark.server] if needs_server(page) else [],
-        )
-        for page in PAGES
-        if to_run(page) and page not in [*ELSEWHERE, *COOKBOOK]
-    ],
-)
+@pytest.mark.server
+@pytest.mark.parametrize("page", ALONE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     check_outputs(page, run_pages([page], tmp_path, environment))
 
 
 @pytest.mark.slow
-def test_cookbook_runs(tmp_path: Path, environment: dict[str, str]) -> None:
-    """All in one process: none needs a server of its own."""
-    printed = run_pages(COOKBOOK, tmp_path, environment)
-    for page in COOKBOOK:
+def test_pages_without_a_server_run(tmp_path: Path, environment: dict[str, str]) -> None:
+    """All in one process, which spares the others' imports."""
+    pages = [page for page in RUN if page not in ALONE]
+    printed = run_pages(pages, tmp_path, environment)
+    for page in pages:
         check_outputs(page, printed)
 
 
@@ -148,10 +141,6 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if not target.startswith("https://")]
 
 
-def test_pages_are_linked() -> None:
-    assert sum(len(links(page)) for page in LINKED) > 50
-
-
 @pytest.mark.parametrize(
     "page", list(filter(links, LINKED)), ids=lambda p: str(p.relative_to(ROOT))
 )
@@ -167,17 +156,6 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
-
-
-def test_every_page_is_in_a_table_of_contents() -> None:
-    contents = [p for p in PAGES if ":::{toctree}" in p.read_text(encoding="utf-8")]
-    entries = {
-        (page.parent / entry).resolve()
-        for page in contents
-        for tree in re.findall(r":::\{toctree\}\n(.*?):::", page.read_text("utf-8"), re.DOTALL)
-        for entry in re.findall(r"^[\w.]\S+$", tree, re.MULTILINE)
-    }
-    assert {p.with_suffix("") for p in PAGES[1:]} - entries == {ROOT / "docs" / "index"}
 
 
 def test_reference_has_every_public_name_and_option() -> None:
@@ -227,7 +205,7 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
 
 
 def test_the_scenario_in_the_guide_is_that_of_a_test() -> None:
-    guide = ROOT / "docs" / "contributing.md"
+    guide = ROOT / "docs" / "request.md"
     (block,) = (b for b in blocks_of(guide) if "def test_" in b.text and "Scenario(" in b.text)
     _, define, test = block.text.partition("def test_")
     source = (ROOT / "tests" / "pool" / "test_core.py").read_text(encoding="utf-8")
@@ -250,22 +228,16 @@ def test_docstring_examples_run(module: str) -> None:
     assert outcome.failed == 0
 
 
-@pytest.fixture(scope="session")
-def analysed(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], installation: Any
-) -> dict[str, Any]:
-    """What the analysis of the examples makes of two files, on a dask cluster."""
-    from coffea.util import load
-
-    work = tmp_path_factory.mktemp("analysis")
+@pytest.mark.slow
+@pytest.mark.server
+def test_the_analysis_scores_every_jet_as_direct_inference(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """That of the examples, on a dask cluster."""
     files = [sample_files()[name][0] for name in ("TTbar", "QCD")]
     arguments = [*files, "--workers", "2", "--output", "top.coffea"]
-    execute([EXAMPLES / "top_analysis.py", *arguments], work, environment)
-    return dict(load(work / "top.coffea"))
-
-
-@pytest.mark.slow
-def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
+    execute([EXAMPLES / "top_analysis.py", *arguments], tmp_path, environment)
+    analysed = load(tmp_path / "top.coffea")
     sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
     for name in ("TTbar_1", "QCD_1"):
         assert analysed["jets"][name] == sample[f"{name}.root"]["fatjets"]
@@ -275,10 +247,6 @@ def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
     top, qcd = (analysed["top"][n, :].values() for n in ("TTbar_1", "QCD_1"))
     assert qcd[: len(qcd) // 2].sum() > 0.8 * qcd.sum()
     assert top[-2:].sum() > 10 * qcd[-2:].sum()
-
-
-@pytest.mark.slow
-def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
     expected = np.histogram(scored_directly(DATA / "TTbar_1.root"), bins=20, range=(0, 1))[0]
     counts = analysed["top"]["TTbar_1", :].values()
     # A score at the edge of a bin may fall to either side.

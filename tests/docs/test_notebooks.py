@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 from dataclasses import dataclass, field
@@ -57,9 +58,11 @@ nbformat.write(notebook, sys.argv[3])
 """
 
 
-# What dask says, now and then, of a worker whose scheduler has just been closed.
-HEARTBEAT = re.compile(
-    r"^.* Failed to communicate with scheduler during heartbeat\.\n(.*\n)*?.*CommClosedError: .*\n",
+# What a loaded machine adds: dask may speak of a worker whose scheduler has just been closed, and a
+# response that is late by the load has its request sent again.
+OF_LOAD = re.compile(
+    r"^.* Failed to communicate with scheduler during heartbeat\.\n(.*\n)*?.*CommClosedError: .*\n"
+    r"|^no response in .* sent again\n",
     re.MULTILINE,
 )
 
@@ -78,7 +81,7 @@ class Shown:
         if output.output_type == "error":
             self.errors.append(output.evalue)
         elif output.output_type == "stream":
-            if output.name == "stderr" and (text := HEARTBEAT.sub("", output.text)):
+            if output.name == "stderr" and (text := OF_LOAD.sub("", output.text)):
                 self.errors.append(text)
             for line in output.text.splitlines():
                 self.text += f"{line}\n"
@@ -89,9 +92,10 @@ class Shown:
 
     def report(self, number: int = 0) -> dict[str, str]:
         """Return what a report says, by label: of the first table, and a server's first column."""
-        page = [candidate for candidate in self.pages if "<b>Scoring</b>" in candidate][number]
-        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in page.split("<tr>")]
-        return {row[0].strip(): row[1] for row in reversed(rows) if row}
+        page = [candidate for candidate in self.pages if "objects scored" in candidate][number]
+        text = html.unescape(re.sub(r"<[^>]*>", "", page))
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+        return {row[0]: row[1] for row in reversed(rows) if row}
 
 
 def number(text: str) -> int:

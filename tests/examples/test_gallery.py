@@ -61,7 +61,7 @@ def test_every_example_is_listed_and_short() -> None:
     runnable = {
         p.stem for p in GALLERY.glob("*.py") if 'if __name__ == "__main__"' in p.read_text()
     }
-    assert runnable - {"built", "fitted", "train"} == set(EXPECTED)
+    assert runnable - {"train"} == set(EXPECTED)
     assert all(len((GALLERY / f"{name}.py").read_text().splitlines()) <= 85 for name in EXPECTED)
 
 
@@ -84,8 +84,10 @@ def gallery_server(
     """A server that loads the models of each example when they are asked for."""
     repository = tmp_path_factory.mktemp("gallery") / "repository"
     repository.mkdir()
-    options: dict[str, Any] = {"models": [], "stop_timeout_s": 0.0}
-    with sonic.LocalServer(repository, threads=1, **options) as server:
+    explicit = ["--model-control-mode=explicit"]
+    with sonic.LocalServer(
+        repository, threads=1, extra_args=explicit, stop_timeout_s=0.0
+    ) as server:
         yield server
 
 

@@ -9,7 +9,6 @@ import contextlib
 import getpass
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,20 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-from tests.network.processes import Service
+from tests.network.processes import Service, needs, program
 from tests.ports import held_port
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
-missing = [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=_PATH) is None]
-needs_slurm = pytest.mark.skipif(
-    bool(missing), reason=f"Slurm is not installed on this machine: no {', '.join(missing)}"
-)
+needs_slurm = needs("munged", "slurmctld", "slurmd", "sbatch")
 
 # Without control groups and accounting; jobs that are cancelled have a second to end.
 _CONFIG = """
@@ -101,34 +94,37 @@ class Slurm:
 def slurm(folder: Path) -> Iterator[Slurm]:
     """Run a Slurm with its files in a folder; jobs that are left when it ends are cancelled."""
     folder.chmod(0o755)  # munge's socket is for all who may run jobs
-    key = folder / "munge.key"
+    key, munge_socket = folder / "munge.key", folder / "munge.socket"
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(128))
     for name in ("state", "spool"):
         (folder / name).mkdir()
+    munge = {
+        "socket": munge_socket,
+        "pid-file": folder / "munge.pid",
+        "key-file": key,
+        "seed-file": folder / "munge.seed",
+    }
     with contextlib.ExitStack() as stack:
+        settings = _CONFIG.format(
+            folder=folder,
+            host=socket.gethostname(),
+            user=getpass.getuser(),
+            controller_port=stack.enter_context(held_port()),
+            node_port=stack.enter_context(held_port()),
+        )
         config = folder / "slurm.conf"
-        values = {
-            "folder": folder,
-            "host": socket.gethostname(),
-            "user": getpass.getuser(),
-            "controller_port": stack.enter_context(held_port()),
-            "node_port": stack.enter_context(held_port()),
-        }
-        config.write_text(_CONFIG.format(**values))
+        config.write_text(settings)
         running = Slurm(config)
-        files = [f"--{name}={folder / 'munge'}.{name}" for name in ("socket", "pid-file")]
-        files += [f"--key-file={key}", f"--seed-file={folder / 'munge.seed'}"]
-        socket_file = folder / "munge.socket"
-        programs: dict[str, tuple[list[str], Callable[[], bool]]] = {
-            "munged": (["--foreground", "--force", *files], socket_file.exists),
+        daemon = ["-D", "-c", "-f", config]
+        files = [f"--{name}={path}" for name, path in munge.items()]
+        for name, options, ready in (
+            ("munged", ["--foreground", "--force", *files], munge_socket.exists),
             # Each waits for the other; both write to their standard error.
-            "slurmctld": (["-D", "-c", "-f", str(config)], lambda: True),
-            "slurmd": (["-D", "-c", "-f", str(config)], running.is_idle),
-        }
-        for name, (options, ready) in programs.items():
-            argv = [str(shutil.which(name, path=_PATH)), *options]
-            log = folder / f"{name}.log"
+            ("slurmctld", daemon, lambda: True),
+            ("slurmd", daemon, running.is_idle),
+        ):
+            argv, log = [str(program(name)), *options], folder / f"{name}.log"
             stack.enter_context(Service(argv, log, ready, env=running.env, grace_s=5.0))
         try:
             yield running

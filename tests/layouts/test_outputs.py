@@ -1,9 +1,9 @@
-"""Answers of any rank, put back in the structure of what was sent, against plain loops."""
+"""Answers of any rank are put back in the structure of what was sent, as plain loops do."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import awkward as ak
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.layouts import Outputs, assemble, bind_inputs, trace
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import ByRow, bind_inputs, trace
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -50,7 +51,7 @@ def order_of(layout: Any, row: list[Any]) -> list[int]:
 def answered(output: sonic.Output, layout: Any, array: ak.Array, tensor: Any) -> ak.Array:
     """Place the answers of one request after the other, the last first."""
     inputs = bind_inputs({"x": layout}, array)
-    assembly = assemble("y", output, inputs)
+    assembly = ByRow("y", output, inputs)
     for segment in reversed(inputs.segments):
         for start in range(segment.start, segment.stop, 2):
             stop = min(start + 2, segment.stop)
@@ -164,13 +165,13 @@ def test_slots_become_places_in_the_list(
     assert result.tolist() == replaced(plain, iter(expected))
 
 
-def test_a_choice_of_each_class_and_of_nodes() -> None:
+def test_choices_may_be_of_each_class_and_of_nodes() -> None:
     array = ak.Array([[{"pt": 1.0}, {"pt": 3.0}], [], [{"pt": 2.0}]])
     scores = np.asarray([[0.1, 0.9], [0.7, 0.2], [0.5, 0.5]], np.float32)
     for layout in (sonic.Flat("pt"), sonic.Flat("pt", sort_by="pt")):
         inputs = bind_inputs({"x": layout}, array)
         output = sonic.Output(["b", "c"], per="constituent", choose="argmax")
-        assembly = assemble("y", output, inputs)
+        assembly = ByRow("y", output, inputs)
         assembly.place(slice(0, 3), 3, {"y": scores})
         first, second = (1, 0) if layout.sort_by is None else (0, 1)
         assert assembly.content().to_list() == [
@@ -178,45 +179,6 @@ def test_a_choice_of_each_class_and_of_nodes() -> None:
             {"b": None, "c": None},
             {"b": 0, "c": 0},
         ]
-
-
-def test_what_is_chosen_picks_from_the_collection() -> None:
-    """As `lepton = jets[scores.lead]` would, for events with any number of jets."""
-    array = ak.Array([[{"pt": 1.0}, {"pt": 3.0}], [], [{"pt": 2.0}]])
-    output = sonic.Output(["lead", "other"], per="constituent", axes=2, choose="argmax")
-    pairs = np.zeros((3, 2, 2), np.float32)
-    pairs[0, 1, 0] = 1
-    chosen = answered(output, sonic.Padded("pt", 2), array, lambda rows, _: pairs[rows])
-    index = ak.fill_none(ak.singletons(chosen.lead), [], axis=0)
-    assert array.pt[index].tolist() == [[3.0], [], [2.0]]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: sonic.Output(["a"], shape=(1,)), "labels or a shape"),
-        (lambda: sonic.Output(shape=(0,)), "Output: expected a length of at least 1, got 0"),
-        (lambda: sonic.Output(axes=2), "and per='constituent', got axes=2"),
-        (lambda: sonic.Output(axes=0, per="constituent"), "expected axes of constituents"),
-        (
-            lambda: sonic.Output(per="constituent", choose="argmin"),
-            "expected choose to be 'argmax' or 'slot'",
-        ),
-        (lambda: sonic.Output(choose="argmax"), "needs per='constituent'"),
-        (
-            lambda: sonic.Output(per="constituent", choose="argmax", shape=(2,)),
-            "has labels, and no shape",
-        ),
-        (lambda: sonic.Output(per="constituent", choose="slot"), "of dtype='int64'"),
-        (
-            lambda: sonic.Output(["a"], per="constituent", axes=2, choose="argmax"),
-            "a label for each of 2 axes, got a",
-        ),
-    ],
-)
-def test_bad_outputs(make: Any, message: str) -> None:
-    with pytest.raises(errors.ConfigError, match=message):
-        make()
 
 
 @pytest.mark.parametrize(
@@ -231,15 +193,25 @@ def test_bad_outputs(make: Any, message: str) -> None:
         (
             sonic.Output(per="constituent", axes=2),
             {"x": sonic.Tokens({"a": sonic.Padded("a.pt", 2), "b": sonic.Padded("b.pt", 2)})},
-            "are of several collections",
+            "which is of several collections",
+        ),
+        (
+            sonic.Output(per="constituent", axes=("1+x",)),
+            {"x": sonic.Tokens({"a": sonic.Padded("a.pt", 2), "b": sonic.Padded("b.pt", 2)})},
+            "has other places beside those of the elements of input 'x', which is of several",
+        ),
+        (
+            sonic.Output(per="constituent", axes=("x+1",)),
+            {"x": sonic.Flat("pt")},
+            "has other places .* which is not padded",
         ),
     ],
 )
 def test_outputs_that_their_input_does_not_allow(output: Any, inputs: Any, message: str) -> None:
     lists = ak.Array([[{"pt": 1.0}]])
     array = lists if "Flat" in repr(inputs) else ak.zip({"a": lists, "b": lists}, depth_limit=1)
-    with pytest.raises(errors.ConfigError, match=f"output 'y' .*{message}"):
-        assemble("y", output, bind_inputs(inputs, array))
+    with pytest.raises(errors.ConfigError, match=f"output 'y': .*{message}"):
+        ByRow("y", output, bind_inputs(inputs, array))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +230,7 @@ def test_outputs_that_their_input_does_not_allow(output: Any, inputs: Any, messa
 def test_answers_of_another_shape_are_refused(output: Any, shape: Any, dtype: str) -> None:
     inputs = bind_inputs({"x": sonic.Padded("pt", 3)}, ak.Array([[{"pt": 1.0}], [{"pt": 2.0}]]))
     with pytest.raises(errors.ResponseError):
-        assemble("y", output, inputs).place(slice(0, 2), 2, {"y": np.zeros(shape, dtype)})
+        ByRow("y", output, inputs).place(slice(0, 2), 2, {"y": np.zeros(shape, dtype)})
 
 
 OUTPUTS = {
@@ -293,11 +265,11 @@ def test_the_type_is_the_same_without_rows_and_without_data(name: str) -> None:
         name: np.zeros((*axes, *shape), output.dtype),
         "s": np.asarray([0, 1, 1, 3]),
     }
-    assembly = assemble(name, output, inputs)
+    assembly = ByRow(name, output, inputs)
     assembly.place(slice(0, 3), 3, answer)
     whole = inputs.rows.unflatten(assembly.content())
     none = bind_inputs(layouts, JETS[:0])
-    empty = none.rows.unflatten(assemble(name, output, none).content())
+    empty = none.rows.unflatten(ByRow(name, output, none).content())
     assert str(whole.type.content) == str(empty.type.content)
     traced = trace(layouts, {name: output}, ak.Array(JETS.layout.to_typetracer(forget_length=True)))
     shown = str(traced.type.content)
@@ -309,7 +281,7 @@ def test_the_type_is_the_same_without_rows_and_without_data(name: str) -> None:
     assert ak.concatenate([whole, empty]).tolist() == whole.tolist()
 
 
-def test_a_server_tells_the_shape_that_nobody_declares() -> None:
+def test_servers_tell_the_shape_that_nobody_declares() -> None:
     """Chunks concatenate, and an array of any length has the type of every other."""
     model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None})
     served = FakeModel(
@@ -336,29 +308,194 @@ def test_a_server_tells_the_shape_that_nobody_declares() -> None:
         with pytest.raises(
             errors.ContractError, match=r"declare it, as sonic.Output\(shape=\(4,\)"
         ):
-            Submission((model,), of_partition=True).score(events)
-        partition = Submission((declared,), of_partition=True).score(events)
+            Submission((model,), of_partition=True).send(events).result()
+        partition = Submission((declared,), of_partition=True).send(events).result()
         assert partition.tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"
 
 
-class Watched:
-    """An output that sees whether others may be placed meanwhile."""
-
-    def __init__(self) -> None:
-        self.outputs: Outputs | None = None
-        self.alone: list[bool] = []
-
-    def place(self, *_: Any) -> None:
-        assert self.outputs is not None
-        self.alone.append(not self.outputs.lock.acquire(blocking=False))
+LISTS = ak.Array([[{"pt": 1.0}, {"pt": 3.0}], [], [{"pt": 2.0}]])
 
 
-def test_answers_are_placed_one_by_one() -> None:
-    """Also those of parts that come with and without the axis of the rows."""
-    watched: Any = Watched()
-    watched.outputs = Outputs({"y": watched}, ["y"])
-    for outputs in (watched.outputs, replace(watched.outputs, without_axis=frozenset("y"))):
-        outputs.place(slice(0, 1), 1, {"y": np.zeros(1)})
-    assert watched.alone == [True, True]
+def scored(output: sonic.Output, tensor: Any, **layouts: Any) -> Any:
+    inputs = bind_inputs(layouts or {"pf": sonic.Padded("pt", 3)}, LISTS)
+    assembly = ByRow("y", output, inputs)
+    for row in (2, 0, 1):
+        assembly.place(slice(row, row + 1), 1, {"y": tensor[row : row + 1]})
+    return inputs.rows.unflatten(assembly.content()).tolist()
+
+
+def test_labels_may_come_before_the_elements() -> None:
+    output = sonic.Output(["a", "b"], per="constituent", axes=("labels", "pf"))
+    tensor = np.arange(18.0, dtype=np.float32).reshape(3, 2, 3)
+    expected = [[{"a": 0, "b": 3}, {"a": 1, "b": 4}], [], [{"a": 12, "b": 15}]]
+    assert scored(output, tensor) == expected
+
+
+def test_class_tokens_come_with_the_elements() -> None:
+    tensor = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    first = sonic.Output(per="constituent", axes=("1+pf",))
+    assert scored(first, tensor) == [[0, 1, 2], [4], [8, 9]]
+    last = sonic.Output(per="constituent", axes=("pf+1",))
+    assert scored(last, tensor) == [[0, 1, 3], [7], [8, 11]]
+
+
+def test_queries_and_pairs_of_two_inputs() -> None:
+    queries = sonic.Output(per="constituent", axes=(2, "pf"))
+    tensor = np.arange(18.0, dtype=np.float32).reshape(3, 2, 3)
+    assert scored(queries, tensor) == [[[0, 1], [3, 4]], [[], []], [[12], [15]]]
+    pairs = sonic.Output(per="constituent", axes=("pf", "sv"))
+    layouts = {"pf": sonic.Padded("pt", 3), "sv": sonic.Padded("pt", 2, sort_by="pt")}
+    tensor = np.arange(18.0, dtype=np.float32).reshape(3, 3, 2)
+    assert scored(pairs, tensor, **layouts) == [[[1, 0], [3, 2]], [], [[12]]]
+
+
+def test_scores_are_made_of_the_numbers() -> None:
+    numbers = np.log(np.asarray([[1, 2, 5], [1, 1, 2], [4, 4, 2]], np.float32))
+    soft = sonic.Output(["a", "b", "c"], function="softmax", groups={"ab": ["a", "b"], "c": "c"})
+    for row, ab in zip(scored(soft, numbers), (3 / 8, 0.5, 0.8), strict=True):
+        assert row == pytest.approx({"ab": ab, "c": 1 - ab}, rel=1e-6)
+    by_slice = sonic.Output(groups={"bc": slice(1, 3)}, scale=2.0, shift=1.0)
+    sums = [row["bc"] for row in scored(by_slice, np.ones((3, 3), np.float32))]
+    assert sums == [6.0] * 3
+    logistic = sonic.Output(function="sigmoid")
+    assert scored(logistic, np.zeros((3, 1), np.float32)) == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((2, 3, 2), (1, 3, 3)), ((2, 3, 2), (1, 3, 1)), ((2, 3), (1, 3, 4))],
+)
+def test_answers_for_constituents_are_of_one_kind(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    inputs = bind_inputs({"in": sonic.Padded("pt", 3)}, LISTS)
+    output = ByRow("out", sonic.Output(per="constituent"), inputs)
+    output.place(slice(0, 2), 2, {"out": np.zeros(first, np.float32)})
+    with pytest.raises(errors.ResponseError, match="before as float32"):
+        output.place(slice(2, 3), 1, {"out": np.zeros(second, np.float32)})
+    with pytest.raises(errors.ResponseError, match="came back as float64"):
+        output.place(slice(2, 3), 1, {"out": np.zeros((1, *first[1:]), np.float64)})
+
+
+@pytest.mark.parametrize(("length", "lengths"), [(4, ()), (2, ()), (4, (2, 4)), (8, (2, 4))])
+def test_answers_of_another_length_are_refused(length: int, lengths: tuple[int, ...]) -> None:
+    """What was not sent has no score, and what was sent has one."""
+    array = ak.Array([{"x": [1.0, 2.0, 3.0]}, {"x": [4.0]}])
+    x: Any = sonic.Bucketed("x", lengths) if lengths else sonic.Padded("x", 3)
+    inputs = bind_inputs({"in": x}, array)
+    output = ByRow("out", sonic.Output(per="constituent"), inputs)
+    short = inputs.selection(0, 1) if lengths else slice(0, 1)
+    with pytest.raises(errors.ResponseError, match=r"came back with shape .* for 1 rows of"):
+        output.place(short, 1, {"out": np.zeros((1, length), np.float32)})
+
+
+RANKS = {"t1": 3, "t2": 3, "H": 2}
+
+
+def network(counts: list[int]) -> dict[str, Any]:
+    """Return random logarithms, symmetric in the first two constituents of a target."""
+    rng = np.random.default_rng(5)
+    each: dict[str, list[Any]] = {name: [] for name in RANKS}
+    for n in counts:
+        for name, rank in RANKS.items():
+            numbers = rng.normal(size=(n,) * rank)
+            each[name].append((numbers + numbers.swapaxes(0, 1)).tolist())
+    return {name: ak.Array(lists) for name, lists in each.items()}
+
+
+def greedy(event: dict[str, Any], choices: int) -> list[dict[str, Any]]:
+    """Assign one event's constituents, in plain Python."""
+    length = len(event["H"])
+    banned: set[Any] = set()
+    out = []
+    for _ in range(choices):
+        free, chosen = set(range(length)), dict.fromkeys(RANKS)
+        for _ in RANKS:
+            options = [
+                (np.asarray(event[name])[at], name, at)
+                for name, rank in RANKS.items()
+                if chosen[name] is None
+                for at in permutations(sorted(free), rank)
+                if (name, frozenset(at[:2]), at[2:]) not in banned
+            ]
+            if options:
+                _, name, at = max(options)
+                chosen[name] = (at, np.exp(np.asarray(event[name])[at]))
+                free -= set(at)
+        for name, choice in chosen.items():
+            if choice is not None:
+                banned.add((name, frozenset(choice[0][:2]), choice[0][2:]))
+        out.append(chosen)
+    return out
+
+
+def test_choices_are_those_of_one_event_after_the_other() -> None:
+    counts = [8, 6, 9, 3, 2, 0, 8]
+    outputs = network(counts)
+    assigned = sonic.assignments(outputs, choices=3)
+    for number in range(len(counts)):
+        event = {name: array[number].to_list() for name, array in outputs.items()}
+        expected = greedy(event, 3) if counts[number] else [dict.fromkeys(RANKS)] * 3
+        for choice, wanted in zip(assigned[number].to_list(), expected, strict=True):
+            for name, target in wanted.items():
+                if target is None:
+                    assert choice[name] == {"index": None, "probability": None}
+                    continue
+                at, probability = target
+                assert {*choice[name]["index"][:2]} == {*at[:2]}
+                assert choice[name]["index"][2:] == [*at[2:]]
+                assert choice[name]["probability"] == pytest.approx(probability)
+    jets = ak.Array([[10.0 * n for n in range(count)] for count in counts])
+    first = ak.drop_none(assigned.H.index[:, 0], axis=0)
+    there = jets[~ak.is_none(assigned.H.index[:, 0])]
+    assert (there[first] == 10.0 * first).to_list() == [[True, True]] * len(first)
+
+
+def test_nothing_is_assigned_that_has_no_probability() -> None:
+    nan = float("nan")
+    pairs = ak.Array([[[0.9, nan, 0.1], [nan, 0.8, 0.0], [0.1, 0.0, 0.9]], [], [[0.5]]])
+    assigned = sonic.assignments({"H": pairs}, choices=2, log=False)
+    assert assigned.H.index.to_list() == [[[0, 2], [1, 2]], [None, None], [None, None]]
+    assert assigned.H.probability.to_list() == [[0.1, 0.0], [None, None], [None, None]]
+    nothing = sonic.assignments({"H": pairs[:0]}, choices=2, log=False)
+    assert nothing.type.content == assigned.type.content
+    masked = sonic.assignments({"H": ak.mask(pairs, [True, False, True])}, log=False)
+    assert masked.H.index.to_list() == [[[0, 2]], [None], [None]]
+    with pytest.raises(InputError, match="different numbers of events: H 3, b 2"):
+        sonic.assignments({"H": pairs, "b": ak.Array([[0.5]] * 2)})
+    for nothing in ({}, None, {"b": None}, {"b": ak.Array([0.5])}):
+        with pytest.raises(InputError, match="expected a dict of targets"):
+            sonic.assignments(nothing)
+    with pytest.raises(
+        errors.ConfigError, match="expected choices to be a number of at least 1, got -1"
+    ):
+        sonic.assignments({"b": ak.Array([[0.5]])}, choices=-1)
+    with pytest.raises(InputError, match="target 'b': expected 3 constituents in each axis"):
+        sonic.assignments({"H": pairs[:1], "b": ak.Array([[0.5, 0.1]])}, log=False)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (sonic.Output(function="softmax"), "softmax needs several values, got one number"),
+        (sonic.Output(groups={"a": [0], "b": [1]}), "group 'b' has members beyond the 1 values"),
+        (sonic.Output(groups={"a": slice(0, 2)}), "group 'a' has members beyond the 1 values"),
+    ],
+)
+def test_what_one_number_does_not_have_is_refused(output: Any, message: str) -> None:
+    """Whether the server tells the shape, or the response is the first to do so."""
+    inputs = bind_inputs({"x": sonic.Row("pt")}, ak.Array([{"pt": 1.0}]))
+    with pytest.raises(errors.ConfigError, match=message):
+        ByRow("y", output, inputs).expect((1,))
+    with pytest.raises(errors.ConfigError, match=message):
+        ByRow("y", output, inputs).place(slice(0, 1), 1, {"y": np.zeros((1, 1), "f4")})
+
+
+def test_discriminants_are_of_labels_with_dots() -> None:
+    output = sonic.Output(["a.b", "q"], discriminants={"d": "a.b + q"})
+    inputs = bind_inputs({"x": sonic.Row("pt")}, ak.Array([{"pt": 1.0}]))
+    assembly = ByRow("y", output, inputs)
+    assembly.place(slice(0, 1), 1, {"y": np.asarray([[2.0, 3.0]], np.float32)})
+    assert assembly.content().to_list() == [{"a.b": 2.0, "q": 3.0, "d": 5.0}]

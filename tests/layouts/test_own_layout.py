@@ -52,7 +52,7 @@ def model() -> sonic.Model:
     return sonic.Model("m", {"counts": Histogram("pt", (0, 3, 5, 9))}, {"y": ["low", "middle"]})
 
 
-def test_a_layout_of_ones_own_is_scored(model: sonic.Model) -> None:
+def test_layouts_of_ones_own_are_scored(model: sonic.Model) -> None:
     served = FakeModel.of(model, double, max_rows=2)
     with FakeServer({"m": served}) as server, Pool(Settings.make(server.url)) as pool:
         scores = model(JETS, pool=pool)
@@ -67,7 +67,7 @@ def test_a_layout_of_ones_own_is_scored(model: sonic.Model) -> None:
         layout.unpack(np.zeros((3, 3)), JETS)
 
 
-def test_it_has_masks_and_values_for_its_elements(model: sonic.Model) -> None:
+def test_layouts_of_ones_own_have_masks(model: sonic.Model) -> None:
     model = sonic.Model("m", {**model.inputs, "mask": sonic.Mask(4)}, {"y": ["low", "middle"]})
     with (
         FakeServer({"m": FakeModel.of(model, double)}) as server,
@@ -78,6 +78,6 @@ def test_it_has_masks_and_values_for_its_elements(model: sonic.Model) -> None:
     assert request.inputs["mask"].sum(axis=(1, 2)).tolist() == [3, 0, 1]
 
 
-def test_it_is_traced(model: sonic.Model) -> None:
+def test_layouts_of_ones_own_are_traced(model: sonic.Model) -> None:
     traced = model(ak.Array(JETS.layout.to_typetracer(forget_length=True)))
     assert str(traced.type.content) == "var * {low: float32, middle: float32}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import fields
 from typing import Any
 
 import awkward as ak
@@ -13,8 +12,8 @@ from awkward.contents import ByteMaskedArray, NumpyArray, UnionArray
 from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import Inputs, assemble, bind_inputs
-from sonic_coffea.reuse._deduplication import keys_of
+from sonic_coffea.layouts import ByRow, bind_inputs
+from sonic_coffea.reuse._part import EqualRows
 
 ROWS, EACH = 100_000, 10
 MOST_BYTES = 60_000
@@ -90,13 +89,13 @@ def test_events_of_nested_lists(large: dict[str, ak.Array]) -> None:
 
 
 @pytest.mark.parametrize("bucketed", [False, True])
-def test_a_block_or_an_answer_takes_what_its_rows_take(
+def test_blocks_and_answers_take_memory_for_their_rows(
     large: dict[str, ak.Array], *, bucketed: bool
 ) -> None:
     layout = sonic.Bucketed("x", (4, 8, 16)) if bucketed else sonic.Padded("x", 16)
     layouts = {"in": layout, "mask": sonic.Mask(), "any": sonic.Mask(of="x")}
     inputs = bind_inputs(layouts, {"x": large["float32"]})
-    output = assemble("y", sonic.Output(per="constituent"), inputs)
+    output = ByRow("y", sonic.Output(per="constituent"), inputs)
     answer = {"y": np.ones((10, 16), np.float32)}
     output.place(inputs.selection(0, 10), 10, answer)
     some = inputs.only(np.arange(10))
@@ -107,21 +106,5 @@ def test_a_block_or_an_answer_takes_what_its_rows_take(
 
     assert peak(block) < MOST_BYTES
     assert peak(some.count_elements) < MOST_BYTES
-    assert peak(lambda: keys_of(some, "scope")) < MOST_BYTES
-    assert list(keys_of(some, "scope")) == list(range(10))
-
-
-def test_keys_of_many_blocks_number_rows_by_block(large: dict[str, ak.Array]) -> None:
-    """Not all rows for each block: the work would grow as the square of the rows."""
-    numbered = []
-
-    class Counted(Inputs):
-        def numbers(self, start: int, stop: int) -> Any:
-            numbered.append(stop - start)
-            return super().numbers(start, stop)
-
-    inputs = bind_inputs({"in": sonic.Padded("x", 1)}, {"x": large["float32"][:20_000]})
-    counted = Counted(**{field.name: getattr(inputs, field.name) for field in fields(inputs)})
-    assert len(keys_of(counted, "scope")) == 20_000
-    assert sum(numbered) == 20_000
-    assert max(numbered) < 5_000
+    assert peak(lambda: EqualRows(some, "scope")) < MOST_BYTES
+    assert EqualRows(some, "scope").sent.tolist() == list(range(10))

@@ -1,4 +1,4 @@
-"""Any awkward structure, built node by node, taken apart and put back as plain loops do."""
+"""Rows of any structure are put back as plain loops do; None is not sent, or is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.layouts import nodes
 from tests.layouts.reference import replaced, rows_of
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import bind_inputs, trace
 
 if TYPE_CHECKING:
     from tests.layouts.nodes import Kinds
@@ -53,32 +54,93 @@ def test_rows_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
     if "union" not in str(array.type):  # whose options awkward moves about
         assert str(scores.type) == str(array.type).replace(kinds[-1], "float32")
     events = [number for number, one in enumerate(plain) for _ in rows_of([one], depth)]
-    ranges = [inputs.rows.events_of(row, row + 1) for row in range(len(rows))]
+    ranges = [inputs.events_of(row, row + 1) for row in range(len(rows))]
     assert ranges == [(event, event + 1) for event in events]
     assert inputs.rows.event_numbers().tolist() == events
 
 
-def test_the_first_event_that_differs_is_found() -> None:
-    for event in range(7):
-        counts = np.ones(7, int)
-        other = counts.copy()
-        other[event:] += 1
-        x = ak.unflatten(np.zeros(counts.sum()), counts)
-        y = ak.unflatten(np.zeros(other.sum()), other)
-        with pytest.raises(sonic.errors.InputError, match=f"difference is in event {event}"):
-            sonic.Row(["x", "y"]).pack({"x": x, "y": y})
-
-
-def test_missing_objects_in_one_field_only_are_a_difference() -> None:
-    first = ak.Array([[1.0, 2.0], [None, 3.0]])
-    second = ak.Array([[1.0, 2.0], [4.0, 3.0]])
-    with pytest.raises(sonic.errors.InputError, match="do not have the same objects"):
-        sonic.Row(["x", "y"]).pack({"x": first, "y": second})
-
-
 def test_events_of_rows_are_counted_in_the_array_that_was_passed() -> None:
     array = ak.Array([None, [[1.0], [2.0, 3.0]], [], [[], None, [4.0]]])
-    rows = bind_inputs({"x": sonic.Row("pt")}, {"pt": array}).rows
+    rows = bind_inputs({"x": sonic.Row("pt")}, {"pt": array})
     assert [rows.events_of(i, i + 1) for i in range(4)] == [(1, 2), (1, 2), (1, 2), (3, 4)]
     assert rows.events_of(0, 4) == (1, 4)
     assert rows.events_of(2, 2) == (0, 0)
+
+
+maybe = st.one_of(st.none(), st.integers(-9, 9))
+
+
+@given(st.lists(st.tuples(maybe, maybe), max_size=5))
+def test_columns_of_a_dict_are_sent_as_those_of_records(pairs: list[tuple[Any, Any]]) -> None:
+    first, second = (ak.Array([*(p[i] for p in pairs), None, 5])[: len(pairs)] for i in (0, 1))
+    layout = sonic.Row(["a", "b"], missing=[-10.0, -11.0])
+    wanted = [[-10.0 if a is None else a, -11.0 if b is None else b] for a, b in pairs]
+    for arrays in ({"a": first, "b": second}, ak.Array({"a": first, "b": second})):
+        packed = layout.pack(arrays)
+        np.testing.assert_array_equal(packed, np.asarray(wanted, np.float32).reshape(-1, 2))
+        back = layout.unpack(packed, arrays)
+        assert [list(row.values()) for row in back.tolist()] == wanted
+
+
+@pytest.mark.parametrize(
+    ("field", "sent"),
+    [
+        (sonic.Feature("y", expression="2 * pt"), [2.0, -9.0, 6.0]),
+        (sonic.Feature("y", expression="pt + x"), [5.0, -9.0, -9.0]),
+        (sonic.Feature("pt", scale=3.0, shift=1.0), [0.0, -9.0, 6.0]),
+        (sonic.Feature("pt", function="sqrt"), [1.0, -9.0, 3.0**0.5]),
+        (sonic.Feature("pt", categories={1: 10, 3: 30}), [10.0, -9.0, 30.0]),
+        (sonic.Feature("many", index="at"), [8.0, -9.0, -9.0]),
+        ("many[0]", [7.0, -9.0, 6.0]),
+        ("many[-1]", [8.0, -9.0, 6.0]),
+    ],
+)
+def test_fields_made_of_none_are_missing(field: Any, sent: list[float]) -> None:
+    arrays = {
+        "pt": ak.Array([1.0, None, 3.0]),
+        "x": ak.Array([4.0, 5.0, None]),
+        "at": ak.Array([1, -1, None]),
+        "many": ak.Array([[7.0, 8.0], [], [6.0]]),
+    }
+    behind = [4.0, 5.0, -9.0]
+    for given_as in (arrays, ak.Array(arrays)):
+        alone = sonic.Row([field], missing=-9, dtype="float64").pack(given_as)
+        np.testing.assert_allclose(alone[:, 0], sent, rtol=1e-14)
+        beside = sonic.Row([field, "x"], missing=-9, dtype="float64").pack(given_as)
+        np.testing.assert_allclose(beside, np.stack([sent, behind], 1), rtol=1e-14)
+
+
+@pytest.mark.parametrize("missing", [None, -9.0])
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [{"pt": 1.0}, {"pt": 2.0}],
+        [{"pt": 1.0}, None],
+        [[{"pt": 1.0}, None], []],
+        [[{"pt": 1.0}], None],
+        [[{"pt": 1.0}, {"pt": None}], []],
+        [{"pt": 1.0}, {"pt": None}],
+    ],
+)
+def test_the_traced_type_is_that_of_the_scores(objects: Any, missing: float | None) -> None:
+    """Whatever may be None: else partitions would differ from what a graph says of them."""
+    array = ak.Array(objects)
+    layout = sonic.Row("pt", missing=missing)
+    try:
+        back = layout.unpack(layout.pack(array), array)
+    except InputError:
+        assert missing is None
+        return
+    form = array.layout.form_with_key("node{id}")
+    tracer, _ = ak.typetracer.typetracer_with_report(form)
+    traced = trace({"x": layout}, {"y": sonic.Output(["pt"])}, ak.Array(tracer))
+    assert traced.layout.form.type == back.layout.form.type
+
+
+def test_unpacked_rows_are_none_where_the_objects_are() -> None:
+    union = ak.concatenate([ak.Array([{"m": 1.0}, None]), ak.Array([{"m": None, "x": 1}, None])])
+    layout = sonic.Row("m", missing=-9)
+    assert layout.unpack(layout.pack(union), union).m.tolist() == [1.0, None, -9.0, None]
+    names = ak.Array([{"s": "a"}, {"s": None}, None])
+    strings = sonic.Row("s", dtype="string", missing="?")
+    assert strings.unpack(strings.pack(names), names).s.tolist() == ["a", "?", None]

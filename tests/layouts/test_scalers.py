@@ -52,7 +52,7 @@ def test_channels_are_scaled_as_a_scaler_of_scikit_learn_does(scaler: Any) -> No
     assert sonic.Scaled(scaler.fit(TRAINED.to_numpy()), list(TRAINED)) == named
 
 
-def test_a_scaled_channel_may_be_of_any_layout() -> None:
+def test_scaled_channels_may_be_of_any_layout() -> None:
     scaler = StandardScaler().fit(np.log(TRAINED[["pt"]]))
     log_pt = sonic.Feature("pf.pt", function="log")
     layout = sonic.Padded(sonic.Scaled(scaler, [log_pt]), 3)
@@ -84,19 +84,31 @@ FITTED = StandardScaler().fit(TRAINED)
 @pytest.mark.parametrize(
     ("scaler", "fields", "message"),
     [
-        (FITTED, ["eta", "pt", "one"], "feature 0 of the scaler is 'pt', got 'eta'; .* pt, eta"),
-        (FITTED, ["pt", "eta"], "has 3 features, got 2"),
-        (FITTED, {"phi": "Jet.phi"}, "has 'pt', 'eta', 'one', and no 'phi'"),
+        (
+            FITTED,
+            ["eta", "pt", "one"],
+            "'pt', 'eta', 'one'; got 'eta', 'pt', 'one'; expected this order",
+        ),
+        (FITTED, ["pt", "eta"], "has 3 features: 'pt', 'eta', 'one'; got 'pt', 'eta';"),
+        (FITTED, {"phi": "Jet.phi"}, "features: 'pt', 'eta', 'one'; got \\['phi'\\]"),
         (FITTED, ["pt", sonic.Feature("eta", scale=2.0), "one"], "without a scale of its own"),
-        (StandardScaler().fit(SEEN), None, "has no names; name its 3 fields in order"),
+        (
+            StandardScaler().fit(SEEN),
+            None,
+            "3 features: without names; got no fields; name its fields",
+        ),
         (StandardScaler(), None, "the StandardScaler is not fitted"),
         (QuantileTransformer(), None, "cannot express a QuantileTransformer.*ONNX file"),
         ("no.json", None, "cannot read the file of statistics 'no.json': No such file"),
         ({"pt": {"mean": 1.0}}, None, "'pt': expected either mean and std, or min and max"),
         ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, "either mean and std, or min and max"),
-        ({"pt": {"min": 1, "max": 1}}, None, "finite numbers and a width"),
-        ({"pt": {"mean": 1, "std": "2"}}, None, "'pt': std, got '2'"),
-        ({"pt": 3}, None, "either mean and std, or min and max, got 3"),
+        ({"pt": {"min": 1, "max": 1}}, None, "with a finite width, got"),
+        (
+            {"pt": {"mean": 1, "std": "2"}},
+            None,
+            "'pt': expected either mean and std, or min and max",
+        ),
+        ({"pt": 3}, None, "either mean and std, or min and max, .* got 3"),
     ],
 )
 def test_scalers_that_cannot_be_used(scaler: Any, fields: Any, message: str) -> None:

@@ -1,14 +1,16 @@
-"""A dask cluster of processes."""
+"""A dask cluster of processes, and arrays that are read from files when they are needed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import dask_awkward as dak
 import pytest
 from distributed import Client, LocalCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,17 @@ def client() -> Iterator[Client]:
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture(scope="session")
+def as_lazy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ak.Array, int], Any]:
+    """Return what makes an array lazy, with some rows in each of its partitions."""
+
+    def make(array: ak.Array, rows: int) -> Any:
+        path = tmp_path_factory.mktemp("lazy") / "array.parquet"
+        ak.to_parquet(array, path, row_group_size=rows)
+        lazy = dak.from_parquet(str(path), split_row_groups=True)
+        assert lazy.npartitions > 2
+        return lazy
+
+    return make

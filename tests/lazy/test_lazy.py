@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import dask
 import dask_awkward as dak
-import numpy as np
 import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from distributed import Client
 
 
@@ -39,17 +36,8 @@ def events(jets: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> ak.Array
 
 
 @pytest.fixture(scope="module")
-def file(events: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lazy") / "jets.parquet"
-    ak.to_parquet(ak.zip({"jets": events}, depth_limit=1), path, row_group_size=300)
-    return path
-
-
-@pytest.fixture
-def lazy(file: Path) -> Any:
-    array = dak.from_parquet(str(file), split_row_groups=True)
-    assert array.npartitions > 3
-    return array
+def lazy(events: ak.Array, as_lazy: Any) -> Any:
+    return as_lazy(ak.zip({"jets": events}, depth_limit=1), 300)
 
 
 MODEL = sonic.Model(
@@ -76,39 +64,21 @@ def uncontacted() -> Iterator[str]:
             listener.accept()
 
 
-def test_a_graph_is_built_without_a_server(lazy: Any, uncontacted: str) -> None:
+def test_graphs_are_built_without_a_server(lazy: Any, uncontacted: str) -> None:
     with sonic.connect(uncontacted):
         scores = MODEL(lazy.jets)
     assert isinstance(scores, dak.Array)
     assert scores.npartitions == lazy.npartitions
     assert str(scores._meta.type) == "## * var * ?{qcd: float32, top: float32}"
     assert scores.top.ndim == 2
+    needed = {"jets.pf.pt", "jets.pf.eta"}
+    assert _columns(scores.top) == needed
+    assert _columns(MODEL(lazy.jets[lazy.jets.ht > 1])) == {*needed, "jets.ht"}
 
 
-@pytest.mark.usefixtures("uncontacted")
-def test_exactly_the_fields_named_are_read(lazy: Any) -> None:
-    scores = MODEL(lazy.jets)
-    (columns,) = dak.report_necessary_columns(scores.top).values()
-    assert columns == {"jets.pf.pt", "jets.pf.eta"}
-    cut = MODEL(lazy.jets[lazy.jets.ht > 1])
-    (columns,) = dak.report_necessary_columns(cut).values()
-    assert columns == {"jets.pf.pt", "jets.pf.eta", "jets.ht"}
-
-
-def test_results_are_the_eager_ones(
-    server: sonic.LocalServer, lazy: Any, events: ak.Array, direct: list[Any]
-) -> None:
-    with sonic.connect(server):
-        scores = MODEL(lazy.jets).compute(scheduler="threads")
-        assert ak.array_equal(scores, MODEL(events), dtype_exact=True)
-    computed = ak.to_list(scores.top)
-    assert Counter(map(len, computed)) == Counter(map(len, direct))
-    for ours, theirs in zip(ak.flatten(scores.top, axis=None), _numbers(direct), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-6)
-
-
-def _numbers(nested: list[Any]) -> list[float]:
-    return [x for event in nested for x in event if x is not None]
+def _columns(array: Any) -> set[str]:
+    (columns,) = dak.report_necessary_columns(array).values()
+    return set(columns)
 
 
 def test_several_outputs_and_attaching(server: sonic.LocalServer, lazy: Any) -> None:
@@ -116,22 +86,12 @@ def test_several_outputs_and_attaching(server: sonic.LocalServer, lazy: Any) -> 
         jets = lazy.jets
         jets["found"] = WEIGHTS(jets)
         kept = jets[jets.found.scores.top > 0.5]
-        (columns,) = dak.report_necessary_columns(kept.found.weights.a).values()
-        assert columns == {"jets.pf.pt", "jets.pf.eta"}
+        assert _columns(kept.found.weights.a) == {"jets.pf.pt", "jets.pf.eta"}
         lazily = kept.found.weights.a.compute(scheduler="sync")
         whole = lazy.jets.compute(scheduler="sync")
         eager = WEIGHTS(whole)
         expected = eager.weights.a[ak.fill_none(eager.scores.top > 0.5, value=False)]
         assert ak.to_list(ak.drop_none(lazily)) == ak.to_list(ak.drop_none(expected))
-
-
-def test_a_dict_of_arrays(server: sonic.LocalServer, lazy: Any) -> None:
-    with sonic.connect(server):
-        columns = {"pf": lazy.jets.pf}
-        scores = MODEL(columns).compute(scheduler="sync")
-        assert ak.array_equal(scores, MODEL(lazy.jets).compute(scheduler="sync"))
-    with pytest.raises(errors.InputError, match="'other' is not lazy"):
-        MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
 
 
 def test_on_worker_processes(
@@ -148,13 +108,15 @@ def test_equal_declarations_are_the_same_task(lazy: Any) -> None:
     assert MODEL(lazy.jets).name != MODEL(lazy.jets[lazy.jets.ht > 1]).name
 
 
-def test_a_missing_field_is_named_when_the_graph_is_built(lazy: Any) -> None:
+def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
     model = sonic.Model("tagger", {"x": sonic.Padded(["pf.ptt"], 8)}, {"scores": ["a"]})
     with pytest.raises(errors.FieldError, match="no field 'ptt'.*did you mean 'pt'"):
         model(lazy.jets)
     flat = sonic.Model("tagger", {"x": sonic.Padded(["ht"], 8)}, {"scores": ["a"]})
     with pytest.raises(errors.InputError, match="'ht' has one number where a list is needed"):
         flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
+    with pytest.raises(errors.InputError, match="'other' is not lazy"):
+        MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
 
 
 def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
@@ -168,24 +130,6 @@ def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
 def test_a_pool_of_this_process_is_of_no_use(server: sonic.LocalServer, lazy: Any) -> None:
     with sonic.connect(server) as pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
         MODEL(lazy.jets, pool=pool)
-
-
-class Analysis(sonic.SonicProcessor):
-    models = {"top": MODEL}  # noqa: RUF012
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"top": events.jets}
-
-    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        return {"n": ak.count(scores["top"].top), "top": ak.sum(scores["top"].top)}
-
-
-def test_a_processor(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> None:
-    with sonic.connect(server):
-        (out,) = dask.compute(Analysis().process(lazy), scheduler="sync")
-        eager = MODEL(events)
-    assert out["n"] == ak.count(eager.top)
-    assert out["top"] == pytest.approx(np.sum(ak.flatten(eager.top, axis=None)), rel=1e-5)
 
 
 class Varied(sonic.SonicProcessor):
@@ -259,12 +203,12 @@ TOPTAGGER = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.js
 @pytest.mark.usefixtures("uncontacted")
 def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     model = sonic.Model("substructure", {"x": sonic.Row(["pt", "tau2"])}, {"softmax": ["a", "b"]})
-    assert _branches(model(nano.FatJet)) == {"FatJet_pt", "FatJet_tau2", "nFatJet"}
+    assert _columns(model(nano.FatJet)) == {"FatJet_pt", "FatJet_tau2", "nFatJet"}
     pt = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"softmax": ["a", "b"]})
     tracks = sonic.within_cone(nano.FatJet, nano.PFCand, 0.8)
     directions = {f"{c}_{x}" for c in ("FatJet", "PFCand") for x in ("eta", "phi")}
-    assert _branches(pt(tracks)) == {"nFatJet", "nPFCand", "PFCand_pt", *directions}
-    assert _branches(pt(sonic.constituents(nano))) == {
+    assert _columns(pt(tracks)) == {"nFatJet", "nPFCand", "PFCand_pt", *directions}
+    assert _columns(pt(sonic.constituents(nano))) == {
         "nFatJet",
         "nFatJetPFCand",
         "FatJetPFCand_jetIdx",
@@ -283,7 +227,7 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     if is_copied:
         jets = dak.zip({name: jets[name] * 1 for name in ("pt", "eta", "phi", "msoftdrop")})
     events = dak.with_field(nano[nano.event % 2 == 0], jets[nano.event % 2 == 0], "FatJet")
-    read = _branches(sonic.constituents(events).pt)
+    read = _columns(sonic.constituents(events).pt)
     assert ("FatJet_phi" in read, "run" in read) == (is_copied, is_copied)
     found, changed = sonic.constituents(events).pt.compute(scheduler="sync"), events.FatJet
     whole = nano.compute(scheduler="sync")
@@ -299,19 +243,13 @@ def test_branches_of_variations_of_a_nanoaod_file(nano: Any) -> None:
     jets = ak.zip({"pt": nano.FatJet["pt"]})
     up = ak.zip({"pt": nano.FatJet["pt"] + nano.FatJet["msoftdrop"]})
     scores = model(sonic.Variations(nominal=jets, up=up))
-    assert _branches(scores["nominal"]) == {"FatJet_pt", "nFatJet"}
-    assert _branches(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
+    assert _columns(scores["nominal"]) == {"FatJet_pt", "nFatJet"}
+    assert _columns(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
 
 
-def _branches(array: Any) -> set[str]:
-    (columns,) = dak.report_necessary_columns(array).values()
-    return set(columns)
-
-
-@pytest.mark.server
-def test_jets_of_a_nanoaod_file(nano: Any, tmp_path: Path) -> None:
-    sonic.build_repository(tmp_path, {"toptagger": DATA / "toptagger.onnx"})
-    with sonic.LocalServer(tmp_path) as server, sonic.connect(server):
+def test_jets_of_a_nanoaod_file(nano: Any) -> None:
+    served = {TOPTAGGER.name: FakeModel.of(TOPTAGGER)}
+    with FakeServer(served) as server, sonic.connect(server.url):
         lazily = TOPTAGGER(constituent_features(nano.FatJet, sonic.constituents(nano)))
         computed = lazily.compute(scheduler="sync")
         events = nano.compute(scheduler="sync")

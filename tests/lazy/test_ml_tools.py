@@ -51,17 +51,8 @@ def flat(jets: ak.Array) -> ak.Array:
 
 
 @pytest.fixture(scope="module")
-def file(flat: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lazy") / "jets.parquet"
-    ak.to_parquet(flat, path, row_group_size=500)
-    return path
-
-
-@pytest.fixture
-def lazy(file: Path) -> Any:
-    array = dak.from_parquet(str(file), split_row_groups=True)
-    assert array.npartitions > 3
-    return array
+def lazy(flat: ak.Array, as_lazy: Any) -> Any:
+    return as_lazy(flat, 500)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -104,17 +103,14 @@ def events() -> ak.Array:
 
 
 @pytest.fixture(scope="module")
-def file(events: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lazy") / "events.parquet"
-    ak.to_parquet(events, path, row_group_size=20)
-    return path
+def lazy(events: ak.Array, as_lazy: Any) -> Any:
+    return as_lazy(events, 20)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_lazy_is_eager(case: str, file: Path) -> None:
+def test_lazy_is_eager(case: str, lazy: Any) -> None:
     inputs, outputs, columns = CASES[case]
     model = sonic.Model("m", inputs, outputs)
-    lazy = dak.from_parquet(str(file), split_row_groups=True)
     served = {"m": FakeModel.of(model, answers(model))}
     with FakeServer(served) as server, sonic.connect(server.url):
         scores = model(lazy)
@@ -128,9 +124,8 @@ def test_lazy_is_eager(case: str, file: Path) -> None:
     assert ak.concatenate([nothing, eager]).type.content == eager.type.content
 
 
-def test_lazy_versions_are_the_eager_ones(file: Path) -> None:
+def test_lazy_versions_are_the_eager_ones(lazy: Any) -> None:
     model = sonic.Model("m", {"x": JETS}, {"y": ["a"]})
-    lazy = dak.from_parquet(str(file), split_row_groups=True)
     served = FakeModel.of(model, answers(model), versions=("1", "2"))
     with FakeServer({"m": served}) as server, sonic.connect(server.url):
         scores = model(lazy, version=lazy.event % 2 + 1)
@@ -141,10 +136,9 @@ def test_lazy_versions_are_the_eager_ones(file: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_lazy_folds_are_the_eager_ones(file: Path, *, named: bool) -> None:
+def test_lazy_folds_are_the_eager_ones(lazy: Any, *, named: bool) -> None:
     models = [sonic.Model(f"m{k}", {"x": JETS}, {"y": ["a"]}) for k in range(2)]
     folds = sonic.Folds(models)
-    lazy = dak.from_parquet(str(file), split_row_groups=True)
     served = {m.name: FakeModel.of(m, answers(m, k + 1.0)) for k, m in enumerate(models)}
     with FakeServer(served) as server, sonic.connect(server.url):
         objects = {"x": lazy} if named else lazy

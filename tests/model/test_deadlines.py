@@ -11,39 +11,29 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import numpy as np
 import pytest
-from tests.network.fault_server import FaultServer
-from tests.network.misbehaviour import silent
+from tests.doubling import MODEL, double, jets, served
+from tests.network.fault_server import FaultServer, silent
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 # What is slow takes 30 s at least, so that this tells a call that waits for it from one that does
 # not, also on a busy machine.
 TIMEOUT_S, MOST_S = 1.0, 15.0
 
 
-def double(inputs: Any) -> dict[str, Any]:
-    return {"y": 2 * inputs["x"]}
-
-
-def jets(*numbers: float) -> ak.Array:
-    return ak.zip({"pt": np.asarray(numbers, np.float32)})
-
-
 @pytest.fixture
 def server() -> Iterator[FaultServer]:
-    with FaultServer({"m": FakeModel.of(MODEL, double)}) as running:
+    with FaultServer(served()) as running:
         with Pool(Settings.make(running.url)) as pool:
             MODEL(jets(1), pool=pool)  # compiles
         yield running
@@ -84,7 +74,7 @@ def kept(path: Path) -> int:
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), 1e12, float("nan"), "3", np.zeros(1)])
-def test_a_timeout_that_is_none_is_named(server: FaultServer, timeout_s: Any) -> None:
+def test_bad_timeouts_are_refused(server: FaultServer, timeout_s: Any) -> None:
     expected = "timeout_s: expected a number of seconds, up to 604800 .*; got "
     with Pool(Settings.make(server.url)) as pool:
         pending = MODEL.submit(jets(1), pool=pool)
@@ -99,14 +89,7 @@ def test_a_timeout_that_is_none_is_named(server: FaultServer, timeout_s: Any) ->
         assert pending.result(timeout_s=60).twice.tolist() == [2]
 
 
-@pytest.mark.parametrize("timeout_s", [np.float32(60), np.int64(60), np.float64(60), 60, None])
-def test_a_timeout_may_be_a_number_of_numpy(server: FaultServer, timeout_s: Any) -> None:
-    with Pool(Settings.make(server.url)) as pool:
-        assert MODEL.submit(jets(1), pool=pool).result(timeout_s).twice.tolist() == [2]
-        assert MODEL(jets(1), pool=pool, timeout_s=timeout_s).twice.tolist() == [2]
-
-
-def test_a_timeout_that_has_passed_already_is_over_at_once(server: FaultServer) -> None:
+def test_timeouts_that_have_passed_are_over_at_once(server: FaultServer) -> None:
     server.hold()
     with Pool(Settings.make(server.url)) as pool:
         with pytest.raises(errors.DeadlineError):
@@ -114,7 +97,7 @@ def test_a_timeout_that_has_passed_already_is_over_at_once(server: FaultServer) 
         server.release()
 
 
-def test_a_cache_that_cannot_be_read(cached: Pool, tmp_path: Path) -> None:
+def test_unreadable_caches_are_not_waited_for(cached: Pool, tmp_path: Path) -> None:
     with locked(tmp_path / "scores", "PRAGMA locking_mode = EXCLUSIVE"):
         with in_time(), pytest.raises(errors.DeadlineError, match="was not read within 1 s"):
             MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
@@ -124,7 +107,7 @@ def test_a_cache_that_cannot_be_read(cached: Pool, tmp_path: Path) -> None:
     assert MODEL(jets(1, 2), pool=cached, timeout_s=60).twice.tolist() == [2, 4]
 
 
-def test_a_cache_that_cannot_be_written(cached: Pool, tmp_path: Path) -> None:
+def test_unwritable_caches_are_not_waited_for(cached: Pool, tmp_path: Path) -> None:
     """The scores are there: they are returned, and kept when that is possible."""
     with locked(tmp_path / "scores"), in_time():
         scores = MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
@@ -132,7 +115,7 @@ def test_a_cache_that_cannot_be_written(cached: Pool, tmp_path: Path) -> None:
     until(lambda: kept(tmp_path / "scores") == 2)
 
 
-def test_a_server_that_does_not_say_what_it_has(server: FaultServer) -> None:
+def test_servers_that_describe_nothing_are_not_waited_for(server: FaultServer) -> None:
     server.misbehave(silent, times=1000, method="ModelMetadata")
     with (
         Pool(Settings.make(server.url, metadata_timeout_s=60)) as pool,
@@ -142,20 +125,22 @@ def test_a_server_that_does_not_say_what_it_has(server: FaultServer) -> None:
         MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
 
 
-def test_a_server_that_does_not_say_what_it_had(server: FaultServer, cached: Pool) -> None:
+def test_servers_that_fall_silent_do_not_delay_scores(server: FaultServer, cached: Pool) -> None:
     """It is asked again before scores are kept, as the model may have changed meanwhile."""
 
     def fall_silent(inputs: Any) -> dict[str, Any]:
         server.misbehave(silent, times=1000, method="ModelMetadata")
         return double(inputs)
 
-    server.models["m"] = FakeModel.of(MODEL, fall_silent)
+    server.models |= served(fall_silent)
     with in_time():
         scores = MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
     assert scores.twice.tolist() == [2, 4]
 
 
-def test_a_fallback_that_is_slow_to_start(server: FakeServer) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_slow_fallbacks_are_not_waited_for(server: FakeServer, *, is_known: bool) -> None:
+    """Whether the model was known, and its server is lost, or there was no server at all."""
     starting, go_on = threading.Event(), threading.Event()
 
     def start() -> str:
@@ -163,41 +148,17 @@ def test_a_fallback_that_is_slow_to_start(server: FakeServer) -> None:
         go_on.wait(60)
         return server.url
 
-    settings = Settings.make(
-        "grpc://127.0.0.1:9", fallback=start, fallback_after_s=0.1, retry_timeout_s=120
-    )
-    with Pool(settings) as pool:
-        with (
-            in_time(),
-            pytest.raises(
-                errors.DeadlineError, match="no server has described the model within 1 s"
-            ),
-        ):
-            MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
-        go_on.set()
-        # On a busy machine, the first call may end before the server is known to be lost.
-        assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
-        assert starting.is_set()
-
-
-def test_a_fallback_that_is_slow_to_take_over(server: FakeServer) -> None:
-    """The model is known, and its server is lost."""
-    starting, go_on = threading.Event(), threading.Event()
-
-    def start() -> str:
-        starting.set()
-        go_on.wait(60)
-        return server.url
-
-    settings = {"fallback": start, "fallback_after_s": 0.1, "retry_timeout_s": 120}
-    with (
-        FakeServer(server.models) as lost,
-        Pool(Settings.make(lost.url, **settings)) as pool,
-    ):
-        assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
-        lost.stop()
-        with in_time(), pytest.raises(errors.DeadlineError, match="not all of 1 rows"):
-            MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
-        until(starting.is_set)
-        go_on.set()
-        assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
+    options: Any = {"fallback": start, "fallback_after_s": 0.1, "retry_timeout_s": 120}
+    message = "not all of 1 rows" if is_known else "no server has described the model within 1 s"
+    with FakeServer(server.models) as lost:
+        url = lost.url if is_known else "grpc://127.0.0.1:9"
+        with Pool(Settings.make(url, **options)) as pool:
+            if is_known:
+                assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
+                lost.stop()
+            with in_time(), pytest.raises(errors.DeadlineError, match=message):
+                MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+            # On a busy machine, the call may end before the server is known to be lost.
+            go_on.set()
+            assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
+            assert starting.is_set()

@@ -19,6 +19,7 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 JETS = ak.Array(
     [
         [
@@ -45,7 +46,7 @@ def model(**inputs: Any) -> sonic.Model:
     ],
     ids=["numbers", "types", "strings"],
 )
-def test_a_file_has_what_is_sent(layouts: Any, tmp_path: Path) -> None:
+def test_files_have_the_tensors_that_are_sent(layouts: Any, tmp_path: Path) -> None:
     declared = model(**layouts)
     declared.export(JETS, tmp_path / "train.parquet")
     table = ak.from_parquet(tmp_path / "train.parquet")
@@ -100,7 +101,7 @@ def test_labels_and_weights_are_of_the_same_rows(tmp_path: Path) -> None:
     assert table.weight.tolist() == [5.0, 4.0, 3.0]
 
 
-def test_a_declaration_is_compared_after_the_training(tmp_path: Path) -> None:
+def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     model().export(JETS, file)
     sonic.Model("renamed", model().inputs, {"y": ["signal"]}, version=3).check_export(file)
@@ -132,7 +133,9 @@ def test_a_declaration_is_compared_after_the_training(tmp_path: Path) -> None:
         ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
     ],
 )
-def test_exports_that_cannot_be(layouts: Any, options: Any, message: str, tmp_path: Path) -> None:
+def test_bad_exports_are_refused_and_leave_no_file(
+    layouts: Any, options: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(errors.SonicError, match=message):
         model(**layouts).export(JETS, tmp_path / "train.parquet", **options)
     assert not list(tmp_path.iterdir())
@@ -165,7 +168,32 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     assert table.weight.tolist() == weights.tolist()
     assert str(table.pf.type) == f"{len(table)} * 1 * 4 * float32"
     assert sorted(path.name for path in tmp_path.glob("*.parquet*")) == ["train.parquet"]
-    against = ["check", "grpc://127.0.0.1:1", "m", "--trained-on", "train.parquet", "--against"]
+    against = ["check", "grpc://127.0.0.1:1", "m", "--trained-on", "train.parquet", "--declare"]
     wrong = run(*against, "analysis:other", cwd=tmp_path)
     assert "was exported with other inputs" in wrong.stderr
     assert "was exported" not in run(*against, "analysis:model", cwd=tmp_path).stderr
+
+
+def test_offsets_are_packed_too() -> None:
+    model = sonic.Model("m", {"x": sonic.Flat("pt", "splits", batch="row")}, {"y": None})
+    packed = model.pack(ak.Array([{"pt": [1.0, 2.0]}, {"pt": []}, {"pt": [3.0]}]))
+    assert packed["splits"].tolist() == [0, 2, 2, 3]
+    assert packed["row"].tolist() == [0, 0, 2]
+
+
+def test_no_rows_have_the_shape_of_rows() -> None:
+    model = sonic.Model("m", {"x": sonic.Bucketed("pf", (2, 4)), "mask": sonic.Mask()}, {"y": None})
+    packed = model.pack(ak.Array([{"pf": [1.0]}])[:0])
+    assert {name: tensor.shape for name, tensor in packed.items()} == {
+        "x": (0, 1, 2),
+        "mask": (0, 1, 2),
+    }
+
+
+def test_variations_and_graphs_are_not_packed() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None})
+    jets = ak.Array([{"pt": 1.0}])
+    with pytest.raises(errors.InputError, match="pack variations one by one"):
+        model.pack(sonic.Variations(nominal=jets))
+    with pytest.raises(errors.InputError, match="in memory"):
+        model.pack(ak.Array(jets.layout.to_typetracer()))

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,55 +19,27 @@ if TYPE_CHECKING:
 
 def save_graph(path: Path) -> Path:
     """Nodes of two kinds; numbers for each event, for each track, and of a new collection."""
-    whole, real = TensorProto.INT64, TensorProto.FLOAT
-
-    def tensor(name: str, kind: int, *shape: Any) -> Any:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    def sizes(kind: str) -> list[Any]:
-        return [
-            helper.make_node("Slice", [f"{kind}_splits", "one", "end"], [f"{kind}_ends"]),
-            helper.make_node("Slice", [f"{kind}_splits", "zero", "last"], [f"{kind}_begins"]),
-            helper.make_node("Sub", [f"{kind}_ends", f"{kind}_begins"], [f"{kind}_sizes"]),
-            helper.make_node("Cast", [f"{kind}_sizes"], [f"{kind}_reals"], to=real),
-            helper.make_node("Unsqueeze", [f"{kind}_reals", "one"], [f"{kind}_column"]),
-        ]
-
-    nodes = [
-        *sizes("track"),
-        *sizes("hit"),
-        helper.make_node("Concat", ["track_column", "hit_column"], ["sizes"], axis=1),
-        helper.make_node("ReduceSum", ["tracks", "one"], ["weight"], keepdims=0),
-        helper.make_node("Mul", ["hits", "three"], ["clusters"]),
-        helper.make_node("Identity", ["hit_splits"], ["cluster_splits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [
-            tensor("tracks", real, "T", 2),
-            tensor("track_splits", whole, "T1"),
-            tensor("hits", real, "H", 1),
-            tensor("hit_splits", whole, "H1"),
-        ],
-        [
-            tensor("sizes", real, "N", 2),
-            tensor("weight", real, "T"),
-            tensor("clusters", real, "H", 1),
-            tensor("cluster_splits", whole, "H1"),
-        ],
-        [
-            helper.make_tensor("zero", whole, [1], [0]),
-            helper.make_tensor("one", whole, [1], [1]),
-            helper.make_tensor("last", whole, [1], [-1]),
-            helper.make_tensor("end", whole, [1], [2**62]),
-            helper.make_tensor("three", real, [1], [3.0]),
-        ],
+    sizes = """
+        {0}_ends = Slice({0}_splits, one, end)
+        {0}_begins = Slice({0}_splits, zero, last)
+        {0}_sizes = Sub({0}_ends, {0}_begins)
+        {0}_reals = Cast<to = 1>({0}_sizes)
+        {0}_column = Unsqueeze({0}_reals, one)"""
+    inputs = "float[T, 2] tracks, int64[T1] track_splits, float[H, 1] hits, int64[H1] hit_splits"
+    outputs = "float[N, 2] sizes, float[T] weight, float[H, 1] clusters, int64[H1] cluster_splits"
+    constants = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}"
+    return save_onnx(
+        path,
+        f"""({inputs}) => ({outputs})
+        <{constants}, int64[1] end = {{{2**62}}}, float[1] three = {{3.0}}> {{
+            {sizes.format("track")}
+            {sizes.format("hit")}
+            sizes = Concat<axis = 1>(track_column, hit_column)
+            weight = ReduceSum<keepdims = 0>(tracks, one)
+            clusters = Mul(hits, three)
+            cluster_splits = Identity(hit_splits)
+        }}""",
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +87,9 @@ def graph(**track_options: Any) -> sonic.Model:
 
 
 @pytest.mark.parametrize("options", [{}, {"sort_by": "tracks.pt"}])
-def test_two_kinds_of_nodes(graph_server: sonic.LocalServer, options: dict[str, Any]) -> None:
+def test_graphs_of_two_kinds_of_nodes_are_scored(
+    graph_server: sonic.LocalServer, options: dict[str, Any]
+) -> None:
     array = events()
     with sonic.connect(graph_server, max_request_bytes=2_000) as pool:
         result = graph(**options)(array)
@@ -128,7 +101,7 @@ def test_two_kinds_of_nodes(graph_server: sonic.LocalServer, options: dict[str, 
     assert result.clusters.x.tolist() == (array.hits.x * np.float32(3)).tolist()
 
 
-def test_events_that_are_none_or_empty(graph_server: sonic.LocalServer) -> None:
+def test_graphs_may_be_none_or_empty(graph_server: sonic.LocalServer) -> None:
     array = ak.mask(events(), np.arange(300) % 3 > 0)
     with sonic.connect(graph_server):
         result = graph()(array)
@@ -141,7 +114,7 @@ def test_events_that_are_none_or_empty(graph_server: sonic.LocalServer) -> None:
         assert graph()(without).weight.tolist() == [[]] * 300
 
 
-def test_whose_constituents_must_be_an_input() -> None:
+def test_outputs_are_of_an_input() -> None:
     model = graph()
     model.outputs["weight"] = sonic.Output(per="constituent", of="track")
     with pytest.raises(errors.ConfigError, match="did you mean 'tracks'"):
@@ -150,43 +123,28 @@ def test_whose_constituents_must_be_an_input() -> None:
         sonic.Output(of="tracks")
 
 
-def save_numbered(path: Path) -> Path:
-    """A file that calls its first axes by one name, as if its rows were independent."""
-    real, whole = TensorProto.FLOAT, TensorProto.INT64
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Identity", ["row"], ["r"])],
-        "numbered",
-        [
-            helper.make_tensor_value_info("x", real, ["N", 1]),
-            helper.make_tensor_value_info("row", whole, ["N"]),
-        ],
-        [
-            helper.make_tensor_value_info("y", real, ["N", 1]),
-            helper.make_tensor_value_info("r", whole, ["N"]),
-        ],
-    )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
-    )
-    return path
-
-
 @pytest.mark.server
-def test_a_server_that_would_stack_graphs_is_refused(tmp_path: Path) -> None:
-    file = save_numbered(tmp_path / "numbered.onnx")
-    model = sonic.Model(
-        "numbered",
-        inputs={"x": sonic.Flat("hits.x", splits=None, batch="row")},
-        outputs={"y": sonic.Output(per="constituent")},
+def test_servers_that_would_stack_graphs_are_refused(tmp_path: Path) -> None:
+    # A file that calls its first axes by one name, as if its rows were independent.
+    file = save_onnx(
+        tmp_path / "numbered.onnx",
+        """(float[N, 1] x, int64[N] row) => (float[N, 1] y, int64[N] r) {
+            y = Identity(x)
+            r = Identity(row)
+        }""",
     )
-    sonic.build_repository(tmp_path / "stacked", {"numbered": file})
+    outputs = {"y": sonic.Output(per="constituent")}
+    stacked, whole = (
+        sonic.Model(name, {"x": sonic.Flat("hits.x", None, batch="row")}, outputs)
+        for name in ("stacked", "whole")
+    )
+    sonic.build_repository(tmp_path / "served", {"stacked": file})
+    sonic.build_repository(tmp_path / "served", {"whole": file}, max_batch_size=0)
+    array = events()
     with (
-        sonic.LocalServer(tmp_path / "stacked", stop_timeout_s=0.0) as server,
+        sonic.LocalServer(tmp_path / "served", stop_timeout_s=0.0) as server,
         sonic.connect(server),
-        pytest.raises(errors.ContractError, match="serve the model with max_batch_size: 0"),
     ):
-        model(events())
-    sonic.build_repository(tmp_path / "whole", {"numbered": file}, max_batch_size=0)
-    with sonic.LocalServer(tmp_path / "whole", stop_timeout_s=0.0) as server, sonic.connect(server):
-        array = events()
-        assert model(array).tolist() == array.hits.x.tolist()
+        with pytest.raises(errors.ContractError, match="serve the model with max_batch_size: 0"):
+            stacked(array)
+        assert whole(array).tolist() == array.hits.x.tolist()

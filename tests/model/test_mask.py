@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -30,7 +30,6 @@ MODELS = {
     for name in ("one", "two")
 }
 ONE, TWO = MODELS.values()
-FOLDS = sonic.Folds([ONE, TWO], fold="pt % 2")
 NUMBERS = sonic.Folds([sonic.Model(name, ONE.inputs, {"y": ["a", "b"]}) for name in MODELS])
 
 
@@ -54,7 +53,7 @@ def connected(server: FakeServer) -> Iterator[sonic.Pool]:
         yield pool
 
 
-def test_what_a_mask_leaves_out_is_not_sent() -> None:
+def test_objects_that_a_mask_leaves_out_are_not_sent() -> None:
     pending = ONE.submit(JETS, mask=MASK)
     scores = pending.result()
     assert scores.y.a.tolist() == [[None, 20.0], [], [None, 30.0], [40.0]]
@@ -64,7 +63,7 @@ def test_what_a_mask_leaves_out_is_not_sent() -> None:
     assert ONE(unreadable, mask=MASK).tolist() == scores.tolist()
 
 
-def test_a_default_stands_for_what_was_left_out_and_none_for_what_is_not_there() -> None:
+def test_defaults_are_scores_of_objects_that_were_left_out() -> None:
     scores = ONE(JETS, mask=MASK, default=-1)
     assert scores.y.b.tolist() == [[-1.0, 20.0], [], [None, 30.0], [40.0]]
     assert scores.z.tolist() == [[-1, 2], [], [None, 3], [4]]
@@ -109,42 +108,67 @@ def test_masks_of_variations_folds_and_choices() -> None:
     assert choice(JETS, default=-1.0).y.a.tolist()[0] == [10.0, 200.0]
 
 
-def test_a_processor_sends_masks() -> None:
-    class Analysis(sonic.SonicProcessor):
-        models = MappingProxyType({"one": ONE, "folds": FOLDS})
-
-        def acquire(self, events: Any) -> Any:
-            return {
-                "one": sonic.Request(events, mask=events.pt > 1.5, default=-1.0),
-                "folds": sonic.Request(events, mask=events.pt > 1.5),
-            }
-
-        def produce(self, events: Any, scores: Any) -> Any:
-            return {name: scores[name].y.a.tolist() for name in self.models}
-
-    objects = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
-    out = Analysis().process(objects)
-    assert (out["one"], out["folds"]) == ([-1.0, 20.0], [None, 20.0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mask": JETS.pt}, "mask: expected True or False for each event or object, got 4 "),
         ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),
-        ({"mask": MASK[:, ::2]}, "expected a mask for each event or object"),
-        ({"mask": JETS}, "mask: expected one value for each event or object"),
+        ({"mask": MASK[:, ::2]}, "the masks do not have the same objects"),
+        ({"mask": [[[True]], [], [[True], [False]], [[True]]]}, "same objects"),
+        ({"mask": JETS}, "mask: expected True or False for each event or object"),
+        ({"mask": [True, [True], [], []]}, "mask: expected True or False for each"),
+        ({"version": [1.0, 1.0, 1.0, 1.0]}, "version: expected a whole number for each"),
+        (
+            {"version": ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")},
+            "version: expected a whole number for each",
+        ),
         ({"default": -1.0}, "default= is the score of objects that mask= leaves out"),
         ({"mask": MASK, "default": "x"}, "expected default to be a number, got 'x'"),
         ({"mask": MASK, "default": 0.5}, "the scores are int64, which cannot be default=0.5"),
+        ({"mask": MASK, "default": 1e300}, "the scores are float32, which cannot be default=1e"),
+        ({"mask": MASK, "default": 2**63}, "the scores are int64, which cannot be default=92"),
     ],
 )
-def test_masks_and_defaults_that_do_not_fit(options: Any, message: str) -> None:
+def test_bad_masks_and_defaults_are_refused(options: Any, message: str) -> None:
     with pytest.raises(errors.SonicError, match=message):
         ONE(JETS, **options)
 
 
-def test_a_default_is_for_numbers() -> None:
+def test_masks_of_columns_may_be_described() -> None:
+    events = sample(entry_stop=20)
+    jets = events.FatJet
+    mask = (jets.pt > 400) & (abs(jets.eta) < 2)
+    of_events = ak.num(jets) > 1
+    for some in (mask, of_events, ak.with_parameter(of_events, "__doc__", "the union of bits")):
+        scores = ONE(jets, mask=some)
+        expected = ak.broadcast_arrays(some, jets.pt)[0]
+        assert (~ak.is_none(scores.y.a, axis=1)).tolist() == expected.tolist()
+        assert ak.any(expected)
+    assert not ak.all(mask, axis=None)
+
+
+def test_masks_of_objects_are_refused_for_events() -> None:
+    """None of them would be scored, without a word."""
+    events = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}, {"pt": 4.0}])
+    for mask in (MASK, ak.mask(MASK, [True, False, True, True])):
+        with pytest.raises(errors.InputError, match="same objects"):
+            ONE(events, mask=mask)
+
+
+def test_masks_of_events_that_are_none_leave_their_objects_out() -> None:
+    events = [True, True, False, True]
+    for jets, mask in (
+        (JETS, ak.mask(MASK, events)),
+        (ak.mask(JETS, events), MASK),
+        (ak.mask(JETS, events), ak.mask(MASK, events)),
+    ):
+        scores = ONE(jets, mask=mask).y.a
+        assert scores[0].tolist() == [None, 20.0]
+        assert scores[3].tolist() == [40.0]
+        assert scores[2] is None or scores[2].tolist() == [None, None]
+
+
+def test_defaults_are_for_numbers() -> None:
     lists = sonic.Model(
         "lists",
         {"x": sonic.Padded("x", 3)},

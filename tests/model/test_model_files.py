@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-import onnx
 import pytest
 import xgboost
-from onnx import TensorProto, helper
 from tests.commands import run
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError
@@ -27,27 +26,16 @@ PHOTONS = ak.Array(
 @pytest.fixture(scope="module")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Constituents [N, 3, 4], a mask, and numbers [N, 2], to scores [N, 2] and a length [N]."""
-    path: Path = tmp_path_factory.mktemp("files") / "tagger.onnx"
-    nodes = [
-        helper.make_node("Mul", ["pf", "pf_mask"], ["used"]),
-        helper.make_node("ReduceSum", ["used", "axes"], ["sums"], keepdims=0),
-        helper.make_node("Add", ["sums", "jet"], ["scores"]),
-        helper.make_node("ReduceSum", ["pf_mask", "axes"], ["length"], keepdims=0),
-    ]
-    shapes: dict[str, list[Any]] = {"pf": ["N", 3, 4], "pf_mask": ["N", 1, 4], "jet": ["N", 1]}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
-        [
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 3]),
-            helper.make_tensor_value_info("length", TensorProto.FLOAT, ["N", 1]),
-        ],
-        [helper.make_tensor("axes", TensorProto.INT64, [1], [2])],
+    return save_onnx(
+        tmp_path_factory.mktemp("files") / "tagger.onnx",
+        """(float[N, 3, 4] pf, float[N, 1, 4] pf_mask, float[N, 1] jet)
+        => (float[N, 3] scores, float[N, 1] length) <int64[1] axes = {2}> {
+            used = Mul(pf, pf_mask)
+            sums = ReduceSum<keepdims = 0>(used, axes)
+            scores = Add(sums, jet)
+            length = ReduceSum<keepdims = 0>(pf_mask, axes)
+        }""",
     )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +47,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_onnx_file_declares_its_tensors(tagger: Path, tmp_path: Path) -> None:
+def test_onnx_files_declare_their_tensors(tagger: Path, tmp_path: Path) -> None:
     inputs = {"pf": NAMES, "pf_mask": sonic.Mask(), "jet": ["mass"]}
     model = sonic.Model.from_onnx(tagger, inputs=inputs, outputs={"scores": ["a", "b", "c"]})
     assert model.name == "tagger"
@@ -98,12 +86,12 @@ def test_an_onnx_file_declares_its_tensors(tagger: Path, tmp_path: Path) -> None
         (
             {"outputs": {"scores": ["a"]}},
             ContractError,
-            "with 1 labels, the model gives 3",
+            "with 1 labels, the model gives FP32 [N, 3]",
         ),
         ({"inputs": {"jet": sonic.Row(NAMES)}}, ContractError, "the model takes FP32 [N, 1]"),
     ],
 )
-def test_what_an_onnx_file_does_not_say_is_filled_in(
+def test_gaps_of_onnx_files_are_named_with_a_proposal(
     tagger: Path, options: Any, error: type[Exception], message: str
 ) -> None:
     full = {"pf": NAMES, "pf_mask": sonic.Mask(), "jet": ["mass"]}
@@ -125,13 +113,12 @@ def test_what_an_onnx_file_does_not_say_is_filled_in(
         ([3, 5, 5], "an array of each object"),
     ],
 )
-def test_what_is_not_sure_is_asked(shape: list[Any], expected: Any, tmp_path: Path) -> None:
-    file = tmp_path / "m.onnx"
-    tensors = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", *shape]) for n in ("x", "y")
-    ]
-    nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", tensors[:1], tensors[1:])), file)
+def test_layouts_follow_from_shapes_or_are_asked_for(
+    shape: list[Any], expected: Any, tmp_path: Path
+) -> None:
+    axes = ", ".join(["N", *map(str, shape)])
+    graph = f"(float[{axes}] x) => (float[{axes}] y) {{ y = Identity(x) }}"
+    file = save_onnx(tmp_path / "m.onnx", graph)
     if not isinstance(expected, str):
         assert sonic.Model.from_onnx(file, inputs={"x": NAMES}).inputs == {"x": expected}
         return
@@ -151,14 +138,14 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     with sonic.connect(tmp_path / "r"):
         assert ak.flatten(model(PHOTONS).signal).tolist() == expected.tolist()
         assert ak.flatten(renamed(events)).tolist() == expected.tolist()
-    with pytest.raises(ConfigError, match="feature 0 of .*EB.json is 'pt', got 'eta'"):
+    with pytest.raises(ConfigError, match="EB.json has 3 features: 'pt', .*; got 'eta', 'pt'"):
         sonic.Model.from_xgboost("id_EB", trees, fields=["eta", "pt", "phi"])
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected XGBoost trees in"):
         sonic.Model.from_xgboost("id_EB", tmp_path / "no.json")
 
 
-def test_a_declaration_is_printed_without_a_server(tagger: Path, trees: Path) -> None:
+def test_declarations_are_printed_without_a_server(tagger: Path, trees: Path) -> None:
     done = run("scaffold", tagger)
     assert done.returncode == 0, done.stderr
     names: dict[str, Any] = {}
@@ -169,5 +156,5 @@ def test_a_declaration_is_printed_without_a_server(tagger: Path, trees: Path) ->
     assert 'sonic.Row(["pt", "eta", "phi"])' in done.stdout
     assert '"id_EB"' in done.stdout
     done = run("scaffold", "grpc://127.0.0.1:1")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "expected the name of a model" in done.stderr

@@ -47,7 +47,7 @@ def pool() -> Iterator[sonic.Pool]:
         yield connected
 
 
-def test_numpy_goes_in_and_comes_out() -> None:
+def test_arrays_of_numpy_are_scored_as_such() -> None:
     columns = {"pt": np.asarray([1.0, 2.0]), "eta": np.asarray([0.5, 0.0], "f4")}
     scores = MODEL(columns)
     assert {name: values.tolist() for name, values in scores.items()} == {
@@ -66,7 +66,7 @@ def test_numpy_goes_in_and_comes_out() -> None:
     assert number(columns).tolist() == [[2.0, 1.0], [4.0, 0.0]]
 
 
-def test_data_frames_go_in_and_come_out() -> None:
+def test_data_frames_are_scored_as_such() -> None:
     scores = MODEL(FRAME)
     expected = pd.DataFrame({"a": [2.0, 4.0, 6.0], "b": [1.0, 0.0, -1.0]}, index=FRAME.index)
     pd.testing.assert_frame_equal(scores, expected.astype("float32"))
@@ -83,8 +83,17 @@ def test_data_frames_go_in_and_come_out() -> None:
     assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
 
 
+def test_what_is_no_column_is_refused() -> None:
+    with pytest.raises(errors.FieldError, match="no field 'pt'; there are: 1"):
+        MODEL({1: 2})
+
+
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     up = FRAME.assign(pt=FRAME.pt * 2)
+    columns = {name: FRAME[name].to_numpy() for name in ("pt", "eta")}
+    plain = MODEL(sonic.Variations(nominal=columns, up={**columns, "pt": columns["pt"] + 1}))
+    assert plain["up"]["a"].tolist() == [4.0, 6.0, 8.0]
+    assert plain["nominal"]["a"].tolist() == [2.0, 4.0, 6.0]
     varied = MODEL(sonic.Variations(nominal=FRAME, up=up))
     assert varied["up"].a.tolist() == [4.0, 8.0, 12.0]
     assert varied["nominal"].index.equals(FRAME.index)
@@ -118,7 +127,7 @@ EVENTS = ak.Array([{"Jet": [{"pt": 1.0, "eta": 0.0}], "MET": {"pt": 3.0}, "run":
         (ak.Array(EVENTS.layout.to_typetracer(forget_length=True)), r"such as events\.Jet"),
     ],
 )
-def test_what_is_meant_is_named(objects: Any, hint: str) -> None:
+def test_errors_name_the_array_that_was_meant(objects: Any, hint: str) -> None:
     with pytest.raises(errors.FieldError, match=f"no field 'pt'.*{hint}"):
         MODEL(objects)
     for others in (EVENTS[["MET", "run"]], [{"eta": 1.0}], FRAME[["eta"]], np.ones(2), {}):

@@ -19,29 +19,39 @@ if TYPE_CHECKING:
     from tests.network.proxies import Proxy
     from tests.network.tritons import Triton
 
+# Tests load other models, and unload and load the tagger.
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
+
 
 @pytest.fixture(scope="session")
-def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served_repository(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tagger, which takes 16 rows a request: some 170 requests for the jets."""
-    path = tmp_path_factory.mktemp("small") / "repository"
+    path = tmp_path_factory.mktemp("served") / "repository"
     sonic.build_repository(path, {"tagger": tagger_path}, max_batch_size=16)
     return path
 
 
 @pytest.fixture(scope="session")
 def tritons(
-    small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+    served_repository: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Triton]]:
     """Four, which do not run until they are restored."""
-    with several_tritons(small_batches, tmp_path_factory.mktemp("tritons"), 4) as all_four:
+    folder = tmp_path_factory.mktemp("tritons")
+    with several_tritons(served_repository, folder, 4, arguments=EXPLICIT) as all_four:
         yield all_four
 
 
 @pytest.fixture
 def two_tritons(tritons: list[Triton]) -> list[Triton]:
-    """Two that run."""
-    restore(tritons[:2])
+    """Two that run, and have the tagger."""
+    _restore(tritons[:2])
     return tritons[:2]
+
+
+def _restore(tritons: list[Triton]) -> None:
+    restore(tritons)
+    for triton in tritons:
+        triton.tell("Load")
 
 
 @pytest.fixture
@@ -50,7 +60,7 @@ def proxy(tmp_path: Path) -> Any:
 
     @contextlib.contextmanager
     def run(tritons: list[Triton], kind: type[Proxy] = Envoy, **settings: Any) -> Iterator[Proxy]:
-        restore(tritons)
+        _restore(tritons)
         with kind.before(tritons, tmp_path, **settings) as running:
             yield running
 

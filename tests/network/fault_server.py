@@ -11,17 +11,16 @@ stands before gRPC servers: Envoy, nginx, an ingress. ``grpc/doc/statuscodes.md`
     with FaultServer({"tagger": FakeModel.of(model)}) as server:
         server.misbehave(reset(ErrorCodes.REFUSED_STREAM), times=2)
         server.misbehave(http_status(503, "upstream connect error"), method="ModelMetadata")
-        server.connect_badly(garbage(b"SSH-2.0-OpenSSH_9.2\\r\\n"))
+        server.misbehave(garbage(b"SSH-2.0-OpenSSH_9.2\\r\\n"), method="")
 
 A fault of a call is a coroutine function of an `Exchange`, a fault of a connection a function of a
-`Connection`; `tests.network.misbehaviour` has them.
+`Connection`; both stand below the server. What gRPC makes of each is in `tests.network.faults`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import struct
 from collections.abc import Awaitable, Callable
 from itertools import repeat
@@ -42,115 +41,26 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
-from tests.network.loops import LoopThread, close_listener
-from tests.ports import held_port
-from tritonclient.grpc import service_pb2
+from tests.network.loops import Link, Listener
 
 from sonic_coffea.testing import FakeServer
-from sonic_coffea.testing._servicer import Servicer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
+_OPTIONS = {
+    SettingCodes.INITIAL_WINDOW_SIZE: 2**24,
+    SettingCodes.MAX_FRAME_SIZE: 2**14,
+}
 
 
-class FaultServer(FakeServer):
-    """A `FakeServer` on HTTP/2 frames of its own; `misbehave` and `connect_badly` break them.
-
-    Attributes
-    ----------
-    max_streams : int or None
-        MAX_CONCURRENT_STREAMS of the connections that are made from now on.
-    streams_per_connection : int or None
-        How many calls a connection takes before it is ended gracefully, as by max_connection_age.
-    connections, alive : int, set
-        How many connections have been made, and those that there are.
-    calls : list of str
-        The methods of all calls that arrived.
-    """
-
-    def __init__(self, models: Mapping[str, Any], **options: Any) -> None:
-        super().__init__(models, **options)
-        self.max_streams: int | None = None
-        self.streams_per_connection: int | None = None
-        self.connections = 0
-        self.calls: list[str] = []
-        self.servicer = Servicer(self)
-        self._plans: dict[str, list[Iterator[Any]]] = {}
-        self._held = contextlib.ExitStack()
-        self.alive: set[Connection] = set()
-        self._thread: LoopThread | None = None
-
-    def misbehave(self, fault: CallFault, *, times: int = 1, method: str = "ModelInfer") -> None:
-        """Have a fault happen to the next calls of a method; see `FakeServer.inject`."""
-        self._plans.setdefault(method, []).append(repeat(fault, times))
-
-    def connect_badly(self, fault: ConnectionFault, *, times: int = 1) -> None:
-        """Have a fault happen to the next connections."""
-        self._plans.setdefault("", []).append(repeat(fault, times))
-
-    def freeze(self) -> None:
-        """Answer nothing any more on the connections that there are, as a host that vanished."""
-        self._on_each(lambda connection: connection.freeze())
-
-    def break_connections(self, *, reset: bool = False) -> None:
-        """Close the connections that there are: by FIN, or by RST."""
-        self._on_each(lambda connection: connection.end(reset=reset))
-
-    def start(self) -> Self:
-        """Listen; at the same port as before, if it was stopped."""
-        if self._thread is None:
-            self._port = self._port or self._held.enter_context(held_port())
-            self._thread = LoopThread("fault-server")
-            self._thread.start()
-            self._thread.call(self._listen())
-        return self
-
-    def stop(self) -> None:
-        """Break all connections and listen no more. May be called again."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.call(self._end())
-            thread.stop()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._held.close()
-
-    def next_fault(self, method: str) -> Any:
-        """Return what goes wrong with the call, or for "" the connection, that has just come."""
-        planned = (next(turns, None) for turns in self._plans.get(method, ()))
-        return next(filter(None, planned), None)
-
-    def _on_each(self, what: Callable[[Connection], None]) -> None:
-        async def act() -> None:
-            for connection in list(self.alive):
-                what(connection)
-
-        assert self._thread is not None
-        self._thread.call(act())
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self), "127.0.0.1", self._port, reuse_address=True
-        )
-
-    async def _end(self) -> None:
-        await close_listener(self._server)
-        while self.alive:
-            for connection in list(self.alive):
-                connection.end(reset=True)
-            await asyncio.sleep(0)
-
-
-class Connection(asyncio.Protocol):
+class Connection(Link):
     """One connection: its frames in, and frames out."""
 
-    def __init__(self, server: FaultServer) -> None:
-        self.server = server
+    def __init__(self, server: FaultServer, writer: asyncio.StreamWriter) -> None:
+        super().__init__(server, writer)
         self.exchanges: dict[int, Exchange] = {}
         self.writable = asyncio.Event()
         self.frames: H2Connection | None = None
@@ -158,20 +68,19 @@ class Connection(asyncio.Protocol):
         self._frozen = False
         self._taken = 0
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self.server.alive.add(self)
-        self.server.connections += 1
-        fault = self.server.next_fault("")
-        if fault is not None:
-            fault(self)
-        else:
-            self.shake_hands()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.server.alive.discard(self)
-        for exchange in self.exchanges.values():
-            exchange.cancel()
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        (self.server.next_fault("") or Connection.shake_hands)(self)
+        try:
+            # A client that does not keep to the protocol is left.
+            with contextlib.suppress(ProtocolError):
+                while data := await reader.read(2**16):
+                    if self.frames is not None and not self._frozen:
+                        for event in self.frames.receive_data(data):
+                            self._take(event)
+                        self.flush()
+        finally:
+            for exchange in self.exchanges.values():
+                exchange.task.cancel()
 
     def shake_hands(self) -> None:
         """Begin to speak HTTP/2."""
@@ -183,24 +92,12 @@ class Connection(asyncio.Protocol):
                 normalize_outbound_headers=False,
             )
         )
-        values = {SettingCodes.INITIAL_WINDOW_SIZE: 2**24, SettingCodes.MAX_FRAME_SIZE: 2**14}
+        values = dict(_OPTIONS)
         if self.server.max_streams is not None:
             values[SettingCodes.MAX_CONCURRENT_STREAMS] = self.server.max_streams
         frames.local_settings = Settings(client=False, initial_values=values)
         frames.initiate_connection()
         self.frames = frames
-        self.flush()
-
-    def data_received(self, data: bytes) -> None:
-        if self._frozen or self.frames is None:
-            return
-        try:
-            events = self.frames.receive_data(data)
-        except ProtocolError:
-            self.end()
-            return
-        for event in events:
-            self._take(event)
         self.flush()
 
     def _take(self, event: Any) -> None:
@@ -214,24 +111,20 @@ class Connection(asyncio.Protocol):
                 self.frames.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 if exchange is not None:
                     exchange.request += event.data
-            case StreamEnded():
-                if exchange is not None:
-                    exchange.complete.set()
-            case StreamReset():
-                if exchange is not None:
-                    exchange.cancel()
+            case StreamEnded() if exchange is not None:
+                exchange.complete.set()
+            case StreamReset() if exchange is not None:
+                exchange.task.cancel()
             case WindowUpdated() | RemoteSettingsChanged():
                 self.writable.set()
 
     def _begin(self, event: RequestReceived) -> None:
-        exchange = Exchange(self, event.stream_id, dict(event.headers))
-        self.exchanges[event.stream_id] = exchange
+        path = dict(event.headers)[":path"]
+        self.exchanges[event.stream_id] = exchange = Exchange(self, event.stream_id, path)
         self.server.calls.append(exchange.method)
-        fault = self.server.next_fault(exchange.method)
         self._taken += 1
         if self._taken == self.server.streams_per_connection:
             self.goaway(last_stream=event.stream_id)
-        exchange.run(fault)
 
     def ended(self, exchange: Exchange) -> None:
         """Take note that a call is over; a connection on its way out ends with its last one."""
@@ -246,47 +139,34 @@ class Connection(asyncio.Protocol):
         self.flush()
         self.last_stream = last_stream
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=words)
-        self.transport.write(frame.serialize())
+        self.write(frame.serialize())
 
     def flush(self) -> None:
         """Send the frames that are due."""
         if self.frames is not None and not self._frozen:
-            self.transport.write(self.frames.data_to_send())
+            self.write(self.frames.data_to_send())
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, whatever they are."""
+        self.writers[0].write(data)
 
     def freeze(self) -> None:
         """Take and send no byte any more; to the client, the connection lives."""
         self._frozen = True
 
-    def end(self, *, reset: bool = False) -> None:
-        """Close the connection: by FIN after what was sent, or by RST."""
-        if reset:
-            if not self.transport.is_closing():
-                linger = struct.pack("ii", 1, 0)
-                sock = self.transport.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self.transport.abort()
-        else:
-            self.transport.close()
-
 
 class Exchange:
     """One call: what was asked, and the frames of the answer."""
 
-    def __init__(self, connection: Connection, stream_id: int, headers: dict[str, str]) -> None:
+    def __init__(self, connection: Connection, stream_id: int, path: str) -> None:
         self.connection = connection
         self.stream_id = stream_id
-        self.headers = headers
-        self.method = headers[":path"].rpartition("/")[2]
+        self.path = path
+        self.method = path.rpartition("/")[2]
         self.request = b""
         self.complete = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def run(self, fault: CallFault | None) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(fault or answered))
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        fault = connection.server.next_fault(self.method) or answered
+        self.task = asyncio.get_running_loop().create_task(self._run(fault))
 
     async def _run(self, fault: CallFault) -> None:
         try:
@@ -301,23 +181,26 @@ class Exchange:
         assert self.connection.frames is not None
         return self.connection.frames
 
-    async def answer(self) -> tuple[bytes, grpc.StatusCode, str]:
-        """Return what a faultless server answers: a message, or a status and its words."""
+    async def answer(self) -> tuple[bytes, list[tuple[str, str]]]:
+        """Return what a faultless server answers: a message, if there is one, and trailers."""
         await self.complete.wait()
-        request = getattr(service_pb2, f"{self.method}Request").FromString(self.request[5:])
-        context = _Context(self.headers)
+        ask = self.connection.server.channel.unary_unary(self.path)
         try:
-            message = getattr(self.connection.server.servicer, self.method)(request, context)
-        except _AbortedError as end:
-            return b"", *end.args  # type: ignore[return-value]
-        payload = message.SerializeToString()
-        return b"\0" + struct.pack(">I", len(payload)) + payload, grpc.StatusCode.OK, ""
+            message = await asyncio.to_thread(ask, self.request[5:])
+        except grpc.RpcError as error:
+            return b"", trailers(error.code(), error.details())  # type: ignore[attr-defined]
+        return b"\0" + struct.pack(">I", len(message)) + message, trailers(grpc.StatusCode.OK)
 
-    def send_headers(self, *more: tuple[str, str], end: bool = False, **pseudo: str) -> None:
+    def send_headers(
+        self,
+        *more: tuple[str, str],
+        status: int = 200,
+        content_type: str = "application/grpc",
+        end: bool = False,
+    ) -> None:
         """Send headers: by default those of a good answer."""
-        first = {":status": pseudo.get("status", "200")}
-        first["content-type"] = pseudo.get("content_type", "application/grpc")
-        self.frames.send_headers(self.stream_id, [*first.items(), *more], end_stream=end)
+        first = [(":status", str(status)), ("content-type", content_type)]
+        self.frames.send_headers(self.stream_id, [*first, *more], end_stream=end)
         self.connection.flush()
 
     async def send_data(self, data: bytes, *, end: bool = False) -> None:
@@ -335,45 +218,224 @@ class Exchange:
                 self.connection.writable.clear()
                 await self.connection.writable.wait()
 
-    def send_trailers(self, code: grpc.StatusCode, words: str = "") -> None:
-        """End the call with a status."""
-        trailers = [("grpc-status", str(code.value[0])), ("grpc-message", words)]
-        self.frames.send_headers(self.stream_id, trailers, end_stream=True)
+    def send_trailers(self, sent: list[tuple[str, str]]) -> None:
+        """End the call with trailers."""
+        self.frames.send_headers(self.stream_id, sent, end_stream=True)
         self.connection.flush()
-
-    def reset(self, code: int) -> None:
-        """Send RST_STREAM."""
-        self.frames.reset_stream(self.stream_id, code)
-        self.connection.flush()
-
-
-class _AbortedError(Exception):
-    """What ends a call in the servicer: a status and its words."""
-
-
-class _Context:
-    """What the servicer knows of a call."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        self._headers = headers
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return [item for item in self._headers.items() if not item[0].startswith(":")]
-
-    def abort(self, code: Any, details: str) -> None:
-        raise _AbortedError(code, details)
 
 
 CallFault = Callable[[Exchange], Awaitable[None]]
 ConnectionFault = Callable[[Connection], None]
 
 
-async def answered(call: Exchange) -> None:
-    """Answer rightly: no fault."""
-    message, code, words = await call.answer()
-    if message:
-        call.send_headers()
-        await call.send_data(message)
-        call.send_trailers(code, words)
-    else:
-        call.send_headers(("grpc-status", str(code.value[0])), ("grpc-message", words), end=True)
+class FaultServer(Listener):
+    """A `FakeServer` behind HTTP/2 frames of our own; `misbehave` breaks them.
+
+    Attributes
+    ----------
+    models : dict
+        What is served; ``hold`` and ``release`` are those of the `FakeServer`, too.
+    max_streams : int or None
+        MAX_CONCURRENT_STREAMS of the connections that are made from now on.
+    streams_per_connection : int or None
+        How many calls a connection takes before it is ended gracefully, as by max_connection_age.
+    calls : list of str
+        The methods of all calls that arrived.
+    """
+
+    link = Connection
+    max_streams: int | None = None
+    streams_per_connection: int | None = None
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self._plans: dict[str, list[Iterator[Any]]] = {}
+        self._answering = FakeServer(models)
+        self.models = self._answering.models
+        self.hold, self.release = self._answering.hold, self._answering.release
+
+    def __enter__(self) -> Self:
+        target = self._held.enter_context(self._answering).url.removeprefix("grpc://")
+        sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+        self.channel = self._held.enter_context(grpc.insecure_channel(target, sizes))
+        return super().__enter__()
+
+    def misbehave(
+        self, fault: CallFault | ConnectionFault, *, times: int = 1, method: str = "ModelInfer"
+    ) -> None:
+        """Have a fault happen to the next calls of a method, or to the next connections ("")."""
+        self._plans.setdefault(method, []).append(repeat(fault, times))
+
+    def freeze(self) -> None:
+        """Answer nothing any more on the connections that there are, as a host that vanished."""
+        self.on_each(Connection.freeze)
+
+    def next_fault(self, method: str) -> Any:
+        """Return what goes wrong with the call, or for "" the connection, that has just come."""
+        planned = (next(turns, None) for turns in self._plans.get(method, ()))
+        return next(filter(None, planned), None)
+
+
+def trailers(code: grpc.StatusCode, words: str | None = "") -> list[tuple[str, str]]:
+    """Return what ends a call with a status."""
+    return [("grpc-status", str(code.value[0])), ("grpc-message", words or "")]
+
+
+def answering(
+    change: Callable[[bytes], bytes] = bytes,
+    *,
+    headers: tuple[str, str] | None = None,
+    ending: list[tuple[str, str]] | None = None,
+    ends_with_data: bool = False,
+    part_bytes: int = ALL_STREAMS,
+    after_part: Callable[[Exchange], Awaitable[None]] | None = None,
+) -> CallFault:
+    """Answer, but for what is said: with more headers, another message, other trailers or none."""
+
+    async def fault(call: Exchange) -> None:
+        message, good = await call.answer()
+        if not message:
+            return call.send_headers(*good, end=True)
+        call.send_headers(*[headers] if headers else ())
+        message = change(message)
+        for start in range(0, len(message), part_bytes):
+            await call.send_data(message[start : start + part_bytes], end=ends_with_data)
+            if after_part is not None:
+                await after_part(call)
+        return None if ends_with_data else call.send_trailers(ending or good)
+
+    return fault
+
+
+answered = answering()
+
+
+# What goes wrong with a call.
+
+
+async def silent(call: Exchange) -> None:
+    """Take the request, and never answer it."""
+    await asyncio.Event().wait()
+
+
+def status(code: Any, words: str = "", *more: tuple[str, str]) -> CallFault:
+    """End the call with a status and more trailers."""
+
+    async def fault(call: Exchange) -> None:
+        await call.complete.wait()
+        call.send_headers(*trailers(code, words), *more, end=True)
+
+    return fault
+
+
+def http_status(code: int, body: str = "", *, early: bool = False) -> CallFault:
+    """Answer as a web server that knows no gRPC; early: before the request has arrived."""
+
+    async def fault(call: Exchange) -> None:
+        if not early:
+            await call.complete.wait()
+        call.send_headers(status=code, content_type="text/html")
+        await call.send_data(body.encode(), end=True)
+
+    return fault
+
+
+def reset(code: int = ErrorCodes.CANCEL, after: str = "request") -> CallFault:
+    """Reset the stream after the call's "headers", "request", or the answer's "start", "half",
+    "message".
+    """
+
+    def end(call: Exchange) -> None:
+        call.frames.reset_stream(call.stream_id, code)
+        call.connection.flush()
+
+    return _cut(end, after)
+
+
+def disconnect(after: str = "request", *, by_reset: bool = False) -> CallFault:
+    """End the connection after a part, as in `reset`; by FIN, or by RST."""
+    return _cut(lambda call: call.connection.end(reset=by_reset), after)
+
+
+def _cut(end: Callable[[Exchange], None], after: str) -> CallFault:
+    async def fault(call: Exchange) -> None:
+        if after != "headers":
+            message, _ = await call.answer()
+            if after != "request":
+                call.send_headers()
+            if after in ("half", "message"):
+                await call.send_data(message[: len(message) // 2] if after == "half" else message)
+        end(call)
+
+    return fault
+
+
+def goaway(
+    code: int = ErrorCodes.NO_ERROR, words: bytes = b"", *, takes: bool = False
+) -> CallFault:
+    """Send GOAWAY that does not take this call, or this one last; and end the connection."""
+
+    async def fault(call: Exchange) -> None:
+        await call.complete.wait()
+        last_stream = call.stream_id if takes else max(call.stream_id - 2, 0)
+        call.connection.goaway(code, last_stream=last_stream, words=words)
+        call.connection.end()
+
+    return fault
+
+
+def pings(count: int) -> CallFault:
+    """Send PINGs within and after the right answer."""
+
+    async def flood(call: Exchange) -> None:
+        for number in range(count):
+            call.frames.ping(struct.pack(">Q", number))
+        call.connection.flush()
+
+    return answering(part_bytes=50, after_part=flood)
+
+
+def dribble(part_bytes: int, pause_s: float) -> CallFault:
+    """Answer rightly, a few bytes at a time."""
+    return answering(part_bytes=part_bytes, after_part=lambda _: asyncio.sleep(pause_s))
+
+
+no_trailers = answering(ends_with_data=True)
+no_status = answering(ending=[("x-served-by", "proxy")])
+no_message = answering(lambda _: b"")
+truncated = answering(lambda message: message[: len(message) // 2])
+garbled = answering(lambda _: b"\0" + struct.pack(">I", 8) + b"\xff" * 8)
+
+
+def large_headers(nbytes: int) -> CallFault:
+    """Answer rightly, with a header of so many bytes."""
+    return answering(headers=("x-filler", "x" * nbytes))
+
+
+# What goes wrong with a connection.
+
+
+def garbage(data: bytes) -> ConnectionFault:
+    """Send bytes that are not HTTP/2, and close the connection."""
+
+    def fault(connection: Connection) -> None:
+        connection.write(data)
+        connection.end()
+
+    return fault
+
+
+def deaf(connection: Connection) -> None:
+    """Accept the connection, and say nothing, not even the first SETTINGS."""
+
+
+def mute(connection: Connection) -> None:
+    """Send SETTINGS, and nothing else: no answer to SETTINGS, PING or calls."""
+    connection.shake_hands()
+    connection.freeze()
+
+
+def hang_up(connection: Connection, *, reset: bool = False) -> None:
+    """Accept the connection, and close or reset it."""
+    connection.end(reset=reset)

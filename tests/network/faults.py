@@ -7,31 +7,14 @@ The words of servers and proxies are theirs, letter by letter: of Triton 2.60, E
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import awkward as ak
 import grpc
 import numpy as np
 from h2.errors import ErrorCodes
-from tests.network.misbehaviour import (
-    disconnect,
-    dribble,
-    garbage,
-    garbled,
-    goaway,
-    goaway_and_end,
-    hang_up,
-    hang_up_by_reset,
-    http_status,
-    large_headers,
-    no_message,
-    no_status,
-    no_trailers,
-    reset,
-    silent,
-    status,
-    truncated,
-)
+from tests.network import fault_server as wrong
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -96,10 +79,7 @@ class Case:
 
     def happen(self, server: FaultServer, *, times: int = 1, method: str = "ModelInfer") -> None:
         """Have it happen to the next calls, or connections."""
-        if self.connects:
-            server.connect_badly(self.fault, times=times)  # type: ignore[arg-type]
-        else:
-            server.misbehave(self.fault, times=times, method=method)  # type: ignore[arg-type]
+        server.misbehave(self.fault, times=times, method="" if self.connects else method)
 
 
 def _statuses() -> Iterator[Case]:
@@ -107,6 +87,8 @@ def _statuses() -> Iterator[Case]:
     upstream = "upstream connect error or disconnect/reset before headers. reset reason: "
     refused = "remote connection failure, transport failure reason: delayed connect error: 111"
     unknown = "Request for unknown model: 'tagger' "
+    not_ready = "version 1 is not at ready state"
+    larger = "Received message larger than max (8000130 vs. 4194304)"
     node = "Non-zero status code returned while running Conv node. Name:'c' Status Message: "
     batch = "[request id: 1] inference request batch-size must be <= 64 for 'tagger'"
     region = "Unable to find shared memory region: 'sonic-1'"
@@ -123,12 +105,7 @@ def _statuses() -> Iterator[Case]:
         ("Triton", Code.NOT_FOUND, region, ServerLostError),
         ("SuperSONIC", Code.CANCELLED, "", ServerLostError),
         ("Triton", Code.UNAVAILABLE, f"{unknown}has no available versions", ModelNotReadyError),
-        (
-            "Triton",
-            Code.UNAVAILABLE,
-            f"{unknown}version 1 is not at ready state",
-            ModelNotReadyError,
-        ),
+        ("Triton", Code.UNAVAILABLE, f"{unknown}{not_ready}", ModelNotReadyError),
         ("Triton", Code.NOT_FOUND, f"{unknown}is not found", ModelNotFoundError),
         ("Triton", Code.UNAVAILABLE, f"{unknown}is not found", ModelNotFoundError),
         ("a Python server", Code.NOT_FOUND, "Model tagger not found", ModelNotFoundError),
@@ -144,12 +121,7 @@ def _statuses() -> Iterator[Case]:
         ("a server", Code.UNAVAILABLE, "come back later", OverloadError, pushback),
         # Too much in one request.
         ("Envoy", Code.UNKNOWN, "Payload Too Large", RequestTooLargeError),
-        (
-            "gRPC",
-            Code.RESOURCE_EXHAUSTED,
-            "Received message larger than max (8000130 vs. 4194304)",
-            RequestTooLargeError,
-        ),
+        ("gRPC", Code.RESOURCE_EXHAUSTED, larger, RequestTooLargeError),
         ("Triton", Code.INTERNAL, f"{node}CUDA out of memory", RequestTooLargeError),
         ("Triton", Code.INTERNAL, "Stub process 'tagger_0_0' is not healthy.", RequestError),
         ("Triton", Code.INTERNAL, f"{node}Failed to allocate memory", RequestTooLargeError),
@@ -170,7 +142,7 @@ def _statuses() -> Iterator[Case]:
     ):
         shown = words.removeprefix(upstream).removeprefix(node) or "no words"
         name = f"{origin} {code.name} {shown} {' '.join(dict(trailers))}".strip()
-        yield Case(name, status(code, words, *trailers), words, kind)
+        yield Case(name, wrong.status(code, words, *trailers), words, kind)
 
 
 def _web() -> Iterator[Case]:
@@ -193,7 +165,9 @@ def _web() -> Iterator[Case]:
         page = f"<html><head><title>{number}</title></head><body>nginx</body></html>"
         words = f"Received http2 header with status: {number}"
         # A request that is too large is refused before it has arrived.
-        yield Case(f"HTTP {number}", http_status(number, page, early=number == 413), words, kind)
+        yield Case(
+            f"HTTP {number}", wrong.http_status(number, page, early=number == 413), words, kind
+        )
 
 
 def _streams() -> Iterator[Case]:
@@ -210,45 +184,50 @@ def _streams() -> Iterator[Case]:
         kind = OverloadError if sent == ErrorCodes.ENHANCE_YOUR_CALM else ServerLostError
         words = f"Received RST_STREAM with error code {int(sent)}"
         for after in AFTER if sent == ErrorCodes.INTERNAL_ERROR else ("half",):
-            yield Case(f"{sent.name} after {after}", reset(sent, after), words, kind)
+            yield Case(f"{sent.name} after {after}", wrong.reset(sent, after), words, kind)
 
 
 def _broken() -> Iterator[Case]:
     """Connections that end, and answers that are none."""
     lost = ServerLostError
     for after in AFTER:
-        yield Case(f"FIN after {after}", disconnect(after), "Stream removed (", lost)
-        yield Case(f"RST after {after}", disconnect(after, by_reset=True), "Stream removed (", lost)
+        for name, by_reset in (("FIN", False), ("RST", True)):
+            fault = wrong.disconnect(after, by_reset=by_reset)
+            yield Case(f"{name} after {after}", fault, "Stream removed (", lost)
     for number in (ErrorCodes.NO_ERROR, ErrorCodes.INTERNAL_ERROR, ErrorCodes.PROTOCOL_ERROR):
-        yield Case(f"GOAWAY {number.name}", goaway(number, b"maximum age"), "GOAWAY received", lost)
-    yield Case("GOAWAY, then FIN", goaway_and_end, "GOAWAY received", lost)
+        fault = wrong.goaway(number, b"maximum age")
+        yield Case(f"GOAWAY {number.name}", fault, "GOAWAY received", lost)
+    # gRPC names the one that it noticed first.
+    yield Case("GOAWAY, then FIN", wrong.goaway(takes=True), "", lost)
     ended = "Data frame with END_STREAM flag received"
-    page = http_status(200, "<html>The site is being maintained</html>")
+    page = wrong.http_status(200, "<html>The site is being maintained</html>")
     yield Case("HTML with status 200", page, ended, lost)
-    yield Case("no trailers", no_trailers, ended, lost)
-    yield Case("no grpc-status", no_status, "No status received", lost)
-    yield Case("no message", no_message, "", lost)
-    yield Case("half a message", truncated, "", lost)
-    yield Case("no protobuf", garbled, "Exception deserializing", InferenceError)
-    yield Case("large headers", large_headers(20_000), "metadata size exceeds", InferenceError)
+    yield Case("no trailers", wrong.no_trailers, ended, lost)
+    yield Case("no grpc-status", wrong.no_status, "No status received", lost)
+    yield Case("no message", wrong.no_message, "", lost)
+    yield Case("half a message", wrong.truncated, "", lost)
+    yield Case("no protobuf", wrong.garbled, "Exception deserializing", InferenceError)
+    yield Case(
+        "large headers", wrong.large_headers(20_000), "metadata size exceeds", InferenceError
+    )
 
 
 def _connections() -> Iterator[Case]:
     """Connections that are never made."""
     for name, fault, words in (
-        ("hangs up", hang_up, "connect"),
-        ("hangs up by RST", hang_up_by_reset, "connect"),
-        ("SSH", garbage(b"SSH-2.0-OpenSSH_9.2\r\n"), "Failed parsing HTTP/2"),
-        ("HTTP/1", garbage(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), "http1.x server"),
+        ("hangs up", wrong.hang_up, "connect"),
+        ("hangs up by RST", partial(wrong.hang_up, reset=True), "connect"),
+        ("SSH", wrong.garbage(b"SSH-2.0-OpenSSH_9.2\r\n"), "Failed parsing HTTP/2"),
+        ("HTTP/1", wrong.garbage(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), "http1.x server"),
     ):
         yield Case(name, fault, words, ServerLostError, connects=True)
 
 
 def _hanging() -> Iterator[Case]:
     """Answers that come too late; a proxy's deadline is shorter than the request's own."""
-    words, cut = "Deadline Exceeded", status(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    yield Case("no answer", silent, words, DeadlineError, timeout_s=0.2)
-    yield Case("a slow answer", dribble(1, 20.0), "(Deadline", DeadlineError, timeout_s=1.0)
+    words, cut = "Deadline Exceeded", wrong.status(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    yield Case("no answer", wrong.silent, words, DeadlineError, timeout_s=0.2)
+    yield Case("a slow answer", wrong.dribble(1, 20.0), "(Deadline", DeadlineError, timeout_s=1.0)
     yield Case("a proxy's deadline", cut, words, RouteTimeoutError)
 
 

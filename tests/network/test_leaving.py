@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-import grpc
 import pytest
-from tests.network.tritons import restore, tritons
 from tests.scored import Scored, same_scores
 from tests.waiting import until
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -26,36 +24,10 @@ if TYPE_CHECKING:
 
     from tests.network.tritons import Triton
 
+    Rolling = tuple[sonic.Model, Callable[..., None]]
+
 # A machine with much to do takes long to load a model.
 PATIENT: dict[str, Any] = {"retry_timeout_s": 60}
-EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
-
-
-@pytest.fixture(scope="module")
-def controlled(
-    small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Triton]]:
-    """Two Tritons whose models are loaded and unloaded when they are told to."""
-    folder = tmp_path_factory.mktemp("tritons")
-    with tritons(small_batches, folder, 2, arguments=EXPLICIT) as both:
-        yield both
-
-
-@pytest.fixture
-def loaded(controlled: list[Triton]) -> list[Triton]:
-    """The same, running, with the model."""
-    restore(controlled)
-    for triton in controlled:
-        tell(triton, "Load")
-    return controlled
-
-
-def tell(triton: Triton, what: str, model: str = "tagger") -> None:
-    """Have a Triton load or unload the model."""
-    request = getattr(service_pb2, f"RepositoryModel{what}Request")(model_name=model)
-    with grpc.insecure_channel(triton.url.removeprefix("grpc://")) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        getattr(stub, f"RepositoryModel{what}")(request, timeout=60)
 
 
 @contextlib.contextmanager
@@ -90,73 +62,57 @@ def answered(pool: Pool, more: int = 100) -> None:
 
 
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
-@pytest.mark.parametrize("number", [1, 2])
 def test_no_row_is_lost_while_servers_are_restarted(
-    two_tritons: list[Triton], proxy: Any, scored: Scored, policy: str, number: int
+    two_tritons: list[Triton], proxy: Any, scored: Scored, policy: str
 ) -> None:
-    """One of two, or both one after the other: each unloads its models while it answers."""
+    """One after the other: each unloads its models while it answers."""
     with (
         proxy(two_tritons, policy=policy) as running,
         Pool(Settings.make(running.url)) as pool,
         calls(lambda: scored(pool)),
     ):
         answered(pool)
-        for triton in two_tritons[:number]:
+        for triton in two_tritons:
             triton.leave()
             answered(pool)
             triton.start()
-            before = running.requests_of(triton)
-            until(lambda t=triton, n=before: running.requests_of(t) > n + 20)
+            until(lambda t=triton: t.requests() > 20)
     assert pool.statistics.total().failures == 0
 
 
-def test_calls_wait_while_a_lone_server_is_restarted(
-    two_tritons: list[Triton], scored: Scored
-) -> None:
-    triton = two_tritons[0]
-    with (
-        Pool(Settings.make(triton.url, **PATIENT)) as pool,
-        calls(lambda: scored(pool)),
-    ):
-        answered(pool)
-        triton.leave()
-        triton.start()
-        answered(pool)
-
-
 def test_no_row_is_lost_while_one_of_two_lacks_the_model(
-    loaded: list[Triton], proxy: Any, scored: Scored
+    two_tritons: list[Triton], proxy: Any, scored: Scored
 ) -> None:
     """It says NOT_FOUND to each second request; new pools find the model, too."""
     with (
-        proxy(loaded, policy="ROUND_ROBIN") as running,
+        proxy(two_tritons, policy="ROUND_ROBIN") as running,
         Pool(Settings.make(running.url)) as pool,
         calls(lambda: scored(pool)),
     ):
         answered(pool)
-        tell(loaded[0], "Unload")
+        two_tritons[0].tell("Unload")
         before = pool.statistics.total().retries
         answered(pool, 300)
         assert pool.statistics.total().retries > before
         for _ in range(10):
             with Pool(Settings.make(running.url)) as new:
                 scored(new)
-        tell(loaded[0], "Load")
+        two_tritons[0].tell("Load")
         answered(pool)
 
 
 def test_calls_wait_while_no_server_has_the_model(
-    loaded: list[Triton], proxy: Any, scored: Scored
+    two_tritons: list[Triton], proxy: Any, scored: Scored
 ) -> None:
     with (
-        proxy(loaded) as running,
+        proxy(two_tritons) as running,
         Pool(Settings.make(running.url, **PATIENT)) as pool,
         calls(lambda: scored(pool)),
     ):
         answered(pool)
-        for triton in loaded:
-            tell(triton, "Unload")
-        loading = threading.Timer(1.0, lambda: [tell(triton, "Load") for triton in loaded])
+        for triton in two_tritons:
+            triton.tell("Unload")
+        loading = threading.Timer(1.0, lambda: [triton.tell("Load") for triton in two_tritons])
         loading.start()
         # A worker that is new asks for the model while nobody has it.
         with Pool(Settings.make(running.url, **PATIENT)) as new:
@@ -165,142 +121,111 @@ def test_calls_wait_while_no_server_has_the_model(
         answered(pool)
 
 
-def test_calls_wait_for_a_server_that_is_back_before_its_model(
-    loaded: list[Triton], scored: Scored
+def test_models_that_stay_away_are_given_up_in_time(
+    two_tritons: list[Triton], scored: Scored
 ) -> None:
-    """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
-    triton = loaded[0]
-    tell(triton, "Unload")
-    with Pool(Settings.make(triton.url, **PATIENT)) as pool:
-        with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
-            pool.contract("taggr", None)
-        loading = threading.Timer(1.0, tell, [triton, "Load"])
-        loading.start()
-        scored(pool)
-        loading.join()
-        tell(triton, "Unload")
-        loading = threading.Timer(1.0, tell, [triton, "Load"])
-        loading.start()
-        scored(pool)
-        loading.join()
-
-
-def test_models_that_stay_away_are_given_up_in_time(loaded: list[Triton], scored: Scored) -> None:
-    triton = loaded[0]
+    triton = two_tritons[0]
     with Pool(Settings.make(triton.url, retry_timeout_s=2)) as pool:
         scored(pool)
-        tell(triton, "Unload")
+        triton.tell("Unload")
         for _ in range(2):
             with pytest.raises(errors.ModelNotFoundError, match="tagger"):
                 scored(pool)
         # At once, not after the 30 s for which a server with another model is left alone.
-        tell(triton, "Load")
+        triton.tell("Load")
         scored(pool)
 
 
 @pytest.fixture
-def versions(
-    tagger_path: Path, installation: Any, tmp_path: Path
-) -> Iterator[tuple[Callable[[], None], list[Triton]]]:
-    """Two Tritons that serve the latest version, and what writes version 2 beside version 1."""
-    options: dict[str, Any] = {"max_batch_size": 16, "versions": "latest"}
-    repository = tmp_path / "repository"
-    sonic.build_repository(repository, {"tagger": tagger_path}, **options)
+def rolling(
+    tagger: sonic.Model, served_repository: Path, tagger_path: Path, two_tritons: list[Triton]
+) -> Rolling:
+    """Return a model of two Tritons, and what writes version 2, which they have once they load."""
+    name = f"rolling_{secrets.token_hex(4)}"
 
-    def write() -> None:
-        sonic.build_repository(repository, {"tagger": tagger_path}, version=2, **options)
+    def write(version: int = 2) -> None:
+        options: dict[str, Any] = {"max_batch_size": 16, "versions": "latest", "version": version}
+        sonic.build_repository(served_repository, {name: tagger_path}, **options)
 
-    with tritons(repository, tmp_path, 2, arguments=EXPLICIT) as both:
-        restore(both)
-        yield write, both
+    write(1)
+    for triton in two_tritons:
+        triton.tell("Load", name)
+    return sonic.Model(name, inputs=tagger.inputs, outputs=tagger.outputs), write
 
 
 def test_no_row_is_lost_while_servers_roll_over(
-    versions: tuple[Callable[[], None], list[Triton]], proxy: Any, tagger: sonic.Model, jets: Any
+    rolling: Rolling, two_tritons: list[Triton], proxy: Any, jets: Any
 ) -> None:
-    write, running = versions
+    model, write = rolling
     seen = set()
 
     def score() -> None:
-        seen.add(tagger(jets[:200], pool=pool).attrs["sonic"]["version"])
+        seen.add(model(jets[:200], pool=pool).attrs["sonic"]["version"])
 
     with (
-        proxy(running, policy="ROUND_ROBIN") as balancer,
-        Pool(Settings.make(balancer.url)) as pool,
+        proxy(two_tritons, policy="ROUND_ROBIN") as running,
+        Pool(Settings.make(running.url)) as pool,
         calls(score),
     ):
         answered(pool)
         write()
-        for triton in running:
-            tell(triton, "Load")
+        for triton in two_tritons:
+            triton.tell("Load", model.name)
             answered(pool, 300)
-        until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
+        until(lambda: model(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
     assert seen >= {"1", "2"}
 
 
 def test_metadata_and_configuration_are_of_one_server(
-    versions: tuple[Callable[..., None], list[Triton]], proxy: Any
+    rolling: Rolling, two_tritons: list[Triton], proxy: Any
 ) -> None:
     """Each second call is led to the server whose configuration knows another version's digest."""
-    write, running = versions
+    model, write = rolling
     write()
-    tell(running[1], "Load")
+    two_tritons[1].tell("Load", model.name)
     seen = set()
-    with proxy(running, policy="ROUND_ROBIN") as balancer:
+    with proxy(two_tritons, policy="ROUND_ROBIN") as running:
         for _ in range(20):
-            with contextlib.closing(connect_transport(balancer.url)) as connection:
-                contract = connection.contract("tagger", None)
+            with contextlib.closing(connect_transport(running.url)) as connection:
+                contract = connection.metadata(model.name, None)
                 seen.add((contract.version, bool(contract.digest)))
     assert seen <= {("1", True), ("2", True)}
 
 
-@pytest.fixture
-def many(jets: Any, direct: list[Any]) -> tuple[Any, list[Any]]:
-    """Jets of which one call has some thousand requests, and their scores."""
-    return ak.concatenate([jets] * 20), direct * 20
+def score_while_it_is_replaced(
+    rolling: Rolling, pool: Pool, triton: Triton, jets: Any, direct: list[Any]
+) -> str:
+    """Have a Triton load version 2 during a call of some thousand requests; return its version."""
+    model, write = rolling
+    write()
+    pending = model.submit(ak.concatenate([jets] * 20), pool=pool)
+    answered(pool)
+    triton.tell("Load", model.name)
+    assert not pending.done()
+    scores = pending.result(timeout_s=120)
+    same_scores(scores.top, direct * 20)
+    version: str = scores.attrs["sonic"]["version"]
+    return version
 
 
 def test_calls_have_one_version_while_servers_roll_over(
-    versions: tuple[Callable[[], None], list[Triton]],
-    proxy: Any,
-    tagger: sonic.Model,
-    many: tuple[Any, list[Any]],
+    rolling: Rolling, two_tritons: list[Triton], proxy: Any, jets: Any, direct: list[Any]
 ) -> None:
     """Requests for version 1 that reach the other server are sent again."""
-    write, running = versions
-    objects, expected = many
-    write()
     with (
-        proxy(running, policy="ROUND_ROBIN") as balancer,
-        Pool(Settings.make(balancer.url)) as pool,
+        proxy(two_tritons, policy="ROUND_ROBIN") as running,
+        Pool(Settings.make(running.url)) as pool,
     ):
-        pending = tagger.submit(objects, pool=pool)
-        answered(pool)
-        tell(running[1], "Load")
-        assert not pending.done()
-        scores = pending.result(timeout_s=60)
-        same_scores(scores.top, expected)
+        assert score_while_it_is_replaced(rolling, pool, two_tritons[1], jets, direct) == "1"
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
-    assert scores.attrs["sonic"]["version"] == "1"
 
 
 def test_versions_that_all_servers_replace_are_named(
-    versions: tuple[Callable[[], None], list[Triton]],
-    tagger: sonic.Model,
-    many: tuple[Any, list[Any]],
-    caplog: pytest.LogCaptureFixture,
+    rolling: Rolling, two_tritons: list[Triton], jets: Any, direct: list[Any], caplog: Any
 ) -> None:
-    write, (triton, _) = versions
-    objects, expected = many
-    write()
+    triton = two_tritons[0]
     with Pool(Settings.make(triton.url)) as pool:
-        pending = tagger.submit(objects, pool=pool)
-        answered(pool)
-        tell(triton, "Load")
-        assert not pending.done()
-        scores = pending.result(timeout_s=60)
-        same_scores(scores.top, expected)
-    assert scores.attrs["sonic"]["version"] == "1, 2"
+        assert score_while_it_is_replaced(rolling, pool, triton, jets, direct) == "1, 2"
     warnings = [message for message in caplog.messages if "no server has version 1" in message]
     assert len(warnings) == 1

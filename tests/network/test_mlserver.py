@@ -22,7 +22,6 @@ from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 RUNTIME = """
 import numpy as np
@@ -47,16 +46,12 @@ MODEL = sonic.Model("sums", {"x": sonic.Padded("pt", 4)}, {"y": ["sum", "first"]
 @pytest.fixture(scope="module")
 def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run one in an environment of its own; yield its URL."""
-    folder: Path = tmp_path_factory.mktemp("mlserver")
-    python = folder / "env" / "bin" / "python"
-    for command in (
-        ["venv", "--quiet", "--python", sys.executable, str(python.parents[1])],
-        ["pip", "install", "--quiet", "--python", str(python), "mlserver>=1.7"],
-    ):
-        argv = [uv.find_uv_bin(), *command]
-        created = subprocess.run(argv, check=False, capture_output=True, text=True)
-        if created.returncode:
-            pytest.skip(f"MLServer cannot be installed: {created.stderr.strip()}")
+    python = ["--python", sys.executable]
+    run = [uv.find_uv_bin(), "tool", "run", *python, "--from", "mlserver>=1.7", "mlserver"]
+    installed = subprocess.run([*run, "--version"], check=False, capture_output=True, text=True)
+    if installed.returncode:
+        pytest.skip(f"MLServer cannot be installed: {installed.stderr.strip()}")
+    folder = tmp_path_factory.mktemp("mlserver")
     with contextlib.ExitStack() as stack:
         names = ("http_port", "grpc_port", "metrics_port")
         ports = {name: stack.enter_context(held_port()) for name in names}
@@ -65,9 +60,8 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         declared = {"name": MODEL.name, "implementation": "runtime.Sums"}
         (folder / "model-settings.json").write_text(json.dumps(declared))
         (folder / "runtime.py").write_text(RUNTIME)
-        argv = [str(python.with_name("mlserver")), "start", str(folder)]
         ready = partial(accepts, ports["grpc_port"])
-        stack.enter_context(Service(argv, folder / "mlserver.log", ready))
+        stack.enter_context(Service([*run, "start", folder], folder / "mlserver.log", ready))
         yield f"grpc://127.0.0.1:{ports['grpc_port']}"
 
 

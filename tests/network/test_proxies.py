@@ -7,40 +7,23 @@ anything gets through.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from distributed import Client
-from tests.commands import run
-from tests.dask.conftest import local_cluster
-from tests.network.proxies import (
-    REFUSED_INDEX,
-    Envoy,
-    HAProxy,
-    Nginx,
-    needs_haproxy,
-    needs_nginx,
-    rate_limit,
-    script,
-)
+from tests.network.processes import needs
+from tests.network.proxies import REFUSED_INDEX, Envoy, HAProxy, Nginx, rate_limit, script
 from tests.network.tritons import Triton
-from tests.scored import same_scores
 from tests.waiting import until
 
-from sonic_coffea import connect, errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.network.proxies import Proxy
     from tests.scored import Scored
-
-    from sonic_coffea import Model
 
 OPEN = "open"
 LEAST_REQUEST, ROUND_ROBIN = {"policy": "LEAST_REQUEST"}, {"policy": "ROUND_ROBIN"}
@@ -88,6 +71,8 @@ class Case:
         Whether requests are sent again, if that is sure.
     opens : bool
         Whether nothing gets through for a while.
+    adapts : bool
+        Whether fewer than half of the requests are refused.
     """
 
     kind: type[Proxy] = Envoy
@@ -100,18 +85,16 @@ class Case:
     calls: int = 2
     retried: bool | None = None
     opens: bool = False
+    adapts: bool = False
 
 
 CASES = {
     "Envoy": Case(settings=LEAST_REQUEST, retried=False),
     "Envoy, in turns": Case(settings=ROUND_ROBIN, retried=False),
     "nginx": Case(Nginx, retried=False),
-    "nginx, four connections": Case(Nginx, channels=4, retried=False),
     "HAProxy of connections": Case(HAProxy, retried=False),
     "HAProxy of requests": Case(HAProxy, {"mode": "http"}, retried=False),
     "one of two dies": Case(settings=LEAST_REQUEST, trouble=Triton.kill, retried=True),
-    "one of two dies, in turns": Case(settings=ROUND_ROBIN, trouble=Triton.kill, retried=True),
-    "one of four dies": Case(settings=LEAST_REQUEST, trouble=Triton.kill, tritons=4, retried=True),
     "one of two is dead": Case(trouble=Triton.kill, at_first=True),
     "one of two behind nginx dies": Case(Nginx, trouble=Triton.kill, retried=True),
     "one of two behind HAProxy dies": Case(
@@ -119,13 +102,9 @@ CASES = {
     ),
     "one of two hangs": Case(settings=LEAST_REQUEST, trouble=Triton.stop, opens=True),
     "one of two hangs, in turns": Case(settings=ROUND_ROBIN, trouble=Triton.stop, opens=True),
-    "one of two hangs already": Case(
-        settings=ROUND_ROBIN, trouble=Triton.stop, opens=True, at_first=True
-    ),
     "the end of the connection hangs": Case(HAProxy, trouble=Triton.stop, opens=True),
     "the end of some connections hangs": Case(HAProxy, trouble=Triton.stop, opens=True, channels=4),
-    "few requests at a time": Case(settings={"max_requests": 4}, calls=4),
-    "few requests of many clients": Case(settings={"max_requests": 4}, pools=8, calls=1),
+    "few requests at a time": Case(settings={"max_requests": 4}, calls=4, adapts=True),
     "few requests a second": Case(settings={"filters": [rate_limit("http", 20, 5, 0.05)]}),
     "few requests a second by nginx": Case(Nginx, BUSY, retried=True),
     "few new connections": Case(
@@ -138,14 +117,9 @@ CASES = {
 }
 
 
-def _marks(case: Case) -> list[pytest.MarkDecorator]:
-    return [
-        mark for kind, mark in ((Nginx, needs_nginx), (HAProxy, needs_haproxy)) if case.kind is kind
-    ]
-
-
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=_marks(case)) for name, case in CASES.items()]
+    "case",
+    [pytest.param(c, id=name, marks=needs(*c.kind.programs)) for name, c in CASES.items()],
 )
 def test_rows_are_scored_once(
     case: Case, tritons: list[Triton], proxy: Any, scored: Scored, direct: list[Any]
@@ -155,15 +129,17 @@ def test_rows_are_scored_once(
         proxy(behind, case.kind, **case.settings) as running,
         contextlib.ExitStack() as stack,
     ):
-        before = {triton: triton.requests("tagger") for triton in behind}
+        before = {triton: triton.requests() for triton in behind}
         if case.trouble and case.at_first:
             case.trouble(behind[0])
-        settings = Settings.make(running.url, channels=case.channels)
+        # On a machine that is busy, a server may be late as if it hung.
+        patient = {"hedge_after_s": 60.0} if case.retried is False else {}
+        settings = Settings.make(running.url, channels=case.channels, **patient)
         pools = [stack.enter_context(Pool(settings)) for _ in range(case.pools)]
         seen = stack.enter_context(circuits(*pools))
         scored(pools[0], timeout_s=120)
         # A balancer of connections may lead all to one.
-        busiest = max(behind[case.at_first :], key=lambda t: t.requests("tagger") - before[t])
+        busiest = max(behind[case.at_first :], key=lambda t: t.requests() - before[t])
         pendings = scored.submit(*pools * case.calls)
         if case.trouble and not case.at_first:
             case.trouble(busiest)
@@ -175,50 +151,22 @@ def test_rows_are_scored_once(
         rows = sum(score is not None for event in direct for score in event)
         assert sum(total.rows for total in totals) == calls * rows
         assert sum(total.failures for total in totals) == 0
+        if case.adapts:
+            # Which counter of Envoy's has what did not pass, depends on its version.
+            refused = running.statistic("cluster.tritons.upstream_rq_(active|pending)_overflow")
+            assert refused < totals[0].requests / 2
         assert case.opens or OPEN not in seen
         retries = sum(total.retries for total in totals)
         assert case.retried is None or (retries > 0) == case.retried
         if case.trouble is None and case.kind is not HAProxy:
-            assert all(triton.requests("tagger") > before[triton] + 5 for triton in behind)
-
-
-def test_workers_lose_no_row_when_one_of_two_servers_dies(
-    two_tritons: list[Triton], proxy: Any, tagger: Model, jets: Any, direct: list[Any]
-) -> None:
-    """What is lost is sent again, by each worker."""
-
-    def score(number: int) -> Any:
-        del number
-        return tagger(jets).top
-
-    with (
-        proxy(two_tritons) as running,
-        local_cluster(2) as cluster,
-        Client(cluster) as client,
-        connect(running.url, client=client, max_suspended_chunks=0),
-    ):
-        futures = client.map(score, range(12))
-        until(lambda: any(future.done() for future in futures))
-        two_tritons[0].kill()
-        for scores in client.gather(futures):
-            same_scores(scores, direct)
-
-
-def test_requests_adapt_to_what_passes(
-    two_tritons: list[Triton], proxy: Any, scored: Scored
-) -> None:
-    """Which counter of Envoy's has what did not pass, depends on its version."""
-    with proxy(two_tritons, max_requests=4) as running, Pool(Settings.make(running.url)) as pool:
-        scored(pool, calls=4)
-        refused = running.statistic("cluster.tritons.upstream_rq_(active|pending)_overflow")
-        assert refused < pool.statistics.total().requests / 2
+            assert all(triton.requests() > before[triton] + 5 for triton in behind)
 
 
 def test_calls_wait_while_a_proxy_is_overloaded(
     two_tritons: list[Triton], proxy: Any, scored: Scored
 ) -> None:
     """Nothing gets through while it is; then all does."""
-    with proxy(two_tritons, pressure=True) as running, Pool(Settings.make(running.url)) as pool:
+    with proxy(two_tritons) as running, Pool(Settings.make(running.url)) as pool:
         scored(pool)
         running.press(hard=True)
         (pending,) = scored.submit(pool)
@@ -251,26 +199,3 @@ def test_few_requests_are_spent_while_all_servers_are_dead(
         assert pool.statistics.total().failures == 0
         # Triton has taken 2 s to start, or more.
         assert spent < 200
-
-
-def test_refused_indices_are_named(two_tritons: list[Triton], proxy: Any) -> None:
-    """SuperSONIC refuses the index of models, without a word, while it is saturated."""
-    refusal = "admits no new clients at the moment"
-    with (
-        proxy(two_tritons, filters=[script(REFUSED_INDEX)]) as running,
-        Pool(Settings.make(running.url)) as pool,
-        contextlib.closing(connect_transport(running.url)) as connection,
-    ):
-        with pytest.raises(errors.ModelNotFoundError, match="taggr"):
-            pool.contract("taggr", None)
-        with pytest.raises(errors.OverloadError, match=refusal):
-            connection.models()
-        listed = run("models", running.url)
-        assert listed.returncode == 1
-        assert refusal in listed.stderr.replace("\n", " ")
-        assert "Traceback" not in listed.stderr
-        checked = run("check", running.url, "--json")
-        assert checked.returncode == 0
-        steps = {step["name"]: step for step in json.loads(checked.stdout)["steps"]}
-        assert "admits no new clients" in steps["models"]["detail"]
-        assert run("check", running.url, "tagger", "--json").returncode == 0

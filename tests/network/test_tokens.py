@@ -6,13 +6,12 @@ import base64
 import hashlib
 import hmac
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.network.proxies import signed_tokens
-from tests.scored import same_scores
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -49,14 +48,7 @@ EXPIRED_S = -100.0
 
 @pytest.mark.parametrize("first", [True, False])
 def test_expired_tokens_are_read_again(
-    two_tritons: list[Triton],
-    proxy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    scored: Scored,
-    tmp_path: Path,
-    first: bool,
+    two_tritons: list[Triton], proxy: Any, scored: Scored, tmp_path: Path, first: bool
 ) -> None:
     """By the first call, which asks for the model, and by one whose token has expired meanwhile."""
     path = tmp_path / "token"
@@ -64,17 +56,15 @@ def test_expired_tokens_are_read_again(
     with (
         proxy(two_tritons, filters=[signed_tokens(JWKS)]) as running,
         Pool(Settings.make(running.url, token_file=path, retry_timeout_s=60.0)) as pool,
+        ThreadPoolExecutor(1) as elsewhere,
     ):
         if not first:
             scored(pool)
             path.write_text(token(EXPIRED_S))
-        scores: list[Any] = []
-        scoring = threading.Thread(target=lambda: scores.append(tagger(jets, pool=pool)))
-        scoring.start()
+        scoring = elsewhere.submit(scored, pool)
         until(lambda: running.statistic("http.ingress.jwt_authn.denied") >= 3)
         path.write_text(token(1000.0))
-        scoring.join(60)
-        same_scores(scores[0].top, direct)
+        scoring.result(60)
         assert pool.statistics.total().failures == 0
 
 

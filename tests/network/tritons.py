@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 from tests.network.processes import Service
 from tests.ports import held_port
-from tests.waiting import until
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea.server import ensure
-from sonic_coffea.server._probe import is_ready
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-_STARTS = 5
-# By it, Triton's Python backend aborts now and then as models come and go.
-_ABORT = "boost::interprocess::lock_exception"
 
 
 class Triton(Service):
@@ -64,39 +59,22 @@ class Triton(Service):
             "--allow-metrics=false",
             *arguments,
         ]
-        # The server's Python finds its packages by its own environment alone.
-        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        env["VIRTUAL_ENV"] = str(installation.root)
-        env["PATH"] = f"{installation.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, installation.library_path))
-        # On a busy machine, a model's process may stand still for a while.
-        env["SONIC_COFFEA_STALL_S"] = "30"
-        env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        env = installation.environment() | threads
         super().__init__(
             argv,
             folder / f"triton-{address}-{port}.log",
-            lambda: is_ready(self.url),
+            self._is_ready,
             env=env,
             grace_s=0.0,  # it may end at once: no test waits for what is in flight as it stops
             leftovers=[f"{name}*"],
+            # Its Python backend aborts now and then as models come and go.
+            aborts="boost::interprocess::lock_exception",
         )
 
-    def launch(self) -> None:
-        if not self.running:
-            self.hung = False
-        super().launch()
-
-    def wait(self, timeout_s: float = 120.0) -> None:
-        """Return when it is ready; it is started again if it aborts."""
-        for left in reversed(range(_STARTS)):
-            try:
-                super().wait(timeout_s)
-            except RuntimeError as error:
-                if not left or _ABORT not in str(error):
-                    raise
-                self.launch()
-            else:
-                break
+    def _is_ready(self) -> bool:
+        with connect_transport(self.url) as connection:
+            return connection.ready()
 
     def stop(self) -> None:
         """Have it hang: it accepts connections, and answers nothing."""
@@ -109,15 +87,21 @@ class Triton(Service):
 
     def leave(self) -> None:
         """Ask it to end in good order, and wait until it has: it answers while it unloads."""
-        self.send(signal.SIGTERM)
-        until(lambda: not self.running, 60.0, "the end of a Triton")
+        self.ends(signal.SIGTERM)
 
-    def requests(self, model: str) -> int:
-        """Return how many requests for a model it has answered."""
-        with contextlib.closing(InferenceServerClient(f"{self.address}:{self.port}")) as client:
-            (statistics,) = client.get_inference_statistics(model).model_stats
-            answered: int = statistics.inference_stats.success.count
-            return answered
+    def tell(self, what: str, model: str = "tagger") -> Any:
+        """Have it "Load" or "Unload" a model, or ask for its "Statistics"."""
+        kind = "" if what == "Statistics" else "Repository"
+        names = {"name": model} if what == "Statistics" else {"model_name": model}
+        request = getattr(service_pb2, f"{kind}Model{what}Request")(**names)
+        with grpc.insecure_channel(f"{self.address}:{self.port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            return getattr(stub, f"{kind}Model{what}")(request, timeout=60)
+
+    def requests(self) -> int:
+        """Return how many requests for the tagger it has answered."""
+        answered: int = self.tell("Statistics").model_stats[0].inference_stats.success.count
+        return answered
 
 
 def restore(tritons: Sequence[Triton]) -> None:
@@ -125,6 +109,7 @@ def restore(tritons: Sequence[Triton]) -> None:
     for triton in tritons:
         if triton.hung:  # it may end itself a bit later, though it went on
             triton.end()
+        triton.hung = False
         triton.launch()
     for triton in tritons:
         triton.wait()

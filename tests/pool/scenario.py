@@ -194,7 +194,7 @@ class Scenario:
                 self.cancelled.append(attempt)
                 self.cancelled_at[attempt] = self.now
                 return [e.Failed(attempt, errors.CancelledError("cancelled"))]
-            case e.Deliver(answered):
+            case e.Answered() as answered:
                 self._settle(answered.attempt.slice)
                 self.delivered[answered.attempt.slice] = answered.attempt.url
             case e.Fail(request, error):

@@ -35,7 +35,6 @@ class ScriptedServer:
     """
 
     by_url: ClassVar[dict[str, ScriptedServer]] = {}
-    round_trip_s = 0.0
 
     def __init__(self, url: str, *, max_rows: int | None = 4) -> None:
         self.by_url[url] = self
@@ -47,36 +46,29 @@ class ScriptedServer:
         self.blocks = ""
         self.blocked, self.released = threading.Event(), threading.Event()
         self.lacks = False
+        self.threads = 1
         self.requests: list[np.ndarray] = []
         self.answering: list[np.ndarray] = []
         self.handles: list[ScriptedHandle] = []
-        self.out = self.most_out = 0
-        self.out_bytes = self.most_bytes = 0
-        self.width = 1
+        self.out = 0
         self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
         self.lives = True
-        self.asked = 0
         self.described = 0
         self._lock = threading.Lock()
-
-    def another(self) -> ScriptedServer:
-        return self
 
     def _block(self, method: str) -> None:
         if self.blocks == method:
             self.blocked.set()
             self.released.wait(60)
 
-    def contract(self, model: str, version: str | None) -> Contract:
+    def metadata(self, model: str, version: str | None) -> Contract:
         self.described += 1
-        self._block("contract")
+        self._block("metadata")
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))
         x = TensorSpec(name="x", datatype="FP32", shape=(1,))
-        outputs = tuple(
-            TensorSpec(name=name, datatype="FP32", shape=(self.width,)) for name in self.outputs
-        )
+        outputs = tuple(TensorSpec(name=name, datatype="FP32", shape=(1,)) for name in self.outputs)
         return Contract(
             model=model,
             version=version or "1",
@@ -85,27 +77,24 @@ class ScriptedServer:
             max_rows=self.max_rows,
         )
 
-    def models(self) -> list[Any]:
+    def index(self) -> list[Any]:
         return []
 
     def infer(
         self,
         contract: Contract,
-        pack: Callable[[None], Mapping[str, np.ndarray]],
+        inputs: Mapping[str, np.ndarray],
         outputs: Any,
         **options: Any,
     ) -> ScriptedHandle:
         self._block("infer")
-        x = pack(None)["x"].copy()
+        x = inputs["x"].copy()
         handle = ScriptedHandle()
         with self._lock:
             self.requests.append(x)
             self.answering.append(x)
             self.handles.append(handle)
             self.out += 1
-            self.out_bytes += x.nbytes
-            self.most_out = max(self.most_out, self.out)
-            self.most_bytes = max(self.most_bytes, self.out_bytes)
         arguments = (x, handle, options["done"])
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         return handle
@@ -118,7 +107,6 @@ class ScriptedServer:
         answer = errors.CancelledError("cancelled") if cancelled else self.behaviour(x)
         with self._lock:
             self.out -= 1
-            self.out_bytes -= x.nbytes
         if isinstance(answer, errors.SonicError):
             done(answer.at(server=str(self.address)))
         else:
@@ -128,7 +116,6 @@ class ScriptedServer:
             self.answering[:] = [other for other in self.answering if other is not x]
 
     def live(self, done: Any) -> None:
-        self.asked += 1
         self._block("live")
         lives = self.lives
         threading.Thread(target=done, args=(None if lives else LOST,), daemon=True).start()

@@ -1,23 +1,26 @@
-"""Servers that come, leave and return while requests are in flight."""
+"""Servers may change while rows are out, and what they have is asked once, for a limited time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.pool.scripted import MODEL, ScriptedServer, connect, doubled, objects, pool_of
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool._pool import watch_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from sonic_coffea.transport import Contract
 
 
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:
@@ -48,21 +51,6 @@ def test_servers_are_changed_before_the_first_call(servers: dict[str, ScriptedSe
     assert one.described == 0
 
 
-def test_a_server_that_takes_long_to_let_go_holds_up_nobody(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    """It may be asked to give memory back, and be gone."""
-    one, two = servers.values()
-    answered, closed = threading.Event(), []
-    one.close = lambda: closed.append(answered.wait(20))  # type: ignore[method-assign]
-    with pool_of(*servers) as pool:
-        MODEL.check(pool)
-        pool.set_servers(str(two.address))
-        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
-        assert not closed
-        answered.set()
-
-
 def written(path: Path, text: str | bytes) -> None:
     """Write a file at once, later than it was written before."""
     at = path.stat().st_mtime_ns if path.exists() else 0
@@ -79,30 +67,6 @@ def listed(tmp_path: Path) -> Path:
     return path
 
 
-class Looks(threading.Event):
-    """The end of a watch, which counts how often the watch looked at its file."""
-
-    number = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.number += 1
-        return super().wait(timeout)
-
-
-@contextlib.contextmanager
-def watched(path: Path, pool: Pool) -> Iterator[Looks]:
-    """Have a pool follow a file of servers, which is looked at often."""
-    looks = Looks()
-    args = str(path), pool.settings.servers, pool.set_servers, looks, 0.001
-    thread = threading.Thread(target=watch_servers, args=args)
-    thread.start()
-    try:
-        yield looks
-    finally:
-        looks.set()
-        thread.join()
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -111,14 +75,16 @@ def watched(path: Path, pool: Pool) -> Iterator[Looks]:
         ("grpc://s2:8001\ngrpc://s3:8001\n", "certificate is gone"),
     ],
 )
-def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
+def test_unusable_files_of_servers_change_nothing(
     servers: dict[str, ScriptedServer],
     listed: Path,
     text: str | bytes,
     reason: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, two = servers.values()
+    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
+    _, two = servers.values()
 
     def connecting(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
@@ -128,14 +94,11 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
     def scored() -> bool:
         return doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
-    with (
-        Pool(Settings.make(str(one.address)), connect=connecting) as pool,
-        watched(listed, pool) as looks,
-    ):
-        until(lambda: scored() and looks.number > 2)
+    with Pool(Settings.make(listed), connect=connecting) as pool:
+        assert scored()
         written(listed, text)
-        before = looks.number
-        until(lambda: scored() and looks.number > before + 4)
+        until(lambda: "stay as they are" in caplog.text)
+        assert all(scored() for _ in range(20))  # the file is looked at in between
         problems = [r.getMessage() for r in caplog.records if "stay as they are" in r.getMessage()]
         assert len(problems) == 1
         assert str(listed) in problems[0]
@@ -148,7 +111,7 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
         assert pool.settings.servers == ("grpc://s2:8001",)
 
 
-def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
+def test_unreachable_files_of_servers_hold_up_nobody(
     servers: dict[str, ScriptedServer], listed: Path
 ) -> None:
     """To read a pipe blocks, as on a file system that hangs."""
@@ -170,3 +133,88 @@ def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
         written(listed, "grpc://s1:8001\n")
         os.close(pipes[0])
+
+
+@pytest.fixture
+def slow(servers: dict[str, ScriptedServer]) -> Iterator[SimpleNamespace]:
+    """What of a model is asked of the first server, which does not say until it is released."""
+    (one, _) = servers.values()
+    answer, asked, released = one.metadata, [], threading.Event()
+
+    def metadata(model: str, version: str | None) -> Contract:
+        asked.append(model)
+        if model == "slow":
+            released.wait(60)
+        return answer(model, version)
+
+    one.metadata = metadata  # type: ignore[method-assign]
+    yield SimpleNamespace(asked=asked, released=released)
+    released.set()
+
+
+SLOW = sonic.Model("slow", MODEL.inputs, MODEL.outputs)
+
+
+def soon(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, unless it takes too long."""
+    found: list[Any] = []
+    threading.Thread(target=lambda: found.append(call()), daemon=True).start()
+    until(lambda: bool(found))
+    return found[0]
+
+
+def test_models_do_not_wait_for_questions_about_others(slow: SimpleNamespace) -> None:
+    third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        checked: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: checked.append(SLOW.check(pool))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: "slow" in slow.asked)
+        for model in (MODEL, third):
+            assert doubled(soon(lambda model=model: model(objects(4), pool=pool))) == [0, 1, 2, 3]
+        slow.released.set()
+        for thread in threads:
+            thread.join()
+        assert len(checked) == 4
+        assert slow.asked.count("slow") == 1
+
+
+def test_deadlines_are_those_of_the_whole_call(slow: SimpleNamespace) -> None:
+    with pool_of("grpc://s1:8001") as pool:
+
+        def late() -> Any:
+            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow") as caught:
+                SLOW(objects(4), pool=pool, timeout_s=0.05)
+            return caught.value
+
+        assert soon(late)
+        # Also of one who waits for what another asks: the server is asked once.
+        waiting = threading.Thread(target=lambda: SLOW.check(pool))
+        waiting.start()
+        assert soon(late)
+        assert slow.asked.count("slow") == 1
+        slow.released.set()
+        waiting.join()
+        assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+
+def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
+    servers: dict[str, ScriptedServer],
+) -> None:
+    pool = pool_of(*servers)
+    pool.join_cluster(3600, 1, 0.0)
+    heard: list[Any] = []
+
+    def ask() -> None:
+        with pytest.raises(errors.ConfigError, match="closed") as caught:
+            MODEL.check(pool)
+        heard.append(caught.value)
+
+    threading.Thread(target=ask, daemon=True).start()
+    until(lambda: bool(pool.servers))
+    pool.close()
+    until(lambda: bool(heard))

@@ -1,4 +1,4 @@
-"""The core on virtual time: what it sends where, and what it does when servers fail."""
+"""Each row is delivered or failed once, on virtual time, whatever servers and schedulers do."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from tests.pool.scenario import KEY, LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors, pool
+from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import HALF_OPEN_LOSSES, MAX_LOSSES
-from sonic_coffea.pool._endpoint import SILENCE_S
+from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt
 
 PURE = (
-    "_batching _breaker _channels _core _dispatch _endpoint _events _failures _in_flight "
-    "_limits _models _record _request _signature _waiting"
+    "_batching _breaker _channels _core _dispatch _endpoint _endpoints _events _failures"
+    " _limits _models _record _request _signature _tuning _waiting"
 )
 
 
@@ -31,7 +31,7 @@ IMPURE = ("_engine", "_servers", "_call", "_pool")
 
 
 @pytest.mark.parametrize("module", PURE.split())
-def test_it_knows_no_clock_thread_or_connection(module: str) -> None:
+def test_the_core_knows_no_clock_thread_or_connection(module: str) -> None:
     tree = ast.parse(Path(pool.__file__).with_name(f"{module}.py").read_text())
     names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
@@ -89,7 +89,7 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
 
 
-def test_a_lone_lost_server_is_tried_with_one_request_after_a_back_off() -> None:
+def test_lone_lost_servers_are_tried_with_one_request_after_a_back_off() -> None:
     scenario = Scenario(ONE, retry_timeout_s=60)
     slices = scenario.submit(20)
     scenario.lose(ONE)
@@ -97,7 +97,7 @@ def test_a_lone_lost_server_is_tried_with_one_request_after_a_back_off() -> None
     scenario.wait(0.1)
     assert scenario.core.states(scenario.now)[0].circuit == "half-open"
     assert len(scenario.in_flight) == 1
-    assert scenario.lose(ONE) == HALF_OPEN_LOSSES
+    assert scenario.lose(ONE) == MAX_RETRIES
     retry_at = scenario.endpoint(ONE).breaker.retry_at
     assert 0.1 <= retry_at - scenario.now <= 0.2
     scenario.wait(0.2)
@@ -125,7 +125,7 @@ def test_lost_servers_are_given_up_after_the_retry_timeout() -> None:
 
 
 @pytest.mark.parametrize("kind", [errors.RequestError, errors.AccessError, errors.DeadlineError])
-def test_what_another_try_does_not_mend_is_not_tried_again(kind: Any) -> None:
+def test_failures_that_no_try_mends_are_not_tried_again(kind: Any) -> None:
     scenario = Scenario()
     (wrong,) = scenario.submit(1)
     scenario.fail(scenario.in_flight[0], kind("no"))
@@ -133,21 +133,7 @@ def test_what_another_try_does_not_mend_is_not_tried_again(kind: Any) -> None:
     assert not scenario.in_flight
 
 
-def test_overload_is_a_back_off_and_fewer_requests() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(8)
-    limit = scenario.endpoint(ONE).in_flight.limits[KEY]
-    before = limit.value
-    scenario.fail(scenario.in_flight[0], errors.OverloadError("full"))
-    assert limit.value < before
-    assert scenario.endpoint(ONE).breaker.failing_since is None
-    scenario.answer_all()
-    scenario.wait(0.2)
-    scenario.answer_all()
-    assert set(scenario.delivered) == set(slices)
-
-
-def test_a_silent_server_is_probed_and_its_rows_go_elsewhere() -> None:
+def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     scenario = Scenario(ONE, TWO, balance="priority")
     slices = scenario.submit(3)
     sent = scenario.at(ONE)
@@ -161,7 +147,7 @@ def test_a_silent_server_is_probed_and_its_rows_go_elsewhere() -> None:
     assert set(scenario.delivered.values()) == {TWO}
 
 
-def test_a_slow_server_that_lives_is_waited_for() -> None:
+def test_slow_servers_that_live_are_waited_for() -> None:
     scenario = Scenario(ONE)
     scenario.lives[ONE] = True
     (slow,) = scenario.submit(1)
@@ -173,30 +159,7 @@ def test_a_slow_server_that_lives_is_waited_for() -> None:
     assert scenario.delivered == {slow: ONE}
 
 
-def test_a_server_that_hangs_is_lost_though_each_call_ends_before_it_is_probed() -> None:
-    scenario = Scenario()
-    for number in range(200):
-        slices = scenario.submit(4)
-        # The first one answers some of the first call, and then nothing any more.
-        for attempt in scenario.at(ONE)[: 1 if number == 0 else 0]:
-            scenario.now += 0.01
-            scenario.answer(attempt)
-        for _ in range(200):
-            while scenario.at(TWO):
-                scenario.now += 0.01
-                scenario.answer(scenario.at(TWO)[0])
-            if not {*slices} - {*scenario.delivered}:
-                break
-            scenario.wait(0.05)
-        scenario.wait(0.5)
-        if scenario.endpoint(ONE).breaker.failing_since is not None:
-            break
-    assert scenario.endpoint(ONE).breaker.failing_since is not None
-    assert number < 10
-    assert not scenario.failed
-
-
-def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
+def test_servers_that_answer_while_probed_are_not_lost() -> None:
     scenario = Scenario(ONE)
     scenario.lives[ONE] = None
     scenario.submit(2)
@@ -218,29 +181,6 @@ def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
     while not first.late:
         scenario.wait(0.1)
     return first
-
-
-def test_rows_that_hang_fail_with_the_others_when_no_server_has_their_model() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
-    scenario.served[ONE] = contract(width=2)
-    scenario.ask(anew=True)
-    assert isinstance(scenario.failed[first.slice], errors.ContractError)
-    assert first in scenario.cancelled
-    scenario.answer(first)
-    assert first.slice not in scenario.delivered
-
-
-def test_a_request_that_hangs_does_not_hold_back_the_try_after_a_loss() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=60)
-    first = hanging(scenario)
-    while scenario.in_flight != [first]:
-        scenario.fail(scenario.in_flight[-1])
-    assert scenario.endpoint(ONE).breaker.failing_since is not None
-    scenario.wait(0.2)
-    assert len(scenario.in_flight) == 2
-    scenario.answer(scenario.in_flight[-1])
-    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
@@ -265,7 +205,7 @@ def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
     assert len(scenario.delivered) == 26
 
 
-def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts() -> None:
+def test_hedged_requests_go_elsewhere_and_the_first_response_counts() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
     (late,) = scenario.submit(1)
     (first,) = scenario.in_flight
@@ -278,7 +218,7 @@ def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts()
     assert scenario.cancelled == [first]
 
 
-def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:
+def test_unsent_hedged_requests_are_tried_again_at_their_pace() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.1, balance="priority")
     (late,) = scenario.submit(1)
     for _ in range(3):
@@ -389,7 +329,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
     assert last in scenario.delivered or last in scenario.failed
 
 
-def test_what_usually_takes_longer_is_not_hedged() -> None:
+def test_slow_models_are_not_hedged() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
     scenario.lives = dict.fromkeys((ONE, TWO), True)
     hedges = []
@@ -415,3 +355,56 @@ def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
     assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
     scenario.answer_all()
     assert len(scenario.delivered) == 3
+
+
+def test_quotas_that_expire_before_their_turn_hold_nobody() -> None:
+    """The scheduler has fallen silent: the worker goes by its own limit."""
+    scenario = Scenario(ONE)
+    scenario.ask()
+    quota = Quota(
+        max_in_flight=1,
+        interval_s=1000.0,
+        turn_at=scenario.now + 900,
+        expires_at=scenario.now + 5,
+    )
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
+    (paced,) = scenario.submit(1)
+    assert not scenario.in_flight
+    scenario.wait(5)
+    scenario.answer_all()
+    assert scenario.delivered == {paced: ONE}
+
+
+def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
+    scenario = Scenario(ONE, TWO)
+    scenario.tell(e.SchedulerJoined(scenario.now, 2, 0.5))
+    scenario.submit(12)
+    assert len(scenario.in_flight) == 2
+    scenario.answer(scenario.in_flight[0])
+    assert len(scenario.in_flight) == 2
+    quota = Quota(max_in_flight=5, interval_s=0, turn_at=0, expires_at=scenario.now + 5)
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
+    assert len(scenario.at(ONE)) == 5
+
+
+def test_schedulers_that_send_no_quotas_are_not_waited_for() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
+    scenario.wait(9.0)  # counted from the first request
+    scenario.submit(12)
+    scenario.wait(0.4)
+    assert len(scenario.in_flight) == 1
+    scenario.wait(0.1)
+    assert len(scenario.in_flight) == 4
+
+
+def test_schedulers_that_are_heard_of_have_quotas_later() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
+    scenario.submit(12)
+    for _ in range(3):
+        scenario.wait(0.4)
+        scenario.tell(e.QuotasReceived({}, 0.5))
+    assert len(scenario.in_flight) == 1
+    scenario.wait(0.5)
+    assert len(scenario.in_flight) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._models import OTHERS_S
+from sonic_coffea.pool._tuning import LATE_S
 
 UNLOADED = errors.ModelNotFoundError("unloaded")
 
@@ -31,28 +32,12 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     assert scenario.ask().outcome is waiter.outcome
 
 
-def test_other_threads_have_no_contract_that_a_lost_server_may_have_changed() -> None:
-    scenario = Scenario()
-    scenario.ask()
-    scenario.submit(8)
-    scenario.lose(ONE)
-    assert scenario.published == {}
-
-
-def test_other_threads_have_no_contract_while_servers_are_asked_anew() -> None:
-    scenario = Scenario()
-    scenario.ask()
-    scenario.served = {ONE: None, TWO: None}
-    scenario.ask(anew=True)
-    assert scenario.published == {}
-
-
-def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
+def test_servers_that_do_not_say_what_they_have_hold_up_nobody() -> None:
     scenario = Scenario()
     scenario.served = {ONE: None, TWO: contract()}
     waiter = scenario.ask()
     assert waiter.outcome is None
-    scenario.wait(OTHERS_S)
+    scenario.wait(LATE_S)
     assert waiter.outcome == contract()
     # When it says so in the end, it must have the model that is known by now.
     scenario.say(ONE, contract(width=2))
@@ -87,7 +72,7 @@ UNREACHED = errors.ServerLostError("nothing listens at this port of the host")
 UNREACHED.unreached = True
 
 
-def test_a_server_that_was_never_reached_is_not_waited_for() -> None:
+def test_servers_that_were_never_reached_are_not_waited_for() -> None:
     """Its URL is wrong, or it does not run; the default is to wait for a minute."""
     scenario = Scenario(ONE)
     scenario.served[ONE] = UNREACHED
@@ -98,7 +83,7 @@ def test_a_server_that_was_never_reached_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("known_by", ["this process", "the cluster"])
-def test_a_server_that_restarts_is_waited_for(known_by: str) -> None:
+def test_servers_that_restart_are_waited_for(known_by: str) -> None:
     scenario = Scenario(ONE)
     if known_by == "this process":
         scenario.served[ONE] = contract()
@@ -114,7 +99,7 @@ def test_a_server_that_restarts_is_waited_for(known_by: str) -> None:
     assert waiter.outcome == contract()
 
 
-def test_a_deadline_says_why_the_servers_did_not() -> None:
+def test_deadlines_say_why_servers_did_not_answer() -> None:
     scenario = Scenario(ONE, retry_timeout_s=600)
     scenario.served[ONE] = LOST
     waiter = scenario.ask(timeout_s=2.0)
@@ -136,7 +121,7 @@ def test_the_start_is_delayed() -> None:
     assert waiter.outcome == contract()
 
 
-def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
+def test_wrong_models_are_named_rather_than_missing_ones() -> None:
     """Rows that may become None must not, where a server has another model of the name."""
     scenario = Scenario(ONE, TWO)
     slices = scenario.submit(20)
@@ -147,18 +132,6 @@ def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
     assert set(scenario.failed) == set(slices)
 
 
-def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
-    scenario = Scenario(ONE, max_in_flight=1)
-    scenario.ask()
-    old = scenario.submit(3)
-    scenario.served[ONE] = contract(width=2)
-    assert scenario.ask(anew=True).outcome == contract(width=2)
-    assert all(isinstance(scenario.failed[one], errors.ContractError) for one in old[1:])
-    (new,) = scenario.submit(1, contract=contract(width=2))
-    scenario.answer_all()
-    assert scenario.delivered[new] == ONE
-
-
 def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_silent() -> None:
     scenario = Scenario(ONE, TWO, max_in_flight=1)
     scenario.ask()
@@ -166,13 +139,13 @@ def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_sil
     scenario.served = {ONE: contract(width=2), TWO: None}
     waiter = scenario.ask(anew=True)
     assert scenario.failed == {}
-    scenario.wait(OTHERS_S)
+    scenario.wait(LATE_S)
     assert waiter.outcome == contract(width=2)
     assert set(scenario.failed) == set(old[2:])
     assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
 
 
-def test_a_server_without_the_model_is_asked_again_later() -> None:
+def test_servers_without_the_model_are_asked_again_later() -> None:
     scenario = Scenario()
     scenario.served[ONE] = UNLOADED
     scenario.submit(8)
@@ -184,7 +157,7 @@ def test_a_server_without_the_model_is_asked_again_later() -> None:
     assert scenario.at(ONE)
 
 
-def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
+def test_rows_fail_when_no_server_has_their_model_any_more() -> None:
     scenario = Scenario(ONE, retry_timeout_s=10)
     slices = scenario.submit(1000)
     scenario.served[ONE] = UNLOADED
@@ -201,7 +174,7 @@ def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
     assert scenario.ask().outcome == contract()
 
 
-def test_a_model_that_is_loaded_again_costs_time_only() -> None:
+def test_models_that_are_loaded_again_cost_time_only() -> None:
     scenario = Scenario(ONE)
     slices = scenario.submit(100)
     scenario.served[ONE] = UNLOADED
@@ -217,7 +190,7 @@ def test_a_model_that_is_loaded_again_costs_time_only() -> None:
     assert not scenario.failed
 
 
-def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
+def test_servers_behind_a_url_that_lack_the_model_cost_no_time() -> None:
     """Rows that it refused are sent again at once, and find one that has it."""
     scenario = Scenario(ONE)
     slices = scenario.submit(200)
@@ -233,27 +206,43 @@ def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
     assert scenario.now == began
 
 
-def test_a_server_that_never_finds_what_it_says_to_have_is_given_up() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=10)
-    slices = scenario.submit(4)
-    for _ in range(100):
-        miss_all(scenario)
-        scenario.wait(0.2)
-    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
-    assert set(scenario.failed) == set(slices)
-    assert scenario.retries < 2_000
+NEXT = replace(contract(), version="2")
 
 
-def test_a_model_that_was_never_there_is_refused_at_once() -> None:
+def test_another_version_scores_the_rest_if_no_server_has_the_first_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scenario = Scenario(ONE)
-    scenario.served[ONE] = UNLOADED
-    assert isinstance(scenario.ask().outcome, errors.ModelNotFoundError)
+    slices = scenario.submit(8)
+    scenario.answer(scenario.in_flight[0])
+    scenario.served[ONE] = NEXT
+    miss_all(scenario)
+    scenario.wait(0.5)
+    assert {one.call.contract.version for one in slices} == {"2"}
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert "no server has version 1 of model m any more" in caplog.text
+
+
+def test_calls_keep_their_version_while_a_server_has_it() -> None:
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(100)
+    scenario.served[ONE] = NEXT
+    for _ in range(100):
+        for attempt in scenario.at(ONE):
+            scenario.fail(attempt, UNLOADED)
+        for attempt in scenario.at(TWO):
+            scenario.answer(attempt)
+        scenario.wait(0.1)
+    assert set(scenario.delivered.values()) == {TWO}
+    assert set(scenario.delivered) == set(slices)
+    assert {one.call.contract.version for one in slices} == {"1"}
 
 
 @pytest.mark.parametrize(
     "passing", [LOST, errors.ModelNotReadyError("loading"), errors.OverloadError("busy")]
 )
-def test_a_server_may_come_back_before_its_model_does(passing: errors.SonicError) -> None:
+def test_servers_may_come_back_before_their_model(passing: errors.SonicError) -> None:
     scenario = Scenario(ONE)
     scenario.served[ONE] = passing
     waiter = scenario.ask()
@@ -266,7 +255,7 @@ def test_a_server_may_come_back_before_its_model_does(passing: errors.SonicError
     assert waiter.outcome == contract()
 
 
-def test_what_a_returning_server_refuses_is_said() -> None:
+def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario = Scenario(ONE, retry_timeout_s=60)
     slices = scenario.submit(10)
     scenario.served[ONE] = errors.AccessError("another token, please")

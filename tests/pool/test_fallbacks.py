@@ -1,76 +1,251 @@
-"""A fallback that is lost, lacks the model, or cannot be connected."""
+"""The fallback scores rows while no server has the model, if its files are the same."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import pytest
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, objects, pool_of
+from tests.doubling import MODEL, jets, served
+from tests.pool import scripted
+from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import _events as e
+from sonic_coffea.testing import FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
-def test_a_fallback_that_is_lost_as_well_is_started_again_once(
-    servers: dict[str, ScriptedServer],
+TAGGER = sonic.Model(
+    "tagger",
+    inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
+    outputs={"scores": ["qcd", "top"]},
+)
+CONSTITUENTS = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
+
+
+def twice(scores: ak.Array) -> list[float]:
+    return (scores.twice / 2).tolist()
+
+
+@pytest.fixture
+def remote() -> Iterator[FakeServer]:
+    with FakeServer(served(max_rows=4)) as server:
+        yield server
+
+
+@pytest.fixture
+def local() -> Iterator[FakeServer]:
+    with FakeServer(served(max_rows=4)) as server:
+        yield server
+
+
+def pool_of(remote: FakeServer, fallback: Any, **options: Any) -> Pool:
+    given = {"fallback_after_s": 0.1, "retry_timeout_s": 30, **options}
+    return Pool(Settings.make(remote.url, fallback=fallback, **given))
+
+
+def rows(server: FakeServer) -> int:
+    return server.statistics["m", "rows"]
+
+
+def test_nothing_is_started_while_servers_are_there(remote: FakeServer) -> None:
+    def never() -> str:
+        raise AssertionError
+
+    with pool_of(remote, never) as pool:
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
+
+
+def test_fallbacks_are_left_when_a_server_is_back(remote: FakeServer, local: FakeServer) -> None:
+    with pool_of(remote, lambda: local.url) as pool:
+        assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
+        remote.hold()
+        pending = MODEL.submit(jets(*range(40)), pool=pool)
+        until(lambda: len(remote.requests) > 2)
+        remote.stop()
+        assert twice(pending.result(timeout_s=60)) == list(range(40))
+        scored = {server: tally.rows for (server, *_), tally in pool.statistics}
+        assert rows(local) == scored[local.url]
+        assert scored[local.url] > 20
+        before = rows(remote)
+        remote.start()
+        until(
+            lambda: (
+                twice(MODEL(jets(*range(4)), pool=pool)) == [0, 1, 2, 3] and rows(remote) > before
+            )
+        )
+        before = rows(local)
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
+        assert rows(local) == before
+
+
+def test_fallbacks_score_models_that_no_server_has(remote: FakeServer, local: FakeServer) -> None:
+    remote.unload("m")
+    with pool_of(remote, lambda: local.url, fallback_after_s=1000) as pool:
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
+        remote.load("m")
+
+
+@contextlib.contextmanager
+def with_digests(servers: str, fallback: str, **options: Any) -> Iterator[tuple[Pool, FakeServer]]:
+    """Yield a pool whose server is lost after its first rows, and the fallback."""
+
+    def of(digest: str) -> FakeServer:
+        return FakeServer({"m": replace(served(max_rows=4)["m"], digest=digest)})
+
+    with (
+        of(servers) as remote,
+        of(fallback) as local,
+        pool_of(remote, lambda: local.url, **options) as pool,
+    ):
+        assert twice(MODEL(jets(*range(4)), pool=pool)) == list(range(4))
+        remote.stop()
+        yield pool, local
+
+
+def test_fallbacks_with_the_same_digest_score(caplog: pytest.LogCaptureFixture) -> None:
+    with with_digests("one", "one") as (pool, local):
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
+        assert rows(local) == 40
+    assert "cannot be compared" not in caplog.text
+
+
+def test_fallbacks_with_another_digest_are_refused() -> None:
+    with with_digests("one", "two") as (pool, local):
+        message = (
+            "fallback has another model: its files have the digest two, those of the servers one"
+        )
+        with pytest.raises(errors.ContractError, match=message):
+            MODEL(jets(*range(40)), pool=pool)
+        assert rows(local) == 0
+
+
+@pytest.mark.parametrize(("servers", "fallback"), [("one", ""), ("", "two"), ("", "")])
+def test_fallbacks_that_cannot_be_compared_are_logged_once(
+    servers: str, fallback: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started = []
-
-    def fallback() -> str:
-        started.append(True)
-        return "grpc://s2:8001"
-
-    def lost(*_: Any) -> Any:
-        raise LOST
-
-    options = {"fallback": fallback, "fallback_after_s": 0.1, "retry_timeout_s": 0.3}
-    with pool_of("grpc://s1:8001", **options) as pool:
-        MODEL.check(pool)
-        for one in servers.values():
-            one.behaviour = lambda _: LOST
-            one.contract = lost  # type: ignore[method-assign]
-        with pytest.raises(errors.ServerLostError, match="gone"):
-            MODEL(objects(4), pool=pool, timeout_s=30)
-        assert len(started) == 2
+    with with_digests(servers, fallback) as (pool, _):
+        for _ in range(2):
+            assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
+    assert caplog.text.count("cannot be compared") == 1
 
 
-def test_a_fallback_without_the_model_is_one_clear_error(
-    servers: dict[str, ScriptedServer],
+def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
+    def broken() -> str:
+        raise ZeroDivisionError
+
+    remote.stop()
+    with (
+        pool_of(remote, broken, retry_timeout_s=0.3) as pool,
+        pytest.raises(errors.ServerLostError),
+    ):
+        MODEL(jets(*range(4)), pool=pool)
+    remote.start()
+    with pool_of(remote, broken, retry_timeout_s=0.3) as pool:
+        MODEL(jets(*range(4)), pool=pool)
+        remote.stop()
+        with pytest.raises(errors.ServerLostError):
+            MODEL(jets(*range(4)), pool=pool)
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_this_process_takes_over_with_a_repository(
+    repository: Path, as_path: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fallback = repository if as_path else str(repository)
+    with sonic.connect("grpc://127.0.0.1:9", fallback=fallback, fallback_after_s=0.1) as pool:
+        scores = TAGGER(CONSTITUENTS)
+        scored = {server: tally.rows for (server, *_), tally in pool.statistics}
+    assert scored == {repository.as_uri(): 3}
+    with sonic.connect(repository):
+        assert TAGGER(CONSTITUENTS).tolist() == scores.tolist()
+    assert "rows are scored by the fallback file://" in caplog.text
+
+
+@pytest.mark.server
+def test_running_fallbacks_load_models_when_needed(repository: Path, installation: Any) -> None:
+    def states() -> list[str]:
+        return [model.state for model in local.metadata.models]
+
+    explicit = ["--model-control-mode=explicit"]
+    with sonic.LocalServer(repository, extra_args=explicit, stop_timeout_s=0.0) as local:
+        assert "READY" not in states()
+        with sonic.connect("grpc://127.0.0.1:9", fallback=local.url, fallback_after_s=0.1):
+            scores = TAGGER(CONSTITUENTS)
+        assert states() == ["READY"]
+    with sonic.connect(repository):
+        assert ak.almost_equal(TAGGER(CONSTITUENTS), scores)
+
+
+def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:
+    """Then another is started."""
+    with FakeServer(served(max_rows=4)) as second:
+        urls = iter([local.url, second.url])
+        with pool_of(remote, lambda: next(urls)) as pool:
+            remote.stop()
+            assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
+            local.stop()
+            found: list[Any] = []
+            thread = threading.Thread(
+                target=lambda: found.append(MODEL(jets(*range(8)), pool=pool))
+            )
+            thread.start()
+            thread.join(60)
+            assert twice(found[0]) == list(range(8))
+            assert rows(second) >= 8
+
+
+@pytest.mark.parametrize("digest", ["aa", "bb"])
+def test_fallbacks_serve_the_same_file_while_servers_are_asked_anew(digest: str) -> None:
+    """A call with a cache always asks anew; what servers gave before counts for the fallback."""
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=3)
+    scenario.served = {ONE: contract(digest="aa"), TWO: contract(digest=digest)}
+    scenario.ask()
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask(anew=True)
+    scenario.wait(2)
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(5)
+    if digest == "aa":
+        assert waiter.outcome == contract(digest="aa")
+    else:
+        assert isinstance(waiter.outcome, errors.SonicError)
+
+
+def test_rows_due_for_a_fallback_wait_for_room() -> None:
+    """The engine would go round and round."""
+    scenario = Scenario(ONE, max_in_flight_bytes=16, fallback="repository", fallback_after_s=1)
+    scenario.submit(2)
+    scenario.lives[ONE] = None
+    scenario.endpoint(ONE).breaker.open(LOST, scenario.now)
+    scenario.now += 2
+    scenario.tell()
+    assert scenario.fallbacks == 0
+    assert scenario.core.wakes_at(scenario.now) > scenario.now
+
+
+def test_fallbacks_without_the_model_are_one_clear_error(
+    servers: dict[str, scripted.ScriptedServer],
 ) -> None:
     one, two = servers.values()
     one.lacks = two.lacks = True
-    with pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
+    with scripted.pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
         found: list[Any] = []
 
         def ask() -> None:
             with pytest.raises(errors.ModelNotFoundError) as caught:
-                MODEL.check(pool)
+                scripted.MODEL.check(pool)
             found.append(caught.value)
 
         threading.Thread(target=ask, daemon=True).start()
         until(lambda: bool(found))
-
-
-@pytest.mark.parametrize("error", [errors.ConfigError("no certificate"), SystemExit(3)])
-def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
-    servers: dict[str, ScriptedServer], error: BaseException
-) -> None:
-    one, _ = servers.values()
-
-    def connecting(url: str, **_: Any) -> ScriptedServer:
-        if url not in servers:
-            raise error
-        return servers[url]
-
-    options = {
-        "fallback": lambda: "grpc://s3:8001",
-        "fallback_after_s": 0.1,
-        "retry_timeout_s": 0.3,
-    }
-    with Pool(Settings.make("grpc://s1:8001", **options), connect=connecting) as pool:
-        MODEL.check(pool)
-        one.behaviour = lambda _: LOST
-        with pytest.raises(errors.ServerLostError, match="gone"):
-            MODEL(objects(4), pool=pool, timeout_s=30)

@@ -1,7 +1,9 @@
-"""Rows that a server loses: tried again elsewhere, None if asked, or one clear error."""
+"""Rows that a server loses are tried elsewhere, are None if asked, or are one clear error."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,9 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from sonic_coffea.transport import Contract
 
 
@@ -77,7 +82,7 @@ def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
         assert pending.statistics.total().rows == 12
 
 
-def test_rows_that_are_lost_are_none_if_asked(servers: dict[str, ScriptedServer]) -> None:
+def test_lost_rows_are_none_if_asked(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = refuses(5, 18)
     array = ak.unflatten(objects(20), [3, 0, 10, 7])
@@ -112,10 +117,10 @@ def test_lost_rows_of_several_outputs(servers: dict[str, ScriptedServer]) -> Non
 def test_without_any_server_all_is_none(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
 
-    def contract(model: str, version: str | None) -> Contract:
+    def metadata(model: str, version: str | None) -> Contract:
         raise LOST
 
-    one.contract = contract  # type: ignore[method-assign]
+    one.metadata = metadata  # type: ignore[method-assign]
     with pool_of("grpc://s1:8001", retry_timeout_s=0.1) as pool:
         pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
@@ -128,7 +133,7 @@ def test_without_any_server_all_is_none(servers: dict[str, ScriptedServer]) -> N
         assert caught.value.events == (0, 3)
 
 
-def test_what_is_wrong_is_not_masked(servers: dict[str, ScriptedServer]) -> None:
+def test_wrong_rows_are_not_masked(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     array = ak.zip({"pt": np.array([1, np.nan], np.float32)})
     with pool_of("grpc://s1:8001") as pool:
@@ -146,14 +151,57 @@ def test_what_is_wrong_is_not_masked(servers: dict[str, ScriptedServer]) -> None
             )
 
 
-def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, ScriptedServer]) -> None:
-    (one, two) = servers.values()
-    one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of(*servers, retry_timeout_s=1) as pool:
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
-        two.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-        with pytest.raises(errors.ModelNotFoundError):
-            MODEL(objects(100), pool=pool)
-        one.lacks = two.lacks = True
-        with pytest.raises(errors.ModelNotFoundError):
-            MODEL(objects(100), pool=pool)
+@pytest.fixture(scope="module")
+def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "repository"
+    sonic.build_repository(path, {"tagger": tagger_path}, max_batch_size=4)
+    return path
+
+
+# On a busy machine, a server must end when it is killed, not as its model's process stood still.
+PATIENT = {"SONIC_COFFEA_STALL_S": "30"}
+
+
+@pytest.fixture
+def doomed(small_batches: Path, installation: Any) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(
+        small_batches, stop_timeout_s=1.0, restart=False, env=PATIENT
+    ) as running:
+        yield running
+
+
+ANSWERS = 20
+
+
+def test_processors_go_on_with_none_for_lost_rows(
+    doomed: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    pid = doomed.pid
+    assert pid is not None
+
+    class Masking(sonic.SonicProcessor):
+        models = {"top": tagger}  # noqa: RUF012
+        on_error = "mask"
+
+        def acquire(self, events: Any) -> dict[str, Any]:
+            return {"top": events}
+
+        def overlap(self, events: Any) -> None:
+            """Kill the server while it surely has a request."""
+            until(lambda: pool.statistics.total().requests >= ANSWERS)
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda: pool.servers[0].in_flight > 0)
+            os.kill(pid, signal.SIGKILL)
+
+        def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+            return {"scores": scores["top"]}
+
+    # Hundreds of requests one after the other leave time to kill.
+    with sonic.connect(doomed, retry_timeout_s=0.5, max_in_flight=1) as pool:
+        out = Masking().process(jets)
+    scores = out["scores"].top
+    assert ak.num(scores).tolist() == ak.num(jets).tolist()
+    lost = ak.sum(ak.is_none(scores, axis=1)) - ak.sum(ak.is_none(jets, axis=1))
+    statistics = sonic.report(out).statistics
+    assert lost == statistics.masked > 0
+    assert ak.count(scores) == statistics.total().rows >= 4 * ANSWERS

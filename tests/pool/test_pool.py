@@ -1,8 +1,12 @@
-"""Calls through a pool to scripted servers: order, limits, deadlines, errors, and the close."""
+"""Calls through a pool keep order, limits and deadlines, and leave nothing when it closes."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +45,7 @@ class Indivisible(int):
         raise ZeroDivisionError
 
 
-def test_an_error_inside_the_pool_fails_the_calls_until_then(
+def test_errors_inside_the_pool_fail_the_calls_until_then(
     servers: dict[str, ScriptedServer],
 ) -> None:
     """And nothing else: neither are rows masked, nor does a later call hang."""
@@ -58,64 +62,30 @@ def test_an_error_inside_the_pool_fails_the_calls_until_then(
         assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
 
 
-def test_a_request_from_before_an_error_inside_the_pool_is_not_taken_for_a_later_one(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    for server in servers.values():
-        server.max_rows = Indivisible(4)
-        server.gate.clear()
-    with pool_of(*servers) as pool:
-        early = MODEL.submit(objects(4), pool=pool)
-        until(lambda: sum(server.out for server in servers.values()) == 1)
-        holds, free = sorted(servers.values(), key=lambda server: -server.out)
-        free.gate.set()
-        late = MODEL.submit(objects(4), pool=pool)
-        for pending in (early, late):
-            with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
-                pending.result(timeout_s=20)
-        for server in servers.values():
-            server.max_rows = 4
-        again = MODEL.submit(objects(4), pool=pool)
-        holds.gate.set()
-        assert doubled(again.result(timeout_s=20)) == list(range(4))
-        until(lambda: holds.out == 0)
-        in_flight = [n for report in pool.telemetry()[0] for n, _ in report.models.values()]
-        assert not any(in_flight)
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda x: x[:-1], "came back with shape .* for 4 rows"),
-        (lambda x: {"z": x}, "the answer lacks output 'y'; it has z"),
+        (lambda _: {"y": None}, "could not be taken: .*NoneType"),
         (lambda x: np.hstack([x, x]), "expected 1 values for labels v0"),
     ],
 )
-def test_wrong_answers_are_refused(
+def test_answers_that_do_not_fit_are_errors(
     servers: dict[str, ScriptedServer], answer: Behaviour, message: str
 ) -> None:
+    """Nobody waits for ever, and such an answer has scored nothing."""
     (one, _) = servers.values()
     one.behaviour = answer
-    with pool_of("grpc://s1:8001") as pool, pytest.raises(errors.ResponseError, match=message):
-        MODEL(objects(8), pool=pool)
-
-
-def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, ScriptedServer]) -> None:
-    """Whatever goes wrong on the connection's thread, nobody waits for ever."""
-    (one, _) = servers.values()
-    one.behaviour = lambda _: {"y": None}
     with pool_of("grpc://s1:8001") as pool:
         pending = MODEL.submit(objects(8), pool=pool)
-        with pytest.raises(errors.ResponseError, match="NoneType") as caught:
+        with pytest.raises(errors.ResponseError, match=message) as caught:
             pending.result(timeout_s=10)
         assert caught.value.server == "grpc://s1:8001"
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
-        # What could not be taken has scored nothing.
         assert pool.statistics.total().rows == 0
         assert pool.statistics.total().requests >= 1
 
 
-def test_cancel(servers: dict[str, ScriptedServer]) -> None:
+def test_cancelled_calls_send_no_more(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
@@ -130,7 +100,22 @@ def test_cancel(servers: dict[str, ScriptedServer]) -> None:
     assert pending.done()
 
 
-def test_a_deadline_cancels_the_requests_in_flight(servers: dict[str, ScriptedServer]) -> None:
+def test_cancelled_requests_that_have_not_left_stay(servers: dict[str, ScriptedServer]) -> None:
+    """A connection's thread is held up with the first one, as the call is cancelled."""
+    (one, _) = servers.values()
+    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
+        MODEL.check(pool)
+        one.blocks = "infer"
+        pending = MODEL.submit(objects(8), pool=pool)
+        assert one.blocked.wait(20)
+        until(lambda: pool.servers[0].in_flight == 2)
+        pending.cancel()
+        one.released.set()
+        assert doubled(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3]
+    assert len(one.requests) == 2
+
+
+def test_deadlines_cancel_the_requests_in_flight(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001") as pool:
@@ -176,7 +161,7 @@ def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, Scripte
     until(lambda: threading.active_count() <= before)
 
 
-def test_a_call_that_comes_as_the_pool_is_closed(servers: dict[str, ScriptedServer]) -> None:
+def test_calls_that_come_as_the_pool_closes_are_refused(servers: dict[str, ScriptedServer]) -> None:
     class Closing(Pool):
         def submit(self, call: Any) -> None:
             self.close()
@@ -189,7 +174,7 @@ def test_a_call_that_comes_as_the_pool_is_closed(servers: dict[str, ScriptedServ
         MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
 
 
-def test_a_system_without_threads_for_a_moment(servers: dict[str, ScriptedServer]) -> None:
+def test_pools_recover_from_a_moment_without_threads(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
         with without_threads(), pytest.raises(RuntimeError, match="thread"):
             MODEL.submit(objects(4), pool=pool)
@@ -209,7 +194,7 @@ def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
         assert whole.latencies.sum() == 41
 
 
-def test_states(servers: dict[str, ScriptedServer]) -> None:
+def test_states_name_the_last_error(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda _: LOST
     with pool_of(*servers) as pool:
@@ -220,17 +205,12 @@ def test_states(servers: dict[str, ScriptedServer]) -> None:
         assert "s1" in repr(pool)
 
 
-# What may block
-
-
-@pytest.mark.parametrize("blocking", ["infer", "contract", "live", "close"])
-def test_a_stopped_server_delays_no_other(
-    servers: dict[str, ScriptedServer], blocking: str
-) -> None:
+@pytest.mark.parametrize("blocking", ["infer", "metadata", "live", "close"])
+def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], blocking: str) -> None:
     """It blocks where its token, its shared memory or its connection is needed."""
     one, two = servers.values()
     with pool_of(*servers) as pool:
-        if blocking != "contract":
+        if blocking != "metadata":
             MODEL.check(pool)
         one.blocks = blocking
         if blocking == "live":
@@ -248,3 +228,82 @@ def test_a_stopped_server_delays_no_other(
             one.gate.set()
         for call in pending:
             assert doubled(call.result(timeout_s=20)) == [0, 1, 2, 3]
+
+
+def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
+    servers: dict[str, ScriptedServer],
+) -> None:
+    (one, _) = servers.values()
+    both, infer = threading.Barrier(2, timeout=60), one.infer
+
+    def meet(*args: Any, **options: Any) -> Any:
+        both.wait()
+        return infer(*args, **options)
+
+    one.threads, one.infer = 2, meet
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
+
+
+def test_rows_are_shared_out_equally_among_as_few_requests_as_may_be(
+    servers: dict[str, ScriptedServer],
+) -> None:
+    (one, _) = servers.values()
+    one.max_rows = 40
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(90), pool=pool)) == list(range(90))
+    assert [len(r) for r in one.requests] == [30, 30, 30]
+
+
+# In a process of its own, as other tests of this process may have pools in use.
+CODE = """
+import json, sys
+from tests.pool.scripted import MODEL, ScriptedServer, objects, pool_of
+
+ScriptedServer("grpc://s1:8001")
+seen = {}
+
+def note(when):
+    seen[when] = sys.getswitchinterval()
+
+with pool_of("grpc://s1:8001") as pool:
+    note("before its first use")
+    MODEL(objects(1), pool=pool)
+    note("in use")
+    with pool_of("grpc://s1:8001") as other:
+        MODEL(objects(1), pool=other)
+    note("one of two closed")
+note("closed")
+
+with pool_of("grpc://s1:8001") as pool:
+    MODEL(objects(1), pool=pool)
+    sys.setswitchinterval(0.003)
+note("set meanwhile")
+
+with pool_of("grpc://s1:8001") as pool:
+    MODEL(objects(1), pool=pool)
+    note("set before")
+note("set before, and closed")
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def intervals() -> dict[str, float]:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", CODE]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True, timeout=200
+    )
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
+
+
+def test_the_interval_is_short_while_a_pool_is_in_use(intervals: dict[str, float]) -> None:
+    assert intervals["before its first use"] == intervals["closed"] == 0.005
+    assert intervals["in use"] == intervals["one of two closed"] < 0.002
+
+
+@pytest.mark.parametrize("when", ["set meanwhile", "set before", "set before, and closed"])
+def test_switch_intervals_of_the_user_stay(intervals: dict[str, float], when: str) -> None:
+    assert intervals[when] == 0.003

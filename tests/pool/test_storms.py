@@ -1,15 +1,21 @@
-"""Failures that come back at once: few requests are spent on them, and not for ever."""
+"""Failures cost few requests; those that are too large or take too long are split."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
+from sonic_coffea.layouts import Segment
 from sonic_coffea.pool import ModelKey
 from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._batching import UNLIMITED_ROWS, plan, rows_per_request
+from sonic_coffea.pool._tuning import MAX_LOSSES
 
 RTT_S = 0.002
 
@@ -70,7 +76,7 @@ def test_failures_that_come_at_once_are_no_storm(
 
 
 @pytest.mark.parametrize("name", ["overload", "route timeout", "expired token"])
-def test_a_server_that_is_back_and_refuses_is_left_alone(name: str) -> None:
+def test_servers_that_are_back_and_refuse_are_left_alone(name: str) -> None:
     """The one request that tests a server after a loss has a back-off, too."""
     scenario = Scenario(ONE, retry_timeout_s=60)
     scenario.submit(rows=1)
@@ -84,7 +90,7 @@ def test_a_server_that_is_back_and_refuses_is_left_alone(name: str) -> None:
     assert len(scenario.delivered) == 1
 
 
-def test_a_push_back_of_a_day_is_no_stall() -> None:
+def test_push_backs_of_a_day_are_no_stall() -> None:
     later = asked(errors.OverloadError, retry_after_s=86_400.0)
     scenario = Scenario(ONE, retry_timeout_s=30)
     scenario.submit(1)
@@ -100,23 +106,32 @@ def test_a_push_back_of_a_day_is_no_stall() -> None:
     assert isinstance(waiter.outcome, errors.OverloadError)
 
 
-@pytest.mark.parametrize("kind", [errors.InferenceError, errors.AccessError, errors.CancelledError])
-def test_a_server_that_cannot_say_what_it_has_is_asked_seldom(kind: Any) -> None:
-    """Also while it answers requests for another model, which fill its retry budget."""
-    other = ModelKey("other", None)
-    scenario = Scenario(ONE)
-    scenario.submit(4)
-    scenario.submit(1, key=other)
-    questions = []
+OTHER = ModelKey("other", None)
+
+
+def questions_about(key: ModelKey, scenario: Scenario) -> list[float]:
+    """Return the times at which servers are asked for a model from now on."""
+    times: list[float] = []
     carry_out = scenario._carry_out
 
     def counted(instruction: Any) -> Any:
-        if isinstance(instruction, e.Validate) and instruction.key == other:
-            questions.append(scenario.now)
+        if isinstance(instruction, e.Validate) and instruction.key == key:
+            times.append(scenario.now)
+            assert len(times) < 1000, "the server is asked without end"
         return carry_out(instruction)
 
     scenario._carry_out = counted  # type: ignore[method-assign]
-    scenario.endpoint(ONE).signatures.revalidate()
+    return times
+
+
+@pytest.mark.parametrize("kind", [errors.InferenceError, errors.AccessError, errors.CancelledError])
+def test_servers_that_cannot_describe_a_model_are_asked_seldom(kind: Any) -> None:
+    """Also while it answers requests for another model, which fill its retry budget."""
+    scenario = Scenario(ONE)
+    scenario.submit(4)
+    scenario.submit(1, key=OTHER)
+    questions = questions_about(OTHER, scenario)
+    scenario.endpoint(ONE).revalidate()
     scenario.served[ONE] = kind("no")
     for _ in range(500):
         scenario.submit(1)
@@ -124,6 +139,18 @@ def test_a_server_that_cannot_say_what_it_has_is_asked_seldom(kind: Any) -> None
             scenario.answer(attempt)
         scenario.wait(0.01)
     assert len(questions) < 20
+
+
+def test_questions_that_are_lost_while_requests_are_in_flight_are_no_storm() -> None:
+    """The circuit stays closed, as these requests may still be answered."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = None
+    scenario.submit(2)
+    questions = questions_about(OTHER, scenario)
+    scenario.served[ONE] = LOST
+    scenario.submit(1, key=OTHER)
+    scenario.wait(5.0)
+    assert len(questions) < MAX_LOSSES + 10
 
 
 def test_rows_that_make_servers_hang_are_sent_ever_more_seldom() -> None:
@@ -139,3 +166,172 @@ def test_rows_that_make_servers_hang_are_sent_ever_more_seldom() -> None:
                 scenario.answer(attempt)
         sent = max(sent, sum(attempt.slice is poison for attempt in scenario.in_flight))
     assert sent < 40
+
+
+TOO_LARGE = errors.RequestTooLargeError("too large: Payload Too Large", server=ONE)
+CUT = errors.RouteTimeoutError("cut: upstream request timeout", server=ONE)
+FAILED = errors.InferenceError("the server failed: CUDA error", server=ONE)
+
+
+def rows_of(scenario: Scenario) -> list[tuple[int, int]]:
+    return sorted((part.start, part.stop) for part in scenario.delivered)
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, CUT])
+def test_requests_that_are_too_large_are_split(error: errors.SonicError) -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(rows=8, nbytes=801)
+    (attempt,) = scenario.in_flight
+    scenario.fail(attempt, error)
+    scenario.wait(1.0)
+    first, second = scenario.in_flight
+    assert [a.slice.nbytes for a in (first, second)] == [400, 401]
+    scenario.fail(second, error)
+    scenario.wait(3.0)
+    scenario.answer_all()
+    assert rows_of(scenario) == [(0, 4), (4, 6), (6, 8)]
+    assert scenario.failed == {}
+
+
+def test_sizes_known_to_be_too_large_are_not_sent_for_a_while() -> None:
+    scenario = Scenario(ONE, TWO)
+    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario.submit(rows=8, nbytes=800)
+    (attempt,) = scenario.in_flight
+    scenario.fail(attempt, TOO_LARGE)
+    scenario.answer_all()
+    for _ in range(2):  # one at each server: the other may take it
+        scenario.submit(rows=8, nbytes=800)
+        scenario.submit(rows=4, nbytes=400)
+        sizes = {url: sorted(a.slice.nbytes for a in scenario.at(url)) for url in (ONE, TWO)}
+        assert 800 not in sizes[attempt.url]
+        scenario.answer_all()
+    scenario.wait(61.0)
+    scenario.submit(2, rows=8, nbytes=800)
+    assert [a.slice.nbytes for a in scenario.at(attempt.url)] == [800]
+
+
+def test_rows_that_an_overloaded_route_cuts_are_not_split_without_end() -> None:
+    """Others' requests are why it takes long, and small ones take as long."""
+    scenario = Scenario(ONE)
+    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario.lives = dict.fromkeys((ONE, TWO), True)
+    scenario.submit(rows=64, nbytes=6400)
+
+    def cut(rows: int, in_flight: int) -> None:
+        """Cut a request of so many rows, when it is there."""
+        while not (sent := [a for a in scenario.in_flight if a.slice.rows == rows]):
+            scenario.wait(0.01)
+        sent[0].in_flight = in_flight
+        scenario.fail(sent[0], CUT)
+
+    for rows in (64, 32, 16, 8, 8, 8):
+        cut(rows, 2)
+    cut(8, 1)
+    for _ in range(10):
+        scenario.answer_all()
+        scenario.wait(2.0)
+    assert min(part.rows for part in scenario.delivered) == 4
+    assert sum(part.rows for part in scenario.delivered) == 64
+
+
+def test_single_rows_that_are_too_large_are_named() -> None:
+    scenario = Scenario(ONE)
+    (request,) = scenario.submit(rows=1, nbytes=100)
+    for _ in range(2):  # a server that has no memory left may have some then
+        scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    assert isinstance(scenario.failed[request], errors.RequestTooLargeError)
+    assert "a single row of 100 bytes" in str(scenario.failed[request])
+    scenario.submit(rows=1, nbytes=100)
+    scenario.answer_all()
+    assert len(scenario.delivered) == 1
+
+
+def test_rows_that_belong_together_are_not_split() -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = contract(max_rows=64)
+    (alone,) = scenario.submit(rows=8, nbytes=800)
+    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    for whole in (True, False):
+        (request,) = scenario.submit(rows=8, nbytes=800, whole=whole)
+        scenario.answer_all()
+        assert (request in scenario.delivered) is whole
+    assert alone not in scenario.delivered
+
+
+@pytest.mark.parametrize("error", [FAILED, TOO_LARGE])
+def test_rows_that_a_server_failed_on_are_tried_once_more_elsewhere(
+    error: errors.SonicError,
+) -> None:
+    scenario = Scenario()
+    (request,) = scenario.submit(rows=1)
+    (first,) = scenario.in_flight
+    scenario.fail(first, error)
+    (second,) = scenario.in_flight
+    assert {first.url, second.url} == {ONE, TWO}
+    scenario.fail(second, error)
+    assert isinstance(scenario.failed[request], type(error))
+    assert "tried 2 times" in str(scenario.failed[request])
+    assert scenario.endpoint(ONE).breaker.failing_since is None
+
+
+def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:
+    scenario = Scenario(max_in_flight=1)
+    scenario.submit(2, rows=1)
+    (failed,), (other,) = scenario.at(ONE), scenario.at(TWO)
+    scenario.fail(failed, FAILED)
+    assert scenario.in_flight == [other]
+    scenario.answer(other)
+    assert scenario.at(TWO)[0].slice is failed.slice
+    scenario.answer_all()
+    assert len(scenario.delivered) == 2
+
+
+@given(
+    st.integers(0, 300),
+    st.integers(1, 50),
+    st.none() | st.integers(1, 40),
+    st.lists(st.integers(1, 60), max_size=3),
+    st.integers(50, 5000),
+)
+def test_plans_cover_every_row_once(
+    rows: int, row_bytes: int, max_rows: int | None, preferred: list[int], max_bytes: int
+) -> None:
+    pieces = list(
+        plan(
+            [Segment(0, rows, row_bytes)],
+            max_rows=max_rows,
+            preferred_rows=tuple(preferred),
+            max_bytes=max_bytes,
+        )
+    )
+    assert [r for start, stop, _ in pieces for r in range(start, stop)] == list(range(rows))
+    for start, stop, nbytes in pieces:
+        assert nbytes == (stop - start) * row_bytes <= max_bytes
+        assert max_rows is None or stop - start <= max_rows
+
+
+def test_rows_that_are_too_large_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="raise max_request_bytes"):
+        rows_per_request(101, max_rows=None, max_bytes=100)
+    weights = Segment(0, 2, np.asarray([5, 101], np.int64))
+    with pytest.raises(errors.ConfigError, match=r"101 bytes, more than .* \(100\)"):
+        list(plan([weights], max_rows=None, max_bytes=100))
+
+
+@given(st.integers(1, 100), st.integers(1, 40), st.lists(st.integers(-2, 60), max_size=4))
+def test_the_largest_preferred_batch_that_fits_is_taken(
+    row_bytes: int, max_rows: int, preferred: list[int]
+) -> None:
+    limits = {"max_rows": max_rows, "max_bytes": 500}
+    most = rows_per_request(row_bytes, **limits)
+    assert 1 <= most <= max_rows
+    assert most * row_bytes <= 500
+    assert most == max_rows or (most + 1) * row_bytes > 500
+    taken = rows_per_request(row_bytes, preferred_rows=tuple(preferred), **limits)
+    assert taken == max([p for p in preferred if 0 < p <= most], default=most)
+
+
+def test_without_limits_requests_are_still_bounded() -> None:
+    assert rows_per_request(1, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
+    assert rows_per_request(0, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS

@@ -45,9 +45,6 @@ class Doubling(sonic.SonicProcessor, processor.ProcessorABC):
             "pools": {(os.getpid(), id(pool), pool.settings.servers)},
         }
 
-    def postprocess(self, accumulator: Any) -> Any:
-        return accumulator
-
 
 def double(inputs: Any) -> dict[str, Any]:
     return {"y": 2 * inputs["x"]}
@@ -82,7 +79,7 @@ def check(out: dict[str, Any], server: FakeServer) -> None:
     assert len(out["pools"]) == len({process for process, *_ in out["pools"]})
 
 
-def test_a_process_keeps_its_pool_from_chunk_to_chunk(processes: Any) -> None:
+def test_processes_keep_their_pool_from_chunk_to_chunk(processes: Any) -> None:
     with fake_server() as server, sonic.connect(server.url):
         check(run(processes), server)
 
@@ -96,7 +93,7 @@ def test_processes_that_outlive_a_run_go_to_the_servers_of_the_next(processes: A
     assert {process for process, *_ in out["pools"]} & {process for process, *_ in before}
 
 
-def test_a_token_file_is_found(
+def test_token_files_are_found(
     processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its whole path: workers run elsewhere."""
@@ -114,7 +111,7 @@ def test_a_token_file_is_found(
             run(processes)
 
 
-def test_a_token_that_stays_is_told_of(processes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_that_stay_are_told_of(processes: Any, caplog: pytest.LogCaptureFixture) -> None:
     with fake_server(headers={"authorization": "Bearer hush"}) as server:
         with caplog.at_level(logging.WARNING), sonic.connect(server.url, token="hush"):
             assert "token= of connect stays in this process" in caplog.text

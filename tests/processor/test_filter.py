@@ -9,9 +9,8 @@ import awkward as ak
 import numpy as np
 import pytest
 from coffea import processor
-from coffea.nanoevents import NanoEventsFactory
 from coffea.nanoevents.trace import trace_with_typetracer
-from tests.nanoaod import Schema
+from tests.nanoaod import Schema, sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -62,20 +61,12 @@ def pool(server: FakeServer) -> Iterator[sonic.Pool]:
         yield one
 
 
-def run(threshold: float, **options: Any) -> Any:
-    fileset = {"tt": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
-    runner = processor.Runner(
-        processor.IterativeExecutor(retries=0), schema=Schema, chunksize=300, **options
-    )
-    return runner(fileset, Hard(threshold))
-
-
-def test_only_what_passes_is_produced() -> None:
-    events = NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
-    ).events()
+def test_only_events_that_pass_are_produced() -> None:
+    events = sample()
     passed = events[ak.any(events.FatJet.pt > 500, axis=1)]
-    out = run(500)
+    fileset = {"tt": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
+    run = processor.Runner(processor.IterativeExecutor(), schema=Schema, chunksize=300)
+    out = run(fileset, Hard(500))
     assert 0 < out["events"] == len(passed) < len(events)
     assert out["jets"] == ak.sum(ak.num(passed.FatJet))
     assert out["mass"] == pytest.approx(float(ak.sum(passed.FatJet.msoftdrop)), rel=1e-4)
@@ -85,16 +76,13 @@ def test_only_what_passes_is_produced() -> None:
 
 def test_columns_of_no_events_are_not_read() -> None:
     log: list[Any] = []
-    factory = NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual", access_log=log
-    )
-    out = Hard(1e9).process(factory.events())
+    out = Hard(1e9).process(sample(access_log=log))
     del out[STATISTICS_KEY]
     assert out == {"events": 0, "jets": 0, "mass": 0.0, "scores": 0.0}
     read = {access.branch for access in log}
     assert "FatJet_pt" in read
     assert "FatJet_msoftdrop" not in read
-    Hard(500).process(factory.events())
+    Hard(500).process(sample(access_log=log))
     assert "FatJet_msoftdrop" in {access.branch for access in log}
 
 
@@ -109,40 +97,25 @@ def test_columns_of_no_events_are_not_read() -> None:
     ],
     ids=["few", "lists", "none", "numbers", "with None"],
 )
-def test_a_decision_that_is_none(decision: Any) -> None:
+def test_bad_decisions_are_refused(decision: Any) -> None:
     class Wrong(Hard):
         def decide(self, events: Any, scores: Any) -> Any:
             return decision
 
-    events = NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
-    ).events()
+    events = sample()
     with pytest.raises(errors.InputError, match="Wrong.decide must return one bool for each of"):
         Wrong(1).process(events)
 
 
-def test_variations_in_a_processor() -> None:
-    class Shifted(sonic.SonicProcessor, processor.ProcessorABC):
-        models = MappingProxyType({"m": MODEL})
+def test_decisions_may_be_columns_with_a_description() -> None:
+    class Described(Hard):
+        def decide(self, events: Any, scores: Any) -> Any:
+            return ak.with_parameter(super().decide(events, scores), "__doc__", "HLT_Jet/O")
 
-        def acquire(self, events: Any) -> Any:
-            jets = ak.zip({"pt": events.FatJet.pt})
-            up = ak.zip({"pt": ak.where(jets.pt > 500, jets.pt * 1.1, jets.pt)})
-            return {"m": sonic.Variations(nominal=jets, up=up)}
-
-        def produce(self, events: Any, scores: Any) -> Any:
-            return {name: float(ak.sum(one.gev)) for name, one in scores["m"].items()}
-
-    fileset = {"tt": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
-    out = processor.Runner(processor.IterativeExecutor(retries=0), schema=Schema)(
-        fileset, Shifted()
-    )
-    assert out["up"] > out["nominal"] > 0
-    statistics = sonic.report(out).statistics
-    assert 0.3 < statistics.deduplicated / statistics.objects < 0.7
+    assert Described(500).process(sample())["events"] == Hard(500).process(sample())["events"]
 
 
-def test_scores_and_overlap_are_of_what_passes() -> None:
+def test_scores_and_overlap_are_of_events_that_pass() -> None:
     class Kept(Hard):
         def acquire(self, events: Any) -> Any:
             return {"m": sonic.Variations(nominal=events.FatJet, up=events.FatJet)}
@@ -160,18 +133,14 @@ def test_scores_and_overlap_are_of_what_passes() -> None:
                 assert np.allclose(ak.flatten(one.gev), ak.flatten(events.FatJet.pt))
             return {"events": len(events)}
 
-    events = NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
-    ).events()
+    events = sample()
     assert 0 < Kept(500).process(events)["events"] < 1000
     assert Kept(1e9).process(events)["events"] == 0
 
 
 def traced(analysis: sonic.SonicProcessor) -> set[str]:
     """Return the branches that coffea finds without data; no server may be asked."""
-    events = NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual"
-    ).events()
+    events = sample()
     with sonic.connect("grpc://127.0.0.1:9", retry_timeout_s=0.1):
         found: set[str] = trace_with_typetracer(analysis.process, events, throw=True)
     return found
@@ -222,5 +191,7 @@ class Flagged(Hard):
         (Flagged(1), {"run", "nFatJet", "FatJet_pt", "FatJet_tau1"}),
     ],
 )
-def test_traces_find_what_is_read(analysis: sonic.SonicProcessor, branches: set[str]) -> None:
+def test_traces_find_the_columns_that_are_read(
+    analysis: sonic.SonicProcessor, branches: set[str]
+) -> None:
     assert traced(analysis) == branches

@@ -60,7 +60,7 @@ def test_jets_keep_their_constituents(events: Any) -> None:
     assert sonic.constituents(events).pt.tolist() == events.FatJet.expected.tolist()
 
 
-def test_a_processor_scores(events: Any) -> None:
+def test_processors_score(events: Any) -> None:
     events = changed(events)
     with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url):
         analysis = Analysis()

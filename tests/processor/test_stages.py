@@ -90,7 +90,7 @@ def test_stages_of_a_filter_get_the_events_that_pass() -> None:
         ([1], "Wrong.produce must yield a dict of model name and objects, got list"),
     ],
 )
-def test_what_cannot_be_sent_is_said(sent: Any, message: str) -> None:
+def test_bad_stages_are_refused(sent: Any, message: str) -> None:
     class Wrong(Photons):
         def produce(self, events: Any, scores: Any) -> Any:
             yield sent
@@ -99,7 +99,7 @@ def test_what_cannot_be_sent_is_said(sent: Any, message: str) -> None:
         Wrong().process(EVENTS)
 
 
-def test_an_error_in_a_stage_fails_the_chunk() -> None:
+def test_errors_in_a_stage_fail_the_chunk() -> None:
     class Careful(Photons):
         def produce(self, events: Any, scores: Any) -> Any:
             broken = ak.with_field(events.photon, np.nan, "corrected")

@@ -19,7 +19,7 @@ from tests.commands import run
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.errors import printable
-from sonic_coffea.reporting import Span, Statistics, Tally
+from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import ModelStatistics
 
@@ -62,36 +62,26 @@ def report_of(*names: str) -> sonic.Report:
         tally = Tally(rows=1000, requests=100)
         for number in range(100):
             tally.record_trip(0.001 if number < 98 else 1.0)
-        span = Span(f"worker {name}", f"m {name}", f"s {name}", 1.0, 0.1, 10)
-        statistics.record(f"s {name}", f"m {name}", f"1 {name}", tally, span)
-        other = Span(f"worker {name}", "other", f"s {name}", 1.0, 0.1, 10)
-        statistics.record(f"s {name}", name, "1", Tally(rows=1, requests=1), other)
+        statistics.record(f"s {name}", f"m {name}", f"1 {name}", tally)
+        statistics.record(f"s {name}", name, "1", Tally(rows=1, requests=1))
         model = ModelStatistics(requests=10, queue_s=1.0, compute_s=0.1)
         timings[f"s {name}", f"m {name}"] = model
     return sonic.Report(statistics, wall_s=1.0, timings=timings)
 
 
-@named
-def test_the_table_in_a_terminal(name: str) -> None:
-    text = io.StringIO()
-    Console(file=text, width=400, color_system=None).print(report_of(name))
-    assert f"m {printable(name)} v1 {printable(name)}" in text.getvalue()
-    assert f"requests for m {printable(name)} on s {printable(name)} wait there" in text.getvalue()
-    assert f"d {printable(name)} " in text.getvalue()
-    assert is_harmless(text.getvalue())
-
-
-def test_pages_and_files(tmp_path: Path) -> None:
-    names = NAMES.values()
+def test_terminals_pages_and_files(tmp_path: Path) -> None:
+    names, text = NAMES.values(), io.StringIO()
     report = report_of(*names)
     report.save(tmp_path / "report.html")
-    for page in (report._repr_html_(), (tmp_path / "report.html").read_text()):
-        shown = html.unescape(page)
-        assert all(f"m {printable(name)} v1 {printable(name)}" in shown for name in names)
-        assert all(f"d {printable(name)}" in shown for name in names)
-        assert "<script>" not in page
-        assert "<b>&amp;" not in page
-        assert is_harmless(page)
+    Console(file=text, width=10_000, color_system=None).print(report)
+    pages = report._repr_html_(), (tmp_path / "report.html").read_text()
+    for shown in (text.getvalue(), *map(html.unescape, pages)):
+        for name in map(printable, names):
+            assert f"m {name} v1 {name}" in shown
+            assert f"d {name}" in shown
+            assert f"requests for m {name} on s {name} wait there" in shown
+    assert not any(tag in page for tag in ("<script>", "<b>&amp;") for page in pages)
+    assert all(is_harmless(page) for page in (text.getvalue(), *pages))
     report.save(tmp_path / "report.json")
     saved = json.loads((tmp_path / "report.json").read_text())
     models = [model for name in names for model in (name, f"m {name}")]
@@ -115,8 +105,6 @@ IN_PLOTS = ("half a formula", "formula", "formula of Bokeh", "escapes", "line", 
 def test_plots_of_a_report(name: str) -> None:
     shown, text = drawn(report_of(name).plot()), printable(name)
     assert shown.count(f"m {text} v1 {text}") >= 2  # of a bar, and in a legend
-    assert f"worker {text}" in shown
-    assert f"{text} v1</text>" in shown
 
 
 @named
@@ -124,11 +112,10 @@ def test_the_dashboard(name: str) -> None:
     from bokeh.document import Document
     from bokeh.models import DataTable
 
-    from sonic_coffea.dask._dashboard import fill_page
-    from sonic_coffea.dask._history import History
+    from sonic_coffea.dask._dashboard import History, fill_page
 
     history, page = History(), Document()
-    history.report([((f"s {name}", f"m {name}", "1"), [1, 1, 0, 0, 0.1])], [])
+    history.report({((f"s {name}", f"m {name}", "1"), "rows"): 1}, {})
     fill_page(history, None, {}, page)
     cells = page.select_one({"type": DataTable}).source.data
     assert cells["Server"] == [f"s {printable(name)}"]
@@ -195,9 +182,6 @@ def test_what_stands_in_a_notebook(name: str) -> None:
         pending.result(progress=True)
     for thing in (model, pending):
         assert is_harmless(repr(thing))
-        assert printable(name) in html.unescape(thing._repr_html_())
-        assert is_harmless(thing._repr_html_().replace("\n", " "))
-        assert "<script>" not in thing._repr_html_()
     rich.reconfigure()
     assert printable(name) in text.getvalue()
     assert name.isprintable() or name not in text.getvalue()

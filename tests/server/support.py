@@ -1,4 +1,4 @@
-"""Asking the operating system about processes, and trying servers."""
+"""Asking the operating system about processes, and making, breaking and trying models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from pathlib import Path
 
 import psutil
 
-from sonic_coffea.server import build_repository
+from sonic_coffea.server import Served, build_repository
+from sonic_coffea.transport import read_model_config
+
+
+def function(path, code, *, width=2, **options):
+    """Write a file of Python; serve its function of that name, of rows `x` to rows `y`."""
+    path.write_text(code)
+    rows = ("float32", ["N", width])
+    declared = {"inputs": {"x": rows}, "outputs": {"y": rows}, **options}
+    return Served(f"{path}:{path.stem}", **declared)
 
 
 def is_gone(pid: int) -> bool:
@@ -61,6 +70,10 @@ def broken(tmp_path, classifier, edit):
     path = build_repository(tmp_path / "repository", {"top": classifier}, platform="python")
     edit(path / "top")
     return path
+
+
+def configuration(repository, model="m"):
+    return read_model_config((repository / model / "config.pbtxt").read_text())
 
 
 def infer(server, model: str, version: str = "", **inputs):

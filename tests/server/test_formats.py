@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -11,13 +10,13 @@ import zipfile
 import awkward as ak
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError, ServerStartError
 from sonic_coffea.server import Served, build_repository, ensure, read_repository
-from sonic_coffea.transport import read_model_config
 
-from .support import infer
+from .support import configuration, function, infer
 
 # Runs where the packages are, and predicts there as well: the reference.
 TRAIN = """
@@ -58,15 +57,11 @@ def tracks(hits, row_splits):
     means = sums / np.diff(row_splits)[:, None]
     return {"mean": (means * SCALE + OFFSET).astype("float32")}
 
-def forgetful(x):
-    return {"other": x}
-
-def doubled(x):
-    return {"y": x.astype("float64")}
-
 def listed(x):
     return [x]
 '''
+# What functions return that are declared to return rows `y` of float32.
+RETURNED = {"forgetful": "{'other': x}", "doubled": "{'y': x.astype('f8')}", "listed": "[x]"}
 ROWS = {"inputs": {"x": ("float32", [-1, 2])}, "outputs": {"y": ("float32", [-1, 2])}}
 GRAPH = {
     "inputs": {"hits": ("float32", [-1, 2]), "row_splits": ("int64", [-1])},
@@ -76,12 +71,7 @@ GRAPH = {
 
 @pytest.fixture(scope="module")
 def extended(installation):
-    try:
-        return ensure(extras=("xgboost", "lightgbm"))
-    except ServerStartError as error:
-        if os.environ.get("SONIC_COFFEA_REQUIRE_SERVER"):
-            raise
-        pytest.skip(f"no packages for trees: {error}")
+    return ensure(extras=("xgboost", "lightgbm"))
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +92,16 @@ def tracker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, trees, tracker, serve):
-    file = tracker / "tracker.py"
     more = [tracker / "constants.py", tracker / "scale.npy"]
     models = {
-        "pair": trees / "pair.json",
-        "three": trees / "three.ubj",
-        "stopped": trees / "stopped.json",
-        "light": trees / "light.txt",
-        "tracks": Served(f"{file}:tracks", **GRAPH, files=more),
+        **{path.stem: path for path in trees.glob("*.*") if path.suffix != ".npz"},
+        "tracks": Served(f"{tracker / 'tracker.py'}:tracks", **GRAPH, files=more),
         **{
-            name: Served(f"{file}:{name}", **ROWS, files=more)
-            for name in ("forgetful", "doubled", "listed")
+            name: function(tracker / f"{name}.py", f"def {name}(x): return {value}\n")
+            for name, value in RETURNED.items()
         },
     }
-    # The three that return what they should not would not even load.
+    # Those that return what they should not would not even load.
     path = build_repository(tmp_path_factory.mktemp("served") / "r", models, warmup=False)
     with serve(path) as server:
         yield path, server
@@ -130,6 +116,8 @@ def test_trees_score_as_their_package_does(served, trees, name):
 
 
 def test_features_in_another_order_than_in_the_file_are_refused(served):
+    (pair,) = (entry for entry in read_repository(served[0]) if entry["model"] == "pair")
+    assert pair["features"] == ["pt", "eta", "phi"]
     jets = ak.Array({name: [1.0, 2.0] for name in ("pt", "eta", "phi", "mass")})
     outputs = {"scores": ["top"]}
     with sonic.connect(served[1]) as pool:
@@ -149,26 +137,6 @@ def test_features_in_another_order_than_in_the_file_are_refused(served):
     assert notes == ["in the model's file 'mass' is 'phi'"]
 
 
-def test_declared_inputs_are_as_wide_as_the_trees(tmp_path):
-    xgboost = pytest.importorskip("xgboost")
-    x = np.random.default_rng(3).normal(size=(60, 4)).astype("f4")
-    xgboost.train({"nthread": 1}, xgboost.DMatrix(x, x[:, 0]), 2).save_model(tmp_path / "m.json")
-    for width in (4, 5):
-        row = {"inputs": {"x": ("float32", [-1, width])}, "outputs": {"y": ("float32", [-1, 1])}}
-        source = Served(tmp_path / "m.json", **row)
-        if width == 4:
-            build_repository(tmp_path / "r", {"m": source})
-            continue
-        with pytest.raises(ConfigError, match=r"m.json has 4 features: expected .*\[-1, 4\], got"):
-            build_repository(tmp_path / "other", {"m": source})
-
-
-def test_names_of_features_are_kept(served):
-    manifest = json.loads((served[0] / "pair" / "1" / "sonic-manifest.json").read_text())
-    assert manifest["features"] == ["pt", "eta", "phi"]
-    assert manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 3]}]
-
-
 OBJECTIVES = [
     ("binary:logitraw", {"booster": "dart"}, "json"),
     ("multi:softmax", {"num_class": 3}, "ubj"),
@@ -178,7 +146,7 @@ OBJECTIVES = [
 
 
 @pytest.mark.parametrize(("objective", "options", "suffix"), OBJECTIVES)
-def test_what_trees_take_and_give(tmp_path, objective, options, suffix):
+def test_tensors_of_trees_come_from_the_file(tmp_path, objective, options, suffix):
     xgboost = pytest.importorskip("xgboost")
     x = np.random.default_rng(3).normal(size=(60, 4)).astype("f4")
     targets = (x[:, 0] > 0) + (x[:, 1] > 0.5) if "num_class" in options else x[:, 0] > 0
@@ -188,27 +156,24 @@ def test_what_trees_take_and_give(tmp_path, objective, options, suffix):
     path = build_repository(tmp_path / "r", {"m": tmp_path / f"m.{suffix}"})
     (entry,) = read_repository(path)
     width = booster.inplace_predict(x).size // len(x)
-    assert entry.manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 4]}]
-    assert entry.manifest["outputs"][0]["shape"] == [-1, width]
+    assert entry["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 4]}]
+    assert entry["outputs"][0]["shape"] == [-1, width]
 
 
-def test_binary_trees_without_their_package(tmp_path, monkeypatch):
+def test_binary_trees_need_their_package_or_a_declaration(tmp_path, monkeypatch):
     (tmp_path / "m.ubj").write_bytes(b"{")
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with pytest.raises(
         ConfigError, match="^reading .* needs the xgboost package here; save the trees as .json"
     ):
         build_repository(tmp_path / "r", {"m": tmp_path / "m.ubj"})
-    row = ("float32", ["N", 1])
-    source = Served(tmp_path / "m.ubj", inputs={"x": row}, outputs={"y": row})
-    build_repository(tmp_path / "r", {"m": source})
+    build_repository(tmp_path / "r", {"m": Served(tmp_path / "m.ubj", **ROWS)})
 
 
-def test_a_function_runs_from_its_copied_source(served, tracker):
+def test_functions_run_from_their_copied_source(served, tracker):
     path, server = served
-    config = read_model_config((path / "tracks" / "config.pbtxt").read_text())
     # Their first axes count different things: they must not be stacked.
-    assert "max_batch_size" not in config
+    assert "max_batch_size" not in configuration(path, "tracks")
     assert (path / "tracks" / "1" / "source" / "tracker.py").read_text() == TRACKER
     hits = np.arange(12, dtype="f4").reshape(6, 2)
     answer = infer(server, "tracks", hits=hits, row_splits=np.array([0, 4, 6]))
@@ -219,38 +184,35 @@ def test_a_function_runs_from_its_copied_source(served, tracker):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "forgetful",
-            "output 'y' of model 'forgetful' is declared, but the model returned 'other'",
-        ),
+        ("forgetful", "'y' of model 'forgetful' is declared, but the model returned 'other'"),
         ("doubled", r"'y' of model 'doubled' is declared float32 .* returned float64 \[3, 2\]"),
         ("listed", "expected listed to return a dict of arrays, got list"),
     ],
 )
-def test_a_function_that_returns_something_else(served, name, message):
-    from tritonclient.utils import InferenceServerException
-
+def test_undeclared_outputs_of_functions_are_refused(served, name, message):
     with pytest.raises(InferenceServerException, match=message):
         infer(served[1], name, x=np.ones((3, 2), "f4"))
 
 
-def test_a_server_without_the_package_says_how_to_add_it(tmp_path, serve):
-    (tmp_path / "f.py").write_text("import package_that_is_missing\ndef f(x): return {'y': x}\n")
-    path = build_repository(tmp_path / "r", {"m": Served(f"{tmp_path}/f.py:f", **ROWS)})
+def test_servers_without_a_package_say_how_to_add_it(tmp_path, serve):
+    source = function(tmp_path / "f.py", "import package_that_is_missing\ndef f(x): return {}\n")
+    path = build_repository(tmp_path / "r", {"m": source})
     with pytest.raises(ServerStartError) as caught:
         serve(path).start()
     assert "model 'm' needs package_that_is_missing" in str(caught.value)
-    assert "sonic-coffea server install --with package_that_is_missing" in str(caught.value)
+    remedy = "sonic-coffea server install --with package_that_is_missing"
+    assert str(caught.value).count(remedy) == 1
 
 
-def test_an_importable_function(tmp_path, tracker, monkeypatch):
+def test_imported_functions_are_copied_by_their_file(tmp_path, tracker, monkeypatch):
     monkeypatch.syspath_prepend(str(tracker))
     monkeypatch.delitem(sys.modules, "tracker", raising=False)
     import tracker as module
 
-    path = build_repository(tmp_path / "r", {"m": Served(module.doubled, **ROWS)})
-    manifest = json.loads((path / "m" / "1" / "sonic-manifest.json").read_text())
-    assert (manifest["function"], manifest["file"]) == ("doubled", "source/tracker.py")
+    path = build_repository(tmp_path / "r", {"m": Served(module.listed, **ROWS)})
+    (entry,) = read_repository(path)
+    assert entry["function"] == "listed"
+    assert entry["file"] == "source/tracker.py"
 
 
 def no_function_of_a_file():
@@ -266,7 +228,7 @@ def no_function_of_a_file():
         (no_function_of_a_file(), ROWS, "write it to a file and pass 'file.py:function'"),
         (len, ROWS, "expected a function that is defined at the top of a file"),
         ("tracker.py:track", GRAPH, "no function 'track' at the top of .*tracker.py"),
-        ("tracker.py:tracks", {}, "expected the inputs and outputs of model 'm'"),
+        ("tracker.py:tracks", {}, "expected the inputs and outputs, which .*model 'm'"),
         ("none.py:tracks", ROWS, "which is not a file"),
         ("tracker.py", ROWS, "is given as '.*tracker.py:function'"),
         ("broken.py:f", ROWS, "expected Python source in"),
@@ -289,7 +251,7 @@ def no_function_of_a_file():
         ("good.pt", {}, "which cannot be read from its file"),
     ],
 )
-def test_what_cannot_be_served(tmp_path, tracker, source, options, message):
+def test_sources_that_cannot_be_served_are_refused(tmp_path, tracker, source, options, message):
     for name in ("broken.py", "broken.json", "broken.ubj", "broken.txt", "broken.pt"):
         (tracker / name).write_text("this is ( no model\n")
     for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
@@ -302,28 +264,28 @@ def test_what_cannot_be_served(tmp_path, tracker, source, options, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_torchscript_for_either_backend(tmp_path):
-    """torch is too large for these tests: what is written for it is compared instead."""
-    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+def save_torchscript(path):
+    """torch is too large for these tests: what is written for its files is compared instead."""
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("net/code/__torch__.py", "")
-    net = tmp_path / "net.pt"
+    return path
+
+
+def test_torchscript_is_written_for_either_backend(tmp_path):
+    net = save_torchscript(tmp_path / "net.pt")
     native = {"inputs": ROWS["inputs"], "outputs": {"OUTPUT__0": ("float32", [-1, 2])}}
     path = build_repository(
         tmp_path / "r",
         {"here": Served(net, **ROWS), "there": Served(net, **native, platform="pytorch")},
         threads=2,
     )
-    here, there = (
-        read_model_config((path / name / "config.pbtxt").read_text()) for name in ("here", "there")
-    )
+    here, there = (configuration(path, name) for name in ("here", "there"))
     assert (here["backend"], there["backend"]) == ("python", "pytorch")
     assert there["parameters"]["INTRA_OP_THREAD_COUNT"]["string_value"] == "2"
     assert there["output"] == [{"name": "OUTPUT__0", "data_type": "TYPE_FP32", "dims": ["2"]}]
-    assert sorted(p.name for p in (path / "there" / "1").iterdir()) == [
-        "model.pt",
-        "sonic-manifest.json",
-    ]
-    assert (path / "here" / "1" / "model.py").exists()
+    files = {name: {p.name for p in (path / name / "1").iterdir()} for name in ("here", "there")}
+    assert files["there"] == {"model.pt", "sonic-manifest.json"}
+    assert "model.py" in files["here"]
 
 
 def test_the_digest_covers_what_decides_the_outputs(tmp_path):
@@ -331,34 +293,31 @@ def test_the_digest_covers_what_decides_the_outputs(tmp_path):
     source, helper = tmp_path / "twice.py", tmp_path / "helper.py"
     for file in (source, helper):
         file.write_text(f"def f(a, b):\n    return {{'y': a, 'z': '{file.stem}'}}\ng = f\n")
-    net, trees = tmp_path / "net.pt", tmp_path / "trees.json"
-    with zipfile.ZipFile(net, "w") as archive:
-        archive.writestr("net/code/__torch__.py", "")
-    trees.write_text("{}")
+    net, trees = save_torchscript(tmp_path / "net.pt"), tmp_path / "trees.json"
+    learner = {"learner_model_param": {"num_feature": "2"}, "objective": {"name": "reg:logistic"}}
+    trees.write_text(json.dumps({"learner": learner}))
     row, wide, double = ("float32", ["N", 2]), ("float32", ["N", 3]), ("float64", ["N", 2])
     inputs, outputs = {"a": row, "b": row}, {"OUTPUT__0": row, "OUTPUT__1": row}
     turned = dict(reversed(inputs.items())), dict(reversed(outputs.items()))
+    pair = {"inputs": inputs, "outputs": outputs}
     models = {
-        "f": Served(f"{source}:f", inputs=inputs, outputs=outputs),
-        "g": Served(f"{source}:g", inputs=inputs, outputs=outputs),
-        "more": Served(f"{source}:f", inputs=inputs, outputs=outputs, files=[helper]),
-        "main": Served(f"{helper}:f", inputs=inputs, outputs=outputs, files=[source]),
-        "net": Served(net, inputs=inputs, outputs=outputs),
+        "f": Served(f"{source}:f", **pair),
+        "g": Served(f"{source}:g", **pair),
+        "more": Served(f"{source}:f", **pair, files=[helper]),
+        "main": Served(f"{helper}:f", **pair, files=[source]),
+        "net": Served(net, **pair),
         "inputs": Served(net, inputs=turned[0], outputs=outputs),
         "outputs": Served(net, inputs=inputs, outputs=turned[1]),
         "types": Served(net, inputs=inputs, outputs={**outputs, "OUTPUT__1": double}),
         "shapes": Served(net, inputs=inputs, outputs={**outputs, "OUTPUT__1": wide}),
-        "native": Served(net, inputs=inputs, outputs=outputs, platform="pytorch"),
+        "native": Served(net, **pair, platform="pytorch"),
         "trees": Served(trees, inputs={"x": row}, outputs={"y": row}),
         "cast": Served(trees, inputs={"x": row}, outputs={"y": double}),
     }
     path = build_repository(tmp_path / "r", {**models, "copy": models["f"]})
     build_repository(tmp_path / "r", models)
-    configs = {
-        name: read_model_config((path / name / "config.pbtxt").read_text())
-        for name in [*models, "copy"]
-    }
-    digests = {n: c["parameters"]["sha256.1"]["string_value"] for n, c in configs.items()}
+    parameters = {name: configuration(path, name)["parameters"] for name in [*models, "copy"]}
+    digests = {name: p["sha256.1"]["string_value"] for name, p in parameters.items()}
     assert digests.pop("copy") == digests["f"]
     assert len(set(digests.values())) == len(models)
 
@@ -391,21 +350,9 @@ torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
             np.testing.assert_allclose(answer[dot], (x * (x + 1)).sum(1, keepdims=True))
 
 
-def test_rows_are_stacked_where_they_are_called_alike(tmp_path, tracker):
-    (tmp_path / "f.py").write_text("def f(a, b): return {'y': a + b}\n")
-    inputs = {"a": ("float32", ["N", 2]), "b": ("float32", ["N", 2])}
-    named = Served(f"{tmp_path}/f.py:f", inputs=inputs, outputs=ROWS["outputs"])
-    path = build_repository(tmp_path / "r", {"m": named})
-    config = read_model_config((path / "m" / "config.pbtxt").read_text())
-    assert config["max_batch_size"] > 0
-
-
-def test_warmup_where_lengths_are_free(tmp_path, tracker):
+def test_warmup_takes_the_lengths_of_free_axes(tmp_path, tracker):
     shapes = {"hits": [4, 2], "row_splits": [3]}
     graph = Served(f"{tracker}/tracker.py:tracks", **GRAPH, warmup=shapes)
     path = build_repository(tmp_path / "r", {"m": graph})
-    (warmup,) = read_model_config((path / "m" / "config.pbtxt").read_text())["model_warmup"]
-    assert {k: v["dims"] for k, v in warmup["inputs"].items()} == {
-        "hits": ["4", "2"],
-        "row_splits": ["3"],
-    }
+    (warmup,) = configuration(path)["model_warmup"]
+    assert {k: list(map(int, v["dims"])) for k, v in warmup["inputs"].items()} == shapes

@@ -39,7 +39,7 @@ def columns(jets):
 @pytest.mark.server
 def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
     with connect_transport(server.url) as triton:
-        theirs = triton.contract("top", None)
+        theirs = triton.metadata("top", None)
     with sonic.connect(server.url) as pool:
         there = TOP(jets, pool=pool)
     with sonic.connect(repository) as pool:
@@ -67,14 +67,32 @@ def test_trees_are_run_by_their_library(tmp_path, jets):
 
 
 FUNCTION = """
+import numpy as np
+import threading
+import time
+
+running = threading.Lock()
+
 def twice(x):
     if (x > 1000).any():
         raise ValueError("too large")
+    if not running.acquire(blocking=False):
+        raise ValueError("called on two threads")
+    time.sleep(0.01)
+    running.release()
     return {"y": 2 * x}
 
 def nothing(x):
     return {}
+
+def masked(x):
+    return {"y": np.ma.masked_greater(x, 1)}
+
+def swapped(x):
+    return {"y": (2 * x).astype(">f4")}
 """
+
+FUNCTIONS = ("twice", "nothing", "masked", "swapped")
 
 
 @pytest.fixture
@@ -83,7 +101,8 @@ def functions(tmp_path):
     tensors = {"inputs": {"x": ("float32", [-1, 1])}, "outputs": {"y": ("float32", [-1, 1])}}
     return build_repository(
         tmp_path / "functions",
-        {name: Served(f"{tmp_path / 'f.py'}:{name}", **tensors) for name in ("twice", "nothing")},
+        {name: Served(f"{tmp_path / 'f.py'}:{name}", **tensors) for name in FUNCTIONS},
+        max_batch_size=4,
     )
 
 
@@ -96,6 +115,24 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
         nothing = sonic.Model("nothing", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
         with pytest.raises(InferenceError, match="'y' is declared, but the model returned nothing"):
             nothing(ak.Array([{"pt": 1.0}]))
+        masked = sonic.Model("masked", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+        assert masked(ak.Array([{"pt": 1.0}])).y.tolist() == [1.0]
+        with pytest.raises(InferenceError, match="output 'y' has masked values"):
+            masked(ak.Array([{"pt": 1.0}, {"pt": 2.0}]))
+
+
+def test_arrays_may_have_another_byte_order(functions):
+    model = sonic.Model("swapped", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+    with sonic.connect(functions):
+        assert model({"pt": np.asarray([1.5, 2.0], ">f4")})["y"].tolist() == [3.0, 4.0]
+
+
+def test_functions_are_called_once_at_a_time(functions):
+    model = sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+    pt = np.arange(64, dtype="float32")
+    with sonic.connect(functions) as pool:
+        np.testing.assert_array_equal(model(ak.zip({"pt": pt})).y, 2 * pt)
+        assert pool.statistics.total().requests == 16
 
 
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
@@ -112,7 +149,7 @@ def test_a_version_that_is_pinned(tmp_path, classifier, serve):
     path = build_repository(tmp_path / "r", {"m": classifier})
     build_repository(path, {"m": classifier}, version=2, versions=[1])
     with serve(path) as triton, connect_transport(triton.url) as connection:
-        theirs = connection.contract("m", None)
+        theirs = connection.metadata("m", None)
     with sonic.connect(path) as pool:
         ours = pool.contract("m", None)
     assert ours.digest == theirs.digest != ""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import subprocess
 import sys
 import threading
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,13 +78,9 @@ def packages(installed) -> set[str]:
     return {path.stem for path in installed.root.glob("lib/python3*/site-packages/*.dist-info")}
 
 
-def test_an_installation_is_used_again(installation):
-    # Tests beside this one may have added extras.
-    again = install.ensure(pytest.fail)
-    assert replace(again, extras=()) == replace(installation, extras=())
+def test_installations_are_used_again(installation):
+    assert install.ensure(pytest.fail) == installation
     assert (installation.backend_directory / "python" / "triton_python_backend_stub").exists()
-    marker = json.loads((installation.root / "sonic-coffea.json").read_text())
-    assert marker["triton"] == "2.51.0"
 
 
 def test_concurrent_callers_install_once(index):
@@ -103,40 +96,13 @@ def test_concurrent_callers_install_once(index):
         thread.join(60.0)
     assert len(results) == 4
     assert len(set(results)) == 1
-    assert [stage for stage in stages if stage.startswith("installing")] == [
-        "installing Triton 2.51.0 and onnxruntime (about 100 MB to fetch, once)"
-    ]
+    (installing,) = (stage for stage in stages if stage.startswith("installing"))
+    assert installing.startswith("installing Triton 2.51.0 and onnxruntime")
     assert install.find() == results[0]
 
 
-HOLDER = """
-import sys
-import fcntl
-with open(sys.argv[1], "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    print("holds it", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_another_process_that_installs_is_waited_for(root, index):
-    root.mkdir()
-    command = [sys.executable, "-c", HOLDER, str(root / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"holds it\n"
-        stages = []
-
-        def progress(stage):
-            # The other process goes on only when this one says that it waits.
-            stages.append(stage)
-            holder.stdin.close()
-
-        assert install.ensure(progress) == install.find()
-    assert stages[0] == "waiting for another process that is installing the server"
-
-
 @pytest.mark.parametrize("part", ["sonic-coffea.json", "bin/python3"])
-def test_an_installation_that_is_not_whole_is_redone(index, part):
+def test_incomplete_installations_are_redone(index, part):
     installed = install.ensure()
     leftover = installed.root / "leftover"
     leftover.write_text("")
@@ -144,31 +110,6 @@ def test_an_installation_that_is_not_whole_is_redone(index, part):
     assert install.find() is None
     assert install.ensure() == install.find() == installed
     assert not leftover.exists()
-
-
-def test_only_the_lost_parts_of_backends_are_added_again(index):
-    """Servers may run the others."""
-    installed = install.ensure()
-    folder = installed.backend_directory
-    before = {path: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
-    assert {str(path.relative_to(folder)) for path in before} == {
-        "python/libtriton_python.so",
-        "python/triton_python_backend_utils.py",
-        "python/triton_python_backend_stub",
-        *(f"{b}/{s}" for b in ("onnxruntime", "pytorch") for s in ("model.py", "sonic_runner.py")),
-    }
-    lost = [folder / "python" / "triton_python_backend_stub", folder / "pytorch" / "model.py"]
-    for path in lost:
-        path.unlink()
-    threads = [threading.Thread(target=install.ensure, args=[pytest.fail]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    after = {path: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
-    assert after.keys() == before.keys()
-    assert {path for path in before if before[path] != after[path]} <= set(lost)
-    assert all(os.access(path, os.X_OK) for path in after)
 
 
 # Without the capability, root too may only write what the modes allow.
@@ -179,7 +120,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
 
 
-def test_an_installation_for_all_by_another_version_of_the_package(index, monkeypatch, tmp_path):
+def test_shared_installations_serve_other_versions_of_the_package(index, monkeypatch, tmp_path):
     installed = install.ensure()
     # Another version has other scripts, and so another folder.
     installed.backend_directory.rename(installed.root / "backends-other")
@@ -210,7 +151,9 @@ def test_an_installation_for_all_by_another_version_of_the_package(index, monkey
         ("Linux", "x86_64", ("", ""), "needs glibc 2.35 or newer .*, got an unknown libc"),
     ],
 )
-def test_a_machine_that_cannot_run_it_is_said(root, monkeypatch, system, processor, libc, reason):
+def test_machines_that_cannot_run_the_binary_are_named(
+    root, monkeypatch, system, processor, libc, reason
+):
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: processor)
     monkeypatch.setattr("platform.libc_ver", lambda: libc)
@@ -224,12 +167,12 @@ def test_without_uv_the_error_names_the_extra(root, tmp_path, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "uv" else find_spec(name)
     )
-    with pytest.raises(ServerStartError, match=r'needs uv: pip install "sonic-coffea\[server\]"'):
+    with pytest.raises(ServerStartError, match=r'needs uv; .*pip install "\.\[server\]"'):
         install.ensure()
     assert not root.exists()
 
 
-def test_a_machine_without_network(root, monkeypatch, tmp_path):
+def test_without_a_network_the_error_says_what_helps(root, monkeypatch, tmp_path):
     """With the real uv, and an index that nobody serves."""
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -240,10 +183,9 @@ def test_a_machine_without_network(root, monkeypatch, tmp_path):
     # What uv says of it.
     assert "http://127.0.0.1:9/simple" in str(caught.value)
     assert install.find() is None
-    assert [path.name for path in root.iterdir()] == [".lock"]
 
 
-def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+def test_unwritable_directories_are_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "file" / "servers"))
     with pytest.raises(ServerStartError, match="SONIC_COFFEA_SERVER_DIR") as caught:
@@ -254,49 +196,16 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
 def test_the_python_in_use_comes_first(index):
-    stages = []
-    installed = install.ensure(stages.append)
+    installed = install.ensure()
     assert installed.root.name.endswith(f"py{OWN.replace('.', '')}")
     assert installed.python.resolve() == Path(sys.executable).resolve()
     assert (installed.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
-    assert stages[0] == f"made an environment of Python {OWN} for the server"
 
 
-# No machine has the shared library of the first; the second is no Python.
-WITHOUT_LIBRARY = ("3.1", sys.executable)
-ABSENT = ("3.12", "/no/python", "--no-python-downloads")
-
-
-@pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
-def test_pythons_that_the_server_cannot_use_are_passed_over(root, index):
-    root.mkdir()
-    own = (OWN, sys.executable, "--no-python-downloads")
-    installed = install._install(print, [WITHOUT_LIBRARY, ABSENT, own])
-    assert install.find() == installed
-    assert [path.name for path in root.iterdir()] == [f"triton-2.51.0-py{OWN.replace('.', '')}"]
-
-
-@pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        (WITHOUT_LIBRARY, r"built without libpython3\.1\.so"),
-        (ABSENT, "while finding a Python(?s:.*)/no/python"),
-    ],
-)
-def test_no_suitable_python(root, request_, reason):
-    root.mkdir()
-    with pytest.raises(ServerStartError, match=rf"needs Python 3\.12, .* {reason}"):
-        install._install(pytest.fail, [request_])
-    assert list(root.iterdir()) == []
-
-
-def test_packages_for_models_are_added_once(index):
+def test_packages_for_models_are_added(index):
     stages = []
-    assert install.ensure(stages.append).extras == ()
-    assert install.ensure(stages.append, extras=["xgboost"]).extras == ("xgboost",)
     installed = install.ensure(stages.append, extras=["xgboost", "scikit-learn>=1.5"])
-    assert installed.extras == ("xgboost", "scikit-learn>=1.5")
-    assert install.ensure(pytest.fail) == install.find() == installed
+    assert install.ensure(pytest.fail, extras=["xgboost"]) == install.find() == installed
     assert stages[-2:] == ["installing xgboost", "installing scikit-learn>=1.5"]
     # Neither brings another numpy, nor what the server does without.
     expected = {"xgboost_cpu-3.2.0", "scipy-1.15.3", "scikit_learn-1.6", "numpy-1.26.4"}

@@ -24,10 +24,13 @@ from .support import infer, is_gone, shared_memory, socket_folder, supervisor
 IMAGE = "localhost/sonic-coffea-triton:test"
 LIMITS = ["nofile=1024:1024", "nproc=1000:1000"]
 
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("podman", "runc", "catatonit"))),
-    reason="needs podman, runc and catatonit",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("podman", "runc", "catatonit"))),
+        reason="needs podman, runc and catatonit",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +84,11 @@ def containers():
     return podman("ps", "--all", "--format", "{{.Names}}")
 
 
-def test_a_container_scores_and_is_started_again_and_stopped(repository, classifier, image, serve):
+def test_containers_score_restart_and_stop(repository, classifier, image, serve):
     x = np.random.default_rng(1).normal(size=(20, 8)).astype("float32")
     expected = onnxruntime.InferenceSession(str(classifier)).run(["scores"], {"x": x})[0]
     server = serve(
-        repository, runtime="podman", image=image, installation=None, restart=True,
+        repository, runtime="podman", image=image, restart=True,
         stop_timeout_s=5.0,
     )  # fmt: skip
     with server:
@@ -117,6 +120,6 @@ def test_no_container_outlives_its_supervisor_or_podman(light, image, serve):
             assert containers() == []
 
 
-def test_an_image_that_is_not_there_is_said(light, image, serve):
+def test_missing_images_are_named(light, image, serve):
     with pytest.raises(ServerStartError, match="podman could not fetch localhost/no-image"):
         serve(light, runtime="podman", image="localhost/no-image:1").start()

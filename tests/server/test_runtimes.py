@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from pathlib import Path
 
 import pytest
-from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import LocalServer, build_repository
-from sonic_coffea.server.launch.runtimes import Serving, choose
-from sonic_coffea.server.launch.runtimes._containers import Container
-from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.server import LocalServer
+from sonic_coffea.server import _install as install
+from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 
 from .support import is_gone, socket_folder
 
-SERVING = Serving(
-    arguments=["--grpc-port=4"],
-    repository=Path("/data/repository"),
-    folder=Path("/tmp/sonic-coffea-1/ab"),  # noqa: S108
-    shared_memory="sonic-coffea-ab",
-    threads=2,
-    env={"A": "b"},
-)
+FOLDER = Path("/tmp/sonic-coffea-1/ab")  # noqa: S108
+ENV = {"A": "b", "OMP_NUM_THREADS": "2"}
+SERVING = (Path("/data/repository"), FOLDER, ["--grpc-port=4"], ENV)
 SERVE = [
     "tritonserver",
     "--model-repository=/data/repository",
     "--grpc-port=4",
     "--backend-config=python,shm-region-prefix-name=sonic-coffea-ab_",
 ]
-BOX = [
-    "--network=host",
-    "--cap-drop=all",
-    "--security-opt=no-new-privileges",
-    "--security-opt=label=disable",
-]
-BINDS = [
+MOUNTS = [
     "/data/repository:/data/repository:ro",
-    "/tmp/sonic-coffea-1/ab:/tmp/sonic-coffea-1/ab",  # noqa: S108
+    f"{FOLDER}:{FOLDER}",
     "/dev/shm/sonic-coffea-ab:/dev/shm",  # noqa: S108
 ]
 
@@ -71,102 +56,77 @@ def engines(tmp_path, monkeypatch):
     return add
 
 
-def launched(runtime, **options):
-    chosen = choose(runtime, **options)
-    chosen.prepare(print)
-    return chosen.launch(SERVING)
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return a function that gives this machine GPUs, the second of which is chosen."""
+
+    def set_gpus(*, present=True):
+        monkeypatch.setattr(install, "_GPU_DEVICES", ["/dev/null" if present else "/dev/no"])
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    return set_gpus
 
 
-THREADS = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+def launched(runtime, image=None):
+    name = choose(runtime, image)
+    return RUNTIMES[name](name, image, print)(*SERVING)
 
 
-@pytest.mark.parametrize("engine", ["apptainer", "singularity"])
+GPU_OPTIONS = {
+    "apptainer": "--nv",
+    "singularity": "--nv",
+    "podman": "--device=nvidia.com/gpu=all",
+    "docker": "--gpus=all",
+}
+
+
+@pytest.mark.parametrize("engine", GPU_OPTIONS)
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_command_line_of_apptainer(engines, tmp_path, engine, gpu):
-    image = tmp_path / "unpacked" / "triton"
-    image.mkdir(parents=True)
-    folder = engines(engine)
-    launch = launched(engine, image=str(image), gpu=gpu)
-    assert launch.argv == [
-        str(folder / engine),
-        "exec",
-        "--cleanenv",
-        "--no-home",
-        *(["--nv"] if gpu else []),
-        *(part for bind in BINDS for part in ("--bind", bind)),
-        str(image),
-        *SERVE,
-    ]
-    prefix = f"{engine.upper()}ENV_"
-    inside = {k.removeprefix(prefix): v for k, v in launch.env.items() if k.startswith(prefix)}
-    assert inside == {**THREADS, "A": "b"}
-    assert launch.cleanup is None
+def test_engines_get_mounts_variables_and_gpus(engines, gpus, tmp_path, engine, gpu):
+    engines(engine)
+    gpus(present=gpu)
+    job = launched(engine, str(tmp_path))
+    assert job["argv"][0] == engine
+    at = job["argv"].index(str(tmp_path))
+    assert job["argv"][at + 1 :] == SERVE
+    for mount in MOUNTS:
+        assert any(argument.endswith(f"={mount}") for argument in job["argv"])
+    assert (GPU_OPTIONS[engine] in job["argv"]) == gpu
+    variables = {**ENV, **({"CUDA_VISIBLE_DEVICES": "1"} if gpu else {})}
+    if GPU_OPTIONS[engine] == "--nv":
+        variables = {f"{engine.upper()}ENV_{key}": value for key, value in variables.items()}
+    else:
+        assert {f"--env={key}" for key in variables} < set(job["argv"])
+        assert {"--cpus=2", "--cap-drop=all", "--security-opt=no-new-privileges"} < set(job["argv"])
+        assert (f"--user={os.getuid()}:{os.getgid()}" in job["argv"]) == (engine == "docker")
+        assert job["cleanup"] == [engine, "rm", "--force", "sonic-coffea-ab"]
+    assert variables.items() <= job["env"].items()
 
 
-@pytest.mark.parametrize(
-    ("engine", "own"),
-    [
-        ("podman", ["--device=nvidia.com/gpu=all"]),
-        ("docker", [f"--user={os.getuid()}:{os.getgid()}", "--gpus=all"]),
-    ],
-)
-@pytest.mark.parametrize("gpu", [False, True])
-def test_the_command_line_of_docker(engines, engine, own, gpu, monkeypatch):
-    folder = engines(engine)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    launch = launched(engine, image="site/triton:1", gpu=gpu)
-    keys = sorted([*THREADS, "A", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
-    assert launch.argv == [
-        str(folder / engine),
-        "run",
-        "--rm",
-        "--init",
-        "--name=sonic-coffea-ab",
-        "--pull=never",
-        *BOX,
-        *(own if gpu else own[:-1]),
-        "--cpus=2",
-        *(f"--volume={bind}" for bind in BINDS),
-        *(f"--env={key}" for key in keys),
-        "site/triton:1",
-        *SERVE,
-    ]
-    assert launch.cleanup == [str(folder / engine), "rm", "--force", "sonic-coffea-ab"]
+def test_empty_variables_hide_the_gpus(engines, gpus, monkeypatch):
+    engines("docker")
+    gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "--gpus=all" not in launched("docker", "site/triton:1")["argv"]
 
 
-def test_the_binary_is_taken_where_it_runs(engines, installation):
+def test_the_binary_is_preferred_where_it_runs(engines, gpus, monkeypatch):
     engines("podman", "apptainer")
-    assert isinstance(choose("auto", gpu=True), Pip)
-    launch = launched("auto", gpu=True, installation=installation)
-    assert launch.argv == [
-        str(installation.tritonserver),
-        "--model-repository=/data/repository",
-        "--grpc-port=4",
-        f"--backend-directory={installation.backend_directory}",
-        "--backend-config=python,shm-region-prefix-name=sonic-coffea-ab_",
-        "--backend-config=onnxruntime,shm-region-prefix-name=sonic-coffea-ab_",
-        "--backend-config=pytorch,shm-region-prefix-name=sonic-coffea-ab_",
-    ]
-    assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
-    # Where there is a GPU, and somebody has said from which image, it is used.
     image = "docker://site/triton"
-    assert isinstance(choose("auto", image=image, gpu=True), Container)
-    assert isinstance(choose("auto", image=image, gpu=False), Pip)
+    assert choose("auto") == choose("auto", image) == "pip"
+    # Where there is a GPU, and somebody has said from which image, it is used.
+    gpus()
+    assert (choose("auto"), choose("auto", image)) == ("pip", "apptainer")
 
 
-def test_an_installation_that_the_user_passes_runs_on_any_machine(engines, installation, old):
-    assert isinstance(choose("pip", installation=installation), Pip)
-
-
-def test_a_container_is_taken_where_the_binary_does_not_run(engines, old):
+def test_containers_replace_a_binary_that_does_not_run(engines, old):
     engines("docker", "apptainer")
-    chosen = choose("auto", image="docker://site/triton")
-    assert (chosen.engine, chosen.image) == ("apptainer", "docker://site/triton")
+    assert choose("auto", "docker://site/triton") == "apptainer"
     with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        launched("auto", image="/cvmfs/site/triton")
+        launched("auto", "/cvmfs/site/triton")
 
 
-def test_a_machine_with_nothing(engines, old):
+def test_machines_without_any_runtime_are_reported(engines, old):
     with pytest.raises(
         ServerStartError, match=r"glibc 2.35 or newer .*, got glibc 2.28, and there"
     ):
@@ -179,91 +139,66 @@ def test_a_machine_with_nothing(engines, old):
         choose("dokcer")
 
 
-def test_images_are_fetched_once(engines, tmp_path):
+def test_images_are_fetched_before_the_server_starts(engines, tmp_path):
     log = tmp_path / "log"
-    engines("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != pull ] || : > "$3"\n')
-    for _ in range(2):
-        launch = launched("apptainer", image="site/triton:1")
-    (line,) = log.read_text().splitlines()
-    assert line.startswith("pull --force ")
-    assert line.endswith(".part docker://site/triton:1")
-    (image,) = (tmp_path / "servers" / "images").glob("*.sif")
-    assert str(image) in launch.argv
-    assert list(image.parent.glob("*.part")) == []
-    assert "docker://site/triton" in launched("apptainer", image="docker://site/triton").argv
-    log.write_text("")
-    engines("docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
-    launched("docker", image="site/triton:1")
-    assert log.read_text().splitlines() == ["image inspect site/triton:1", "pull site/triton:1"]
+    engines("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
+    job = launched("apptainer", "site/triton:1")
+    launched("docker", "site/triton:1")
+    assert log.read_text().splitlines() == [
+        "exec docker://site/triton:1 true",
+        "image inspect site/triton:1",
+        "pull site/triton:1",
+    ]
+    assert "docker://site/triton:1" in job["argv"]
+    engines("docker", script=f'echo "$@" >> {log}\n')
+    launched("docker", "site/triton:1")
+    assert log.read_text().splitlines()[3:] == ["image inspect site/triton:1"]
 
 
 @pytest.mark.parametrize("engine", ["apptainer", "podman"])
-def test_an_image_that_cannot_be_fetched(engines, tmp_path, engine):
-    # What it leaves behind must not be taken for an image.
-    engines(engine, script='[ -z "$3" ] || : > "$3"\necho "no such manifest" >&2\nexit 1\n')
+def test_images_that_cannot_be_fetched_are_named(engines, engine):
+    engines(engine, script='echo "no such manifest" >&2\nexit 1\n')
     with pytest.raises(
-        ServerStartError, match=rf"(?s){engine} could not fetch site/none.*no such"
+        ServerStartError, match=rf"(?s){engine} could not fetch .*site/none.*no such"
     ) as e:
-        launched(engine, image="site/none")
+        launched(engine, "site/none")
     assert "sonic.local.image" in str(e.value)
-    assert list(tmp_path.glob("servers/images/*.part")) == []
-    assert list(tmp_path.glob("servers/images/*.sif")) == []
 
 
-# What a container engine would do, without the container: its files are those of the binary.
+# What apptainer would do, without the container: its files are those of the binary.
 _ENGINE = """#!{python}
-import os, signal, subprocess, sys
-arguments = sys.argv[1:]
-if arguments[0] == "rm":
-    os.kill(int(open({state!r}).read()), signal.SIGKILL)
-    sys.exit()
-if arguments[0] != "exec" and arguments[0] != "run":
-    sys.exit()
-at = arguments.index("tritonserver")
+import os, sys
+at = sys.argv.index("tritonserver")
 env = {{key.removeprefix("APPTAINERENV_"): value for key, value in os.environ.items()}}
-env.update({library!r}, PATH=os.pathsep.join({path!r}))
-command = arguments[at:] + {more!r}
+env.update({env!r})
 print("=== some vendor's banner ===", flush=True)
-if arguments[0] == "exec":
-    os.execvpe("tritonserver", command, env)
-# As with docker, what runs is the child of a daemon.
-child = subprocess.Popen(command, env=env, start_new_session=True)
-open({state!r}, "w").write(str(child.pid))
-signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-sys.exit(child.wait())
+os.execve({server!r}, [*sys.argv[at:], {backends!r}], env)
 """
 
 
-@pytest.mark.parametrize(("engine", "kill"), [("apptainer", False), ("docker", True)])
-def test_a_server_in_a_stand_in_for_a_container(
-    tmp_path, monkeypatch, installation, classifier, engine, kill
+def test_apptainer_s_command_line_serves_with_a_stand_in(
+    tmp_path, monkeypatch, installation, light
 ):
     """A real Triton, behind an executable that does with the command line what an engine does."""
-    repository = build_repository(tmp_path / "repository", {"top": classifier})
-    own = Pip("pip", installation=installation).launch(SERVING)
     folder = tmp_path / "bin"
     folder.mkdir()
-    script = folder / engine
+    script = folder / "apptainer"
     script.write_text(
         _ENGINE.format(
             python=sys.executable,
-            state=str(tmp_path / "pid"),
-            library={k: own.env[k] for k in ("LD_LIBRARY_PATH", "VIRTUAL_ENV")},
-            path=[str(installation.tritonserver.parent), *own.env["PATH"].split(os.pathsep)],
-            more=[f"--backend-directory={installation.backend_directory}"],
+            env={
+                k: installation.environment()[k] for k in ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "PATH")
+            },
+            server=str(installation.tritonserver),
+            backends=f"--backend-directory={installation.backend_directory}",
         )
     )
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    script.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    with LocalServer(repository, runtime=engine, image=str(tmp_path), stop_timeout_s=3.0) as server:
+    options = {"runtime": "apptainer", "image": str(tmp_path), "stop_timeout_s": 3.0}
+    with LocalServer(light, **options) as server:
         assert "some vendor's banner" in server.logs
-        connection = connect_transport(server.url)
-        assert connection.contract("top", None).inputs[0].name == "x"
-        connection.close()
-        pid = server.pid if engine == "apptainer" else int((tmp_path / "pid").read_text())
-        if kill:
-            os.kill(server.pid, 9)
-            until(lambda: not server.running, what="the end")
-    # What ran in a container belongs to no process that waits for it.
-    until(lambda: is_gone(pid), what="the end of what ran in it")
+        assert [model.name for model in server.metadata.models] == ["echo"]
+        pid = server.pid
+    assert is_gone(pid)
     assert not socket_folder(server.url).exists()

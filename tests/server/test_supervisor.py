@@ -1,4 +1,4 @@
-"""No server outlives its owner, whatever ends that one."""
+"""No server outlives its owner, whatever ends the owner."""
 
 from __future__ import annotations
 
@@ -76,15 +76,35 @@ def own(light, installation):
         owner.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_orphan_after_the_owner_is_killed(own, number):
-    owner = own()
-    owner.process.send_signal(number)
-    owner.process.wait(20.0)
+ENDS = {
+    "killed": ("announce()\nrest()", -signal.SIGKILL),
+    # Forked children hold the owner's pipes open: the supervisor must not go by these alone.
+    "killed with children": (
+        "import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()",
+        -signal.SIGKILL,
+    ),
+    "just exits": ("announce()\nsys.stdin.readline()", 0),
+}
+
+
+@pytest.mark.parametrize(("then", "code"), ENDS.values(), ids=ENDS)
+def test_no_server_outlives_its_owner(own, then, code):
+    owner = own(then)
+    below = psutil.Process(owner.process.pid).children()
+    children = [process for process in below if process.pid != owner.supervisor]
+    assert len(children) == ("fork" in then)
+    if code:
+        owner.process.kill()
+    else:
+        print(file=owner.process.stdin, flush=True)
+    assert owner.process.wait(20.0) == code
     owner.expect_nothing_left()
+    assert not any(is_gone(process.pid) for process in children)
 
 
-def test_no_orphan_after_the_owner_is_killed_while_it_starts(tmp_path, classifier, installation):
+def test_no_server_outlives_an_owner_that_is_killed_while_it_starts(
+    tmp_path, classifier, installation
+):
     def never_ready(model):
         (model / "1" / "model.py").write_text("import time\ntime.sleep(600)")
 
@@ -107,31 +127,6 @@ time.sleep(600)
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
 
 
-def test_no_orphan_after_the_owner_just_exits(own):
-    owner = own("announce()\nsys.stdin.readline()")
-    owner.process.stdin.write("\n")
-    owner.process.stdin.flush()
-    owner.process.wait(20.0)
-    assert owner.process.returncode == 0
-    owner.expect_nothing_left()
-
-
-def test_no_orphan_while_forked_children_of_the_owner_live_on(own):
-    # They hold the owner's pipes open: closed pipes cannot be what the supervisor goes by alone.
-    owner = own("import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()")
-    processes = psutil.Process(owner.process.pid).children()
-    children = [process.pid for process in processes if process.pid != owner.supervisor]
-    assert children
-    try:
-        owner.process.kill()
-        owner.process.wait(20.0)
-        owner.expect_nothing_left()
-        assert not any(is_gone(pid) for pid in children)
-    finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-
-
 def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
     then = (
         "try:\n    announce()\n    rest()\n"
@@ -146,7 +141,7 @@ def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
     owner.expect_nothing_left()
 
 
-def test_no_orphan_after_the_supervisor_is_killed(own, light, serve):
+def test_no_server_outlives_its_supervisor(own, light, serve):
     owner = own()
     os.kill(owner.supervisor, signal.SIGKILL)
     for pid in owner.family:
@@ -154,6 +149,6 @@ def test_no_orphan_after_the_supervisor_is_killed(own, light, serve):
     # Nobody was left to tidy up, so the owner does, or else the next server.
     owner.close()
     assert not is_listed(owner.url)
-    with serve(light, models=[]):
+    with serve(light):
         assert shared_memory(owner.url) == []
         assert not socket_folder(owner.url).exists()

@@ -2,85 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import grpc
-import numpy as np
+import nbformat
 import pytest
+from nbclient import NotebookClient
+from tests.doubling import MODEL, jets, served
 from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MODEL = sonic.Model(
-    "tagger<1>",
-    {"x": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8), "row": sonic.Row("pt")},
-    {"y": ["qcd", "top"], "w": sonic.Output(per="constituent")},
-)
-ROW = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    double = FakeModel.of(ROW, lambda inputs: {"y": 2 * inputs["x"]}, max_rows=4)
-    with FakeServer({"m": double}) as running:
+    with FakeServer(served(max_rows=4)) as running:
         yield running
-
-
-def objects(n: int) -> ak.Array:
-    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
-
-
-def test_a_model_shows_its_contract() -> None:
-    page = MODEL._repr_html_()
-    for shown in ("tagger&lt;1&gt;", "float32 [N, 2, 8]", "float32 [N, 1, 8]", "Padded", "Mask"):
-        assert shown in page, shown
-    assert "qcd, top; per row" in page
-    assert "numbers; per constituent" in page
 
 
 def test_a_pool_shows_its_servers(server: FakeServer) -> None:
     with Pool(Settings.make(server.url, retry_timeout_s=0.1)) as pool:
         assert "not used yet" in pool._repr_html_()
-        ROW(objects(8), pool=pool)
+        MODEL(jets(*range(8)), pool=pool)
         assert "8 rows in 2 requests" in pool._repr_html_()
         assert "closed" in pool._repr_html_()
         server.fail(grpc.StatusCode.UNAVAILABLE, "<gone>", times=100)
         with pytest.raises(errors.ServerLostError):
-            ROW(objects(8), pool=pool)
+            MODEL(jets(*range(8)), pool=pool)
         assert "&lt;gone&gt;" in pool._repr_html_()
-
-
-def test_a_pending_call_shows_how_far_it_is(server: FakeServer) -> None:
-    with Pool(Settings.make(server.url)) as pool:
-        ROW(objects(4), pool=pool)
-        server.hold()
-        pending = ROW.submit(objects(8), pool=pool)
-        assert "on its way" in pending._repr_html_()
-        assert "0, 0%" in pending._repr_html_()
-        server.release()
-        pending.result()
-        assert "8, 100%" in pending._repr_html_()
-        server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no luck")
-        failed = ROW.submit(objects(4), pool=pool)
-        with pytest.raises(errors.RequestError):
-            failed.result()
-        page = failed._repr_html_()
-        assert "failed: the server rejected the request: no luck" in page
-        assert "on its way" not in page
-        assert "waits for it" not in page
-        varied = ROW.submit(sonic.Variations(a=objects(2), b=objects(2)), pool=pool)
-        varied.result(progress=True)
-        assert "4, 100%" in varied._repr_html_()
 
 
 @pytest.mark.server
@@ -100,21 +59,87 @@ def test_what_is_interrupted_is_not_lost(
     monkeypatch.setattr("sonic_coffea.model._pending._KEPT_WITHIN_S", 60.0)
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
     with Pool(Settings.make(server.url, max_in_flight=1, **options)) as pool:
-        pending = ROW.submit(objects(2000), pool=pool)
+        pending = MODEL.submit(jets(*range(2000)), pool=pool)
         until(lambda: server.statistics["m", "rows"] >= 40)
         server.hold()
         (call,) = (part.call for part in pending.parts)
-        with pytest.raises(KeyboardInterrupt) as interrupted, ctrl_c_in(call):
+        with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(progress=True)
-        if sys.version_info >= (3, 11):
-            (note,) = interrupted.value.__notes__
-            assert re.fullmatch(
-                r"[\d,]+ of 2,000 rows of m were scored; what is in the cache is not sent again",
-                note,
-            )
         server.release()
         before = server.statistics["m", "rows"]
-        again = ROW.submit(objects(2000), pool=pool)
+        again = MODEL.submit(jets(*range(2000)), pool=pool)
         assert again.result().twice.tolist() == [2.0 * n for n in range(2000)]
         assert again.statistics.cache_hits >= 30
         assert server.statistics["m", "rows"] - before <= 2000 - 30
+
+
+def run_cells(*sources: str) -> list[list[Any]]:
+    """Return the outputs of cells in a kernel."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=200, kernel_name="python3", allow_errors=True).execute()
+    return [cell.outputs for cell in notebook.cells]
+
+
+MISSPELT = """
+from coffea import processor
+from coffea.nanoevents import NanoAODSchema
+from distributed import Client
+import sonic_coffea as sonic
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
+
+NanoAODSchema.warn_missing_crossrefs = False
+model = sonic.Model("m", {"x": sonic.Row(["pt", "etaa"])}, {"y": ["top"]})
+
+class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
+    models = {"m": model}
+
+    def acquire(self, events):
+        return {"m": events.FatJet}
+
+    def produce(self, events, scores):
+        return {"n": len(events)}
+
+client = Client(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+server = FakeServer({"m": FakeModel.of(model)}).start()
+pool = sonic.connect(server.url, client=client)
+executor = processor.DaskExecutor(client=client, retries=0, status=False)
+run = processor.Runner(executor, schema=NanoAODSchema)
+files = {"QCD": {"treename": "Events", "files": [str(DATA / "QCD_1.root")]}}
+"""
+
+
+@pytest.mark.server
+def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
+    begin, on_dask, here, end = run_cells(
+        MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"
+    )
+    assert all(output.output_type != "error" for output in (*begin, *end)), begin
+    for outputs in (on_dask, here):
+        (error,) = (output for output in outputs if output.output_type == "error")
+        shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
+        assert "Cell In[" in shown
+        # The last frame is shown whoever's it is: there the error is raised.
+        assert len(re.findall(r"File \S*/sonic_coffea/", shown)) == 1
+        assert "no field 'etaa'" in shown.splitlines()[-1]
+    assert "in what Analysis.acquire sends to 'm'" in "".join(on_dask[-1].traceback)
+
+
+@pytest.mark.server
+def test_progress_of_an_installation_is_not_red(tmp_path: Path) -> None:
+    """A podman that has no image, and gets none, is asked for one."""
+    podman = tmp_path / "podman"
+    podman.write_text('#!/bin/sh\nif [ "$1" = image ] || [ "$1" = pull ]; then exit 1; fi\n')
+    podman.chmod(0o755)
+    sonic.build_repository(tmp_path / "models", {"top": DATA / "toptagger.onnx"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+        (outputs,) = run_cells(
+            "import sonic_coffea as sonic\n"
+            f"options = {{'runtime': 'podman', 'image': 'site/triton'}}\n"
+            f"sonic.LocalServer({str(tmp_path / 'models')!r}, **options).start()"
+        )
+    (progress,) = (output for output in outputs if output.output_type == "display_data")
+    assert "site/triton" in progress.data["text/plain"]
+    assert all(output.output_type != "stream" for output in outputs)

@@ -10,6 +10,7 @@ import awkward as ak
 import numpy as np
 import pytest
 from tests.commands import run
+from tests.doubling import MODEL, jets, served
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -21,23 +22,14 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-JETS = ak.zip({"pt": np.arange(100, dtype=np.float32)})
+JETS = jets(*range(100))
 TWICE = [2.0 * n for n in range(100)]
-
-
-def double(inputs: Any) -> dict[str, Any]:
-    return {"y": 2 * inputs["x"]}
-
-
-def served(function: Any = double, **options: Any) -> FakeServer:
-    return FakeServer({"m": FakeModel.of(MODEL, function, **options)}, extensions=())
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     _warn_of_unlisted_tensors.cache_clear()
-    with served(lists_tensors=False) as running:
+    with FakeServer(served(lists_tensors=False), extensions=()) as running:
         yield running
 
 
@@ -69,7 +61,10 @@ def test_what_comes_back_is_still_compared() -> None:
 
 
 def test_beside_a_server_that_lists_them(server: FakeServer) -> None:
-    with served() as other, Pool(Settings.make([server.url, other.url])) as pool:
+    with (
+        FakeServer(served(), extensions=()) as other,
+        Pool(Settings.make([server.url, other.url])) as pool,
+    ):
         for _ in range(5):
             assert MODEL(JETS[:64], pool=pool).twice.tolist() == TWICE[:64]
         wrong = sonic.Model("m", {"z": sonic.Row("pt")}, {"y": ["twice"]})

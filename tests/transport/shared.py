@@ -1,10 +1,12 @@
-"""A model of large tensors, the regions of shared memory, and a server that is held up."""
+"""Large tensors, regions of shared memory, a server that is held up, certificates, a relay."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,11 @@ from sonic_coffea.pool import Pool, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Two inputs of different types and widths; answers after 10 ms.
+    import trustme
+
+# Two inputs of different types and widths.
 _MODEL = """
+import os
 import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -28,10 +33,11 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.01)
+        {before}
         answers = []
         for request in requests:
             x, n = (pb_utils.get_input_tensor_by_name(request, k).as_numpy() for k in "xn")
+            {work}
             y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1).astype(np.float32)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
         return answers
@@ -39,10 +45,12 @@ class TritonPythonModel:
 _CONFIG = """
 name: "{name}"
 backend: "python"
-max_batch_size: 2048
+max_batch_size: {rows}
 input {{ name: "x" data_type: TYPE_FP32 dims: [ 256 ] }}
 input {{ name: "n" data_type: TYPE_INT64 dims: [ 3 ] }}
 output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+{batching}
 """
 
 
@@ -66,11 +74,26 @@ def check(scores: ak.Array, sent: ak.Array) -> None:
     np.testing.assert_array_equal(scores["product"], x[:, 0] * n[:, 0])
 
 
-def write_models(repository: Path, *names: str, code: str = _MODEL) -> None:
+def write_models(
+    repository: Path,
+    *names: str,
+    before: str = "time.sleep(0.01)",
+    work: str = "",
+    rows: int = 2048,
+    queue_policy: str = "",
+) -> None:
+    """Write models; each does something before a batch, and something for each request.
+
+    With a policy of its queue, Triton makes batches of waiting requests.
+    """
+    policy = f"default_queue_policy {{ {queue_policy} }}"
+    batching = f"dynamic_batching {{ {policy} }}" if queue_policy else ""
     for name in names:
-        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1").mkdir(parents=True, exist_ok=True)
+        code = _MODEL.format(before=before, work=work)
         (repository / name / "1" / "model.py").write_text(code)
-        (repository / name / "config.pbtxt").write_text(_CONFIG.format(name=name))
+        config = _CONFIG.format(name=name, rows=rows, batching=batching)
+        (repository / name / "config.pbtxt").write_text(config)
 
 
 def pool_of(server: Any, **options: Any) -> Pool:
@@ -103,22 +126,18 @@ def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
         yield regions
 
 
+def write_certificate(folder: Path, issued: trustme.LeafCert, name: str) -> tuple[Path, Path]:
+    """Write a certificate and its key; return their paths."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(key))
+    return cert, key
+
+
 # It works on a request until a file is removed, and creates another when it begins.
-_HELD = """
-import os
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        open("{folder}/begun", "w").close()
+_HELD = """open("{folder}/begun", "w").close()
         while os.path.exists("{folder}/held"):
             time.sleep(0.002)
-        rows = [len(pb_utils.get_input_tensor_by_name(r, "x").as_numpy()) for r in requests]
-        answers = [np.zeros((n, 2), np.float32) for n in rows]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for y in answers]
 """
 
 
@@ -130,7 +149,7 @@ class Held:
         self.repository = folder / "repository"
         self._begun, self._held = folder / "begun", folder / "held"
         if not self.repository.exists():
-            write_models(self.repository, "one", code=_HELD.format(folder=folder))
+            write_models(self.repository, "one", before=_HELD.format(folder=folder))
 
     def hold(self) -> None:
         self._begun.unlink(missing_ok=True)
@@ -149,3 +168,29 @@ class Held:
         pending = model().submit(objects(2000), pool=pool)
         self.wait()
         return pending
+
+
+def forward(
+    listener: socket.socket, url: str, accept: Callable[[socket.socket], socket.socket]
+) -> None:
+    """Pass bytes on from connections, as `accept` returns them, to a server of this machine."""
+    _, _, port = url.rpartition(":")
+
+    def relay(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError), one, other:
+            while data := one.recv(65536):
+                other.sendall(data)
+
+    def take(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), accept(client) as outer:
+            inner = socket.create_connection(("127.0.0.1", int(port)))
+            threading.Thread(target=relay, args=(inner, outer), daemon=True).start()
+            relay(outer, inner)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=take, args=(client,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import socket
 import ssl
-import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import pytest
 import trustme
+from tests.transport.shared import forward, write_certificate
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -46,23 +46,15 @@ class Front:
     def client(self, issued: trustme.LeafCert | None = None) -> dict[str, Any]:
         """Write a client's certificate and key, and return the options of `connect`."""
         issued = issued or self.authority.issue_cert("client@example.org")
-        cert, key = self.folder / "client.pem", self.folder / "client.key"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(str(key))
+        cert, key = write_certificate(self.folder, issued, "client")
         return {"tls_root": self.root, "tls_cert": cert, "tls_key": key}
 
 
-def relay(one: socket.socket, other: socket.socket) -> None:
-    with contextlib.suppress(OSError), one, other:
-        while data := one.recv(65536):
-            other.sendall(data)
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[Front]:
-    authority = trustme.CA()
+@contextlib.contextmanager
+def serving(folder: Path, authority: trustme.CA, issued: trustme.LeafCert) -> Iterator[Front]:
+    """Serve a model behind TLS with a certificate, to clients of the authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    issued.configure_cert(context)
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
@@ -70,27 +62,50 @@ def front(tmp_path: Path) -> Iterator[Front]:
         FakeServer({"m": FakeModel.of(MODEL)}) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
-        front = Front(authority, tmp_path, server, listener.getsockname()[1])
-        _, _, behind = server.url.rpartition(":")
+        front = Front(authority, folder, server, listener.getsockname()[1])
 
-        def serve() -> None:
-            while True:
-                try:
-                    plain, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=take, args=(plain,), daemon=True).start()
+        def accept(plain: socket.socket) -> socket.socket:
+            tls = context.wrap_socket(plain, server_side=True)
+            front.shown.append(tls.getpeercert()["serialNumber"])
+            return tls
 
-        def take(plain: socket.socket) -> None:
-            with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as tls:
-                front.shown.append(tls.getpeercert()["serialNumber"])
-                inner = socket.create_connection(("127.0.0.1", int(behind)))
-                threading.Thread(target=relay, args=(inner, tls), daemon=True).start()
-                relay(tls, inner)
-
-        threading.Thread(target=serve, daemon=True).start()
+        forward(listener, server.url, accept)
         yield front
         listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    authority = trustme.CA()
+    with serving(tmp_path, authority, authority.issue_cert("127.0.0.1")) as front:
+        yield front
+
+
+def yesterday() -> datetime:
+    return datetime.now(timezone.utc) - timedelta(days=1)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "authority", "name", "expired"])
+def test_servers_that_cannot_be_trusted_are_sent_nothing(wrong: str, tmp_path: Path) -> None:
+    """An error at once: it is no use to ask again."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(
+        "elsewhere.example" if wrong == "name" else "127.0.0.1",
+        not_after=yesterday() if wrong == "expired" else None,
+    )
+    with serving(tmp_path, authority, issued) as front:
+        options = front.client()
+        if wrong == "nothing":
+            del options["tls_root"]
+        elif wrong == "authority":
+            trustme.CA().cert_pem.write_to_path(str(options["tls_root"]))
+        url = f"grpcs://127.0.0.1:{front.port}"
+        with (
+            sonic.connect(url, retry_timeout_s=1000.0, **options) as pool,
+            pytest.raises(errors.AccessError, match="trust each other"),
+        ):
+            MODEL(EVENTS, pool=pool)
+        assert front.server.calls == []
 
 
 def test_a_certificate_is_read_again_when_it_changes(front: Front) -> None:
@@ -127,8 +142,7 @@ def strange(front: Front) -> dict[str, Any]:
 
 
 def expired(front: Front) -> dict[str, Any]:
-    ended = datetime.now(timezone.utc) - timedelta(days=1)
-    return front.client(front.authority.issue_cert("client@example.org", not_after=ended))
+    return front.client(front.authority.issue_cert("client@example.org", not_after=yesterday()))
 
 
 def another_key(front: Front) -> dict[str, Any]:

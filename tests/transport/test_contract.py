@@ -47,7 +47,7 @@ def test_what_fits_is_silent() -> None:
         ({"features": (FLOAT, (5, 64))}, {}, "is FP32 [N, 5, 64]"),
         ({"features": (FLOAT, (4,))}, {}, "is FP32 [N, 4], the model"),
         ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
-        ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives 2 values a row"),
+        ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives FP32 [N, 2]"),
         ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
         ({}, {"words": (1, FLOAT)}, "is declared float32, the model gives string (BYTES)"),
         ({}, {"mass": (1, np.dtype(object))}, "is declared string, the model gives float64 (FP64)"),

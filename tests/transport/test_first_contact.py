@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from typing import TYPE_CHECKING
 
 import awkward as ak
 import pytest
 from tests.ports import held_port
+from tests.transport.shared import forward
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -49,20 +48,12 @@ def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
 
-        def pass_on(one: socket.socket, other: socket.socket) -> None:
-            with contextlib.suppress(OSError), one, other:
-                while data := one.recv(65536):
-                    other.sendall(data)
-
-        def serve() -> None:
-            client, _ = listener.accept()
+        def accept(client: socket.socket) -> socket.socket:
             asked.append(client.recv(65536).splitlines()[0])
-            inner = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
             client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            threading.Thread(target=pass_on, args=(inner, client), daemon=True).start()
-            pass_on(client, inner)
+            return client
 
-        threading.Thread(target=serve, daemon=True).start()
+        forward(listener, server.url, accept)
         proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with sonic.connect("grpc://inside.example:8001", proxy=proxy) as pool:
             assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]

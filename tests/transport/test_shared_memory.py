@@ -170,8 +170,13 @@ def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.Loc
         pending.cancel()
         until(lambda: not any(state.in_flight for state in pool.servers))
         held.release()
-        assert len(model()(objects(2000), pool=pool)) == 2000
-        assert set(regions()) - {abandoned}
+
+        def another() -> bool:
+            """Whether a request has a region of its own; on a busy machine, some take messages."""
+            assert len(model()(objects(2000), pool=pool)) == 2000
+            return bool(set(regions()) - {abandoned})
+
+        until(another)
 
 
 @pytest.mark.server

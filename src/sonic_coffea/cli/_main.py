@@ -1,10 +1,9 @@
-"""The commands, and how they fail: one line on standard error, and an exit code."""
+"""The commands, and how they fail: one message on standard error, and an exit code."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,31 +11,11 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from sonic_coffea import __version__
-from sonic_coffea.cli._check import check, models, scaffold, wake
-from sonic_coffea.cli._demo import demo
-from sonic_coffea.cli._local import serve, server_app, status
-from sonic_coffea.cli._options import flag
-from sonic_coffea.cli._output import UsageError
-from sonic_coffea.cli._plan import bench, plan
-from sonic_coffea.cli._repository import repository_app
-from sonic_coffea.cli._score import export, score
-from sonic_coffea.errors import SonicError
-
-# A command is registered here, and written in a module of this folder.
-COMMANDS: tuple[Callable[..., None], ...] = (
-    demo,
-    score,
-    export,
-    serve,
-    check,
-    models,
-    wake,
-    scaffold,
-    status,
-    bench,
-    plan,
-)
-GROUPS = {"server": server_app, "repository": repository_app}
+from sonic_coffea.cli._analysis import demo, export, score
+from sonic_coffea.cli._command import command
+from sonic_coffea.cli._machine import build, install, serve, show_models, status
+from sonic_coffea.cli._servers import bench, check, models, plan, scaffold, wake
+from sonic_coffea.errors import ConfigError, SonicError
 
 
 class _Main(TyperGroup):
@@ -45,13 +24,10 @@ class _Main(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (SonicError, ImportError) as error:
-            # If an extra would install the missing package, the message names the extra.
-            if not isinstance(error, SonicError) and "pip install" not in str(error):
-                raise
+        except SonicError as error:
             Console(stderr=True).print("[bold red]error:[/] ", end="")
             typer.echo(str(error), err=True)
-            sys.exit(2 if isinstance(error, UsageError) else 1)
+            sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 app = typer.Typer(
@@ -60,10 +36,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Score jagged awkward arrays on shared inference servers from coffea and dask.",
 )
-for command in COMMANDS:
-    app.command()(command)
-for name, group in GROUPS.items():
-    app.add_typer(group, name=name)
+server = typer.Typer(no_args_is_help=True, help="Install the Triton that local servers run.")
+repository = typer.Typer(no_args_is_help=True, help="Build and list model repositories for Triton.")
+app.add_typer(server, name="server")
+app.add_typer(repository, name="repository")
+
+# A command is registered here, and written in a module of this folder.
+for function in (demo, score, export, serve, check, models, wake, scaffold, status, bench, plan):
+    app.command()(command(function))
+server.command()(command(install))
+repository.command()(command(build))
+repository.command("show")(command(show_models))
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -72,23 +55,13 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", help="Show the version.", callback=_show_version, metavar="")
+_VERBOSE = typer.Option("-v", "--verbose", help="Log more; -vv for debugging.", count=True)
+
+
 @app.callback()
 def _options(
-    *,
-    version: Annotated[
-        bool,
-        flag("--version", "Show the version and exit.", callback=_show_version, is_eager=True),
-    ] = False,
-    verbose: Annotated[
-        int,
-        flag(
-            "--verbose",
-            "Log more; -vv for debugging.",
-            "-v",
-            count=True,
-            show_default=False,
-        ),
-    ] = 0,
+    *, version: Annotated[bool, _VERSION] = False, verbose: Annotated[int, _VERBOSE] = 0
 ) -> None:
     del version
     logger = logging.getLogger("sonic_coffea")

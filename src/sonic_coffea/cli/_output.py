@@ -5,34 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from sonic_coffea.errors import ConfigError, printable
+from sonic_coffea.errors import printable
 
-
-class UsageError(ConfigError):
-    """An argument or an option that cannot be used; the exit code is 2."""
-
-
-@contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """Turn this package's errors about arguments and options into usage errors."""
-    try:
-        yield
-    except ConfigError as error:
-        raise UsageError(error.message) from None
-
-
-def stdout() -> Console:
-    """Return the console for results; without a terminal, it does not cut lines."""
-    console = Console()
-    named = console.file.isatty() or "COLUMNS" in os.environ
-    return console if named else Console(width=100_000)
+json_only: ContextVar[bool] = ContextVar("json_only", default=False)
+"""Whether the command that runs prints its result as JSON, and nothing else."""
 
 
 @contextlib.contextmanager
@@ -42,16 +26,20 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(literal(text))
 
 
-def show(plain: Any, *shown: Any, as_json: bool) -> None:
+def show(plain: Any, *shown: Any) -> None:
     """Print a result: as JSON and nothing else, or as texts and what rich shows."""
-    if as_json:
+    if json_only.get():
         typer.echo(json.dumps(plain, default=str))
         return
+    console = Console()
+    if not console.file.isatty() and "COLUMNS" not in os.environ:
+        # A file has no width: it does not cut lines.
+        console.width = 100_000
     for part in shown:
         if isinstance(part, str):
             typer.echo(part)
         else:
-            stdout().print(part)
+            console.print(part)
 
 
 def literal(text: str, *, lines: bool = False) -> Text:
@@ -59,9 +47,7 @@ def literal(text: str, *, lines: bool = False) -> Text:
     return Text(printable(text, lines=lines))
 
 
-def tensors(specs: Iterable[tuple[str, str, Sequence[int | str]]]) -> list[str]:
-    """Return names, types and shapes of tensors, a line each; ``?`` is any length."""
-    return [
-        f"{name} {dtype} [{', '.join('?' if n == -1 else str(n) for n in shape)}]"
-        for name, dtype, shape in specs
-    ]
+def tensors(specs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return names, types and shapes of tensors, a line each; -1 is any length."""
+    each = ({"datatype": spec.get("dtype"), **spec} for spec in specs)
+    return [f"{t['name']} {t['datatype']} {list(t['shape'])}" for t in each]

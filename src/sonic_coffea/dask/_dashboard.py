@@ -1,29 +1,147 @@
-"""A page of dask's dashboard: servers and models, updating while it is looked at."""
+"""What the dashboard shows of a cluster's requests: sums over all workers, past ones too."""
 
 from __future__ import annotations
 
-import logging
+import math
 import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.config
 
 from sonic_coffea.errors import printable
+from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from distributed import Scheduler
 
-    from sonic_coffea.dask._history import Course, History, ServedVersion
-
-logger = logging.getLogger(__name__)
+    from sonic_coffea.dask._quotas import Allocator, ServedModel
 
 _URL = "sonic"
 _UPDATE_MS = 1000
 _RATES = "Rows scored per second"
 _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
+"""The fields of a worker's tallies that the dashboard shows."""
+
+ServedVersion = tuple[str, str, str]
+"""A server's URL, a model, and its version."""
+
+_POINTS = 600
+# Rates are averaged over this many rounds: requests are answered in batches, and workers report at
+# other moments than servers are asked.
+_ROUNDS = 5
+# The answers of a server exceed its own count by at most this factor; if by more, there are several
+# servers behind the URL.
+_COUNTED = 1.1
+
+
+@dataclass(slots=True)
+class Course:
+    """One version of a model on one server.
+
+    Attributes
+    ----------
+    totals : Counter
+        Sums over the tallies of all workers.
+    rows_per_s : deque
+        Time and rate, round by round.
+    rtt_s : float or None
+        The mean of the last rounds with answers.
+    queue_s, model_s : float or None
+        The server's own account since it was last asked: mean seconds of a request.
+    others : float or None
+        The part of the server's requests that other clusters and clients made, by its own account.
+    demand : tuple
+        Requests in flight, and requests that wait, over all workers, and their in-flight limit.
+    open_circuits : int
+        Workers whose circuit to the server is open.
+    """
+
+    totals: Counter[str] = field(default_factory=Counter)
+    rows_per_s: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    rtt_s: float | None = None
+    queue_s: float | None = None
+    model_s: float | None = None
+    others: float | None = None
+    demand: tuple[int, int, float] = (0, 0, 0.0)
+    open_circuits: int = 0
+    _rounds: deque[tuple[float, Counter[str]]] = field(
+        default_factory=lambda: deque(maxlen=_ROUNDS)
+    )
+
+    def end_round(self, now: float) -> None:
+        """Add a point to the course."""
+        if self._rounds:
+            then, before = self._rounds[0]
+            new = self.totals - before
+            self.rows_per_s.append((now, new["rows"] / max(now - then, 1e-3)))
+            if new["requests"]:
+                self.rtt_s = new["trip_s"] / new["requests"]
+        self._rounds.append((now, self.totals.copy()))
+
+
+class History:
+    """Courses by server, model and version."""
+
+    def __init__(self) -> None:
+        self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
+        # By model, the server's statistics when it was asked, and the requests of all workers then.
+        self._asked: defaultdict[ServedModel, deque[tuple[ModelStatistics, float]]]
+        self._asked = defaultdict(lambda: deque(maxlen=_ROUNDS))
+
+    def report(
+        self,
+        totals: Mapping[tuple[ServedVersion, str], Any],
+        timings: Mapping[ServedModel, ModelStatistics],
+    ) -> dict[ServedModel, float]:
+        """Take what a client has counted since its last report, and the servers' own statistics.
+
+        Returns
+        -------
+        dict
+            Mean compute times, in s. Where a server counts fewer requests than it has answered, it
+            is one of several behind a balancer, and its counts are compared with another's.
+        """
+        compute_s: dict[ServedModel, float] = {}
+        for (served_version, name), more in totals.items():
+            self.courses[served_version].totals[name] += more
+        for served, counts in timings.items():
+            server, (model, version) = served
+            courses = [
+                course
+                for key, course in self.courses.items()
+                if key[:2] == (server, model) and version in (None, key[2])
+            ]
+            total = sum(course.totals["requests"] for course in courses)
+            asked = self._asked[served]
+            # A server that counts less than before was started again, or is another one.
+            if asked and counts.requests < asked[-1][0].requests:
+                asked.clear()
+            # The first counts are of the server's whole life.
+            last, last_total = asked[0] if asked else (ModelStatistics(), math.inf)
+            asked.append((counts, total))
+            requests, own = counts.requests - last.requests, total - last_total
+            for course in courses if requests > 0 else ():
+                course.queue_s = (counts.queue_s - last.queue_s) / requests
+                course.model_s = (counts.work_s - last.work_s) / requests
+                if own >= 0:
+                    course.others = max(1 - own / requests, 0.0)
+                if 0 <= own <= _COUNTED * requests:
+                    compute_s[served] = course.model_s
+        return compute_s
+
+    def end_round(self, allocator: Allocator, now: float) -> None:
+        """End a round of the allocator's."""
+        for served, course in self.courses.items():
+            course.demand = allocator.demand(*served)
+            course.open_circuits = allocator.open_circuits(served[0])
+            course.end_round(now)
 
 
 def add_page(scheduler: Scheduler, history: History) -> None:
@@ -32,7 +150,6 @@ def add_page(scheduler: Scheduler, history: History) -> None:
         from distributed.dashboard.core import BokehApplication
         from distributed.dashboard.scheduler import template_variables
     except ImportError:
-        logger.debug("no dashboard", exc_info=True)
         return
     variables = template_variables(scheduler)
     if _URL not in variables["pages"]:
@@ -124,10 +241,10 @@ _COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, Course], str]]] = {
     "Model": (130, lambda served, _: printable(f"{served[1]} v{served[2]}")),
     "State": (155, lambda _, c: _state(c.open_circuits)),
     "Rows/s": (80, lambda _, c: _number(c.rows_per_s[-1][1] if c.rows_per_s else None)),
-    "In flight (requests)": (140, lambda _, c: _number(c.in_flight)),
-    "Waiting (requests)": (135, lambda _, c: _number(c.waiting)),
-    "Limit (requests)": (120, lambda _, c: _number(c.limit)),
-    "RTT (ms)": (80, lambda _, c: _number(c.rtt_s or None, 1e-3, 2)),
+    "In flight (requests)": (140, lambda _, c: _number(c.demand[0])),
+    "Waiting (requests)": (135, lambda _, c: _number(c.demand[1])),
+    "Limit (requests)": (120, lambda _, c: _number(c.demand[2])),
+    "RTT (ms)": (80, lambda _, c: _number(c.rtt_s, 1e-3, 2)),
     "Queue (ms)": (80, lambda _, c: _number(c.queue_s, 1e-3, 2)),
     "Model (ms)": (80, lambda _, c: _number(c.model_s, 1e-3, 2)),
     "Other clients (%)": (125, lambda _, c: _number(c.others, 0.01)),

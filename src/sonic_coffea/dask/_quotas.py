@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sonic_coffea.pool import MAX_RTT_RATIO, ModelKey, RttStatistics, min_in_flight
 
@@ -18,15 +18,15 @@ ServedModel = tuple[str, ModelKey]
 """A server's URL, and a model."""
 
 # Multiples of the golden ratio, modulo 1, spread any number of turns evenly (Weyl; Knuth, volume 3,
-# 6.4), so that a client keeps its turns while others come and go.
+# 6.4), so that clients keep their turns while others come.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-# A lease lasts for this number of rounds; then a client goes by its own limit.
+# A lease lasts for this number of rounds; then a client adapts its own limit.
 _LEASE_ROUNDS = 4
 # What all clients together may have in flight before anything is known of a server.
 _FIRST_IN_FLIGHT = 32
 # Rounds get longer as clients come: ten thousand make them 20 s long.
 _QUOTAS_WITHIN_S = 60.0
-# What is measured lags behind by a round or two, so limit and rate change by steps.
+# Measurements lag behind by a round or two, so limit and rate change in small steps.
 _MAX_STEP, _SMOOTHING, _LAG_ROUNDS = 2.0, 0.3, 2
 # While little is in flight, requests are paced faster by this factor each round.
 _FASTER = 1.1
@@ -75,58 +75,52 @@ class Capacity:
         Requests that all clients together may have in flight.
     compute_s : float
         The server's mean compute time of a request, by its own statistics; infinity if unknown.
+    reports : list of Telemetry
+        What clients have reported in this round.
+    active : dict
+        The places of the clients that have shares in this round.
+    interval_s, phase : float
+        The time between the turns of a client, 0 unless they are paced, and the phase of the turns
+        at the beginning of the round.
     """
 
     limit: float = 8.0
     compute_s: float = math.inf
+    reports: list[Telemetry] = field(default_factory=list)
+    active: dict[Hashable, int] = field(default_factory=dict)
+    interval_s: float = 0.0
+    phase: float = 0.0
     _least_rtt_s: dict[int, float] = field(default_factory=dict)
     _rate: float = 0.0
     _in_flight: float = 0.0
     _round_s: float = 0.5
-    _phase: float = 0.0
-    _interval_s: float = 0.0
 
     @property
     def rate(self) -> float:
         """Requests a second for the server, if they are paced; 0 before the first answers.
 
-        By more or less than the rate of its answers, so that as many are in flight as may be.
+        It differs from the rate of answers so that the requests in flight approach the limit.
         """
         lacking = (self.limit - self._in_flight) / (_LAG_ROUNDS * self._round_s)
         return max(self._rate + lacking, self._rate / _MAX_STEP) if self._rate else 0.0
 
-    def end_round(self, reports: Iterable[Telemetry], round_s: float) -> None:
-        """Take the reports of all clients in a round."""
-        self._round_s = round_s
-        rtts = [report.rtt for report in reports]
-        waiting = sum(report.waiting for report in reports)
-        if any(rtt.refused for rtt in rtts):
-            self.limit = max(self.limit / _MAX_STEP, 1.0)
-        answers, sum_s, idle_s = self._compare(reports)
-        if not answers:
-            self._in_flight = sum(report.in_flight for report in reports)
-            return
-        # Little's law.
-        self._in_flight = sum_s / round_s
-        if not any(rtt.refused for rtt in rtts):
-            step = MAX_RTT_RATIO * idle_s / sum_s
-            busy = max(min_in_flight(rtt.full) for rtt in rtts)
-            if step < 1 or waiting:
-                self.limit *= math.sqrt(min(max(step, 1 / _MAX_STEP), _MAX_STEP))
-            if waiting:
-                self.limit += _PUSH * busy
-            self.limit = max(min(self.limit, 2 * _MAX_STEP * self._in_flight), busy)
-        observed = answers / round_s
-        if not self._rate:
-            self._rate = observed
-        elif observed > self._rate or self._in_flight > self.limit / _MAX_STEP:
-            self._rate += _SMOOTHING * (observed - self._rate)
-        elif waiting:
-            # The server could do more: its answers tell what was sent.
-            self._rate = min(_FASTER * self._rate, max(self._rate, _MAX_STEP * observed))
+    def end_round(self, active: dict[Hashable, int], round_s: float) -> None:
+        """Take the reports of a round, and share among the active clients until the next."""
+        reports, self.reports = self.reports, []
+        self.active, self._round_s = active, round_s
+        self._adapt(reports, round_s)
+        if self.interval_s:
+            self.phase = (self.phase + round_s / self.interval_s) % 1.0
+        paced = int(self.limit) < len(active) and self.rate
+        self.interval_s = len(active) / self.rate if paced else 0.0
 
-    def _compare(self, reports: Iterable[Telemetry]) -> tuple[int, float, float]:
-        """Return the number of answers, the sum of their RTTs, and of those without a queue."""
+    def _adapt(self, reports: list[Telemetry], round_s: float) -> None:
+        """Adapt the limit and the rate."""
+        waiting = sum(report.waiting for report in reports)
+        refused = any(report.rtt.refused for report in reports)
+        if refused:
+            self.limit = max(self.limit / _MAX_STEP, 1.0)
+        # The number of answers, the sum of their RTTs, and of those that they had without a queue.
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
             for size, (number, size_sum_s, min_s) in report.rtt.trips.items():
@@ -135,21 +129,36 @@ class Capacity:
                 answers += number
                 sum_s += size_sum_s
                 idle_s += number * min(least_s, self.compute_s + report.network_s)
-        return answers, sum_s, idle_s
+        if not answers:
+            self._in_flight = sum(report.in_flight for report in reports)
+            return
+        # Little's law.
+        self._in_flight = sum_s / round_s
+        if not refused:
+            step = MAX_RTT_RATIO * idle_s / sum_s
+            busy = max(min_in_flight(report.rtt.full) for report in reports)
+            if step < 1 or waiting:
+                self.limit *= math.sqrt(min(max(step, 1 / _MAX_STEP), _MAX_STEP))
+            if waiting:
+                self.limit += _PUSH * busy
+            self.limit = max(min(self.limit, 2 * _MAX_STEP * self._in_flight), busy)
+        self._pace(answers / round_s, waiting=bool(waiting))
 
-    def turns(self, clients: int, round_s: float) -> tuple[float, float]:
-        """Return the time between the turns of a client, and the phase of the turns now."""
-        if self._interval_s:
-            self._phase = (self._phase + round_s / self._interval_s) % 1.0
-        self._interval_s = clients / self.rate if self.rate else 0.0
-        return self._interval_s, self._phase
+    def _pace(self, observed: float, *, waiting: bool) -> None:
+        """Adapt the rate to that of the answers."""
+        if not self._rate:
+            self._rate = observed
+        elif observed > self._rate or self._in_flight > self.limit / _MAX_STEP:
+            self._rate += _SMOOTHING * (observed - self._rate)
+        elif waiting:
+            # The server could do more: its answers tell what was sent.
+            self._rate = min(_FASTER * self._rate, max(self._rate, _MAX_STEP * observed))
 
 
 @dataclass(slots=True)
-class _Client:
-    """What is known of a client: its place among the turns, and its last report."""
+class Client:
+    """What is known of a client, by its last report."""
 
-    number: int
     reported_at: float = -math.inf
     telemetry: dict[ServedModel, Telemetry] = field(default_factory=dict)
     open_circuits: set[str] = field(default_factory=set)
@@ -158,38 +167,30 @@ class _Client:
 class Allocator:
     """Allocates servers to clients, in rounds.
 
-    Clients report telemetry; `allocate` ends a round and says what each may have until the next.
+    Clients report telemetry; `end_round` ends a round and says what each may have until the next.
     All of it is coarse and expires, so that nothing depends on a single message. Times are those of
     any clock that does not go back.
     """
 
     def __init__(self) -> None:
         self.capacities: defaultdict[ServedModel, Capacity] = defaultdict(Capacity)
-        self._clients: dict[str, _Client] = {}
-        self._reports: defaultdict[ServedModel, list[Telemetry]] = defaultdict(list)
-        self._numbers: list[str] = []
+        self.clients: dict[Any, Client] = {}
         self._rounds = 0
         self._round_at = -math.inf
-        self.held: set[str] = set()
-
-    @property
-    def clients(self) -> int:
-        """How many clients there are."""
-        return len(self._clients)
 
     @property
     def round_s(self) -> float:
         """How long a round is: the more clients, the longer, to spare the scheduler."""
-        return max(0.5, len(self._clients) / 500)
+        return max(0.5, len(self.clients) / 500)
 
     @property
     def first_in_flight(self) -> int:
         """How many requests of a model a new client may have in flight until it has quotas."""
-        return max(_FIRST_IN_FLIGHT // max(len(self._clients), 1), 1)
+        return max(_FIRST_IN_FLIGHT // max(len(self.clients), 1), 1)
 
     @property
     def quotas_within_s(self) -> float:
-        """After which time without a word from here a client without quotas goes by its limit."""
+        """How long a client waits for its first quotas before it adapts its own limit."""
         return max(_QUOTAS_WITHIN_S, self.lease_s)
 
     @property
@@ -197,32 +198,28 @@ class Allocator:
         """How long quotas are valid."""
         return _LEASE_ROUNDS * self.round_s
 
-    def demand(self, served: ServedModel) -> tuple[int, int]:
-        """Return the requests in flight, and those that wait, over all clients."""
-        known = [c.telemetry[served] for c in self._clients.values() if served in c.telemetry]
-        return sum(t.in_flight for t in known), sum(t.waiting for t in known)
+    def demand(self, server: str, model: str, version: str) -> tuple[int, int, float]:
+        """Return the requests in flight, and those that wait, over all clients, and their limit."""
+        keys = [(server, ModelKey(model, asked)) for asked in (None, version)]
+        known = [c.telemetry[k] for c in self.clients.values() for k in keys if k in c.telemetry]
+        limit = sum(self.capacities[key].limit for key in keys if key in self.capacities)
+        return sum(t.in_flight for t in known), sum(t.waiting for t in known), limit
 
     def open_circuits(self, server: str) -> int:
         """Return how many clients have an open circuit to a server."""
-        return sum(server in client.open_circuits for client in self._clients.values())
+        return sum(server in client.open_circuits for client in self.clients.values())
 
-    def join(self, client: str) -> None:
+    def join(self, client: Hashable) -> None:
         """Add a client, unless it is known."""
-        if client not in self._clients:
-            self._clients[client] = _Client(len(self._numbers))
-            self._numbers.append(client)
+        self.clients.setdefault(client, Client())
 
-    def leave(self, client: str) -> None:
+    def leave(self, client: Hashable) -> None:
         """Forget a client."""
-        gone = self._clients.pop(client, None)
-        if gone is not None and (last := self._numbers.pop()) != client:
-            # The turns of those that stay are spread evenly, too.
-            self._numbers[gone.number] = last
-            self._clients[last].number = gone.number
+        self.clients.pop(client, None)
 
     def report(
         self,
-        client: str,
+        client: Hashable,
         telemetry: Mapping[ServedModel, Telemetry],
         circuits: Mapping[str, bool],
         now: float,
@@ -234,52 +231,49 @@ class Allocator:
         list of str
             Servers whose circuit has opened or closed since the client's last report.
         """
-        self.join(client)
-        known = self._clients[client]
+        known = self.clients.setdefault(client, Client())
         known.reported_at = now
         known.telemetry.update(telemetry)
         for served, reported in telemetry.items():
-            self._reports[served].append(reported)
+            self.capacities[served].reports.append(reported)
         is_open = {server for server, is_open in circuits.items() if is_open}
         changed = known.open_circuits ^ is_open
         known.open_circuits = is_open
         return sorted(changed)
 
-    def allocate(self, now: float) -> dict[str, dict[ServedModel, Grant]]:
-        """End a round: return for each client what it may have until the next.
+    def end_round(self, now: float) -> dict[Any, dict[ServedModel, Grant]]:
+        """End a round: return for each client with telemetry what it may have until the next.
 
-        Clients that are `held` keep what they began with, as the rate of a server is not known.
+        While a client needs turns at a server whose rate is not known, it has no quota there, and
+        keeps what it began with.
         """
         self._rounds += 1
         round_s = min(now - self._round_at, self.lease_s) or self.round_s
         self._round_at = now
-        grants: dict[str, dict[ServedModel, Grant]] = {name: {} for name in self._clients}
-        reports, self._reports = self._reports, defaultdict(list)
-        active: defaultdict[ModelKey, list[str]] = defaultdict(list)
-        for name, client in self._clients.items():
+        active: defaultdict[ModelKey, dict[Hashable, int]] = defaultdict(dict)
+        for name, client in self.clients.items():
             for key in {key for (_, key), t in client.telemetry.items() if t.in_flight + t.waiting}:
-                active[key].append(name)
-        self.held.clear()
-        for served in {s for c in self._clients.values() for s in c.telemetry}:
-            capacity, names = self.capacities[served], active[served[1]]
-            capacity.end_round(reports[served], round_s)
-            each = capacity.limit / max(len(names), 1)
-            if each < 1 and not capacity.rate:
-                self.held.update(names)
-                continue
-            interval_s, phase = capacity.turns(len(names), round_s) if each < 1 else (0.0, 0.0)
-            # What cannot be divided goes round-robin.
-            left = int(capacity.limit) % max(len(names), 1)
-            turn = self._rounds * left % max(len(names), 1)
-            for place, name in enumerate(names[turn:] + names[:turn]):
-                delay_s = (self._clients[name].number * _GOLDEN_RATIO - phase) % 1.0 * interval_s
-                whole = max(int(each) + (place < left), 1)
-                grants[name][served] = Grant(whole, interval_s, delay_s)
-            # The others may ask for the model before the next round.
-            for name, client in self._clients.items():
-                if served in client.telemetry and served not in grants[name]:
-                    grants[name][served] = Grant(1)
-        for client in self._clients.values():
+                active[key][name] = len(active[key])
+        for (_, key), capacity in self.capacities.items():
+            capacity.end_round(active[key], round_s)
+        grants: dict[Any, dict[ServedModel, Grant]] = {}
+        for number, (name, client) in enumerate(self.clients.items()):
+            if client.telemetry:
+                shares = ((s, self._share(s, name, number)) for s in client.telemetry)
+                grants[name] = {served: share for served, share in shares if share is not None}
             if now - client.reported_at > self.lease_s:  # it is idle, or hangs
                 client.telemetry.clear()
         return grants
+
+    def _share(self, served: ServedModel, name: Hashable, number: int) -> Grant | None:
+        capacity = self.capacities[served]
+        clients, limit = len(capacity.active), int(capacity.limit)
+        if name not in capacity.active:  # it may ask for the model before the next round
+            return Grant(1)
+        if interval_s := capacity.interval_s:
+            turn = number * _GOLDEN_RATIO - capacity.phase
+            return Grant(1, interval_s, turn % 1.0 * interval_s)
+        # What cannot be divided goes round-robin.
+        place = (capacity.active[name] + self._rounds) % clients
+        whole = (place + 1) * limit // clients - place * limit // clients
+        return Grant(whole) if limit >= clients else None

@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._dashboard import add_page
-from sonic_coffea.dask._history import History
-from sonic_coffea.dask._messages import (
-    ANNOTATION,
-    CONNECTED,
-    FINAL,
-    JOIN,
-    OPERATION,
-    QUOTAS,
-    REPORT,
-    VERSION,
-    handler,
-    message,
-    read_telemetry,
-)
+from sonic_coffea._version import __version__
+from sonic_coffea.dask._dashboard import History, add_page
 from sonic_coffea.dask._quotas import Allocator
+from sonic_coffea.dask._worker import FINAL, JOIN, QUOTAS, REPORT, TOPIC
 
 logger = logging.getLogger(__name__)
 
-TOPIC = "sonic-coffea"
-"""The topic of events, for `Client.get_events` and other listeners."""
+CONNECTED = f"sonic_connected_{__version__}"
+"""Asked by a client that has been connected."""
 
 # Processes that may connect to the servers in a second.
 _CONNECT_RATE = 200
 
 
 class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
-    """Allocates the servers to the processes of workers, and keeps what the dashboard shows.
+    """Allocates the servers to the plugins of workers, and keeps what the dashboard shows.
 
-    Workers join when their plugin starts and report in rounds, by the messages that they send to
-    the scheduler anyway. Those of one process share its pool of each settings, and so one quota. A
-    process whose lease has expired goes by its own limits.
-
-    The plugin also notes on each task which settings its client has, for models that the task does
-    not carry, and takes worker plugins away that no client has asked for.
+    Workers join when their plugin starts, and report in rounds. A worker whose lease has expired
+    adapts its own limits. The plugin also annotates each task with the settings of its client, for
+    models that the task does not carry, and removes worker plugins that no client has asked for.
     """
 
     name = "sonic-coffea-scheduler"
@@ -55,9 +41,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self) -> None:
         self.allocator = Allocator()
         self.history = History()
-        self._processes: dict[str, list[str]] = {}
         # By client, the worker plugins with its settings; the last is that of its next tasks.
-        self._plugins: defaultdict[str, list[str]] = defaultdict(list)
+        self._plugins: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -65,28 +50,27 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler = scheduler
         # A client that comes back must not register a worker plugin that is just being taken away.
         self._taking_away = asyncio.Lock()
-        scheduler.handlers[CONNECTED] = self.connected
-        scheduler.handlers[JOIN] = self.join
-        scheduler.stream_handlers[OPERATION] = handler({REPORT: self.report, FINAL: self.final})
+        scheduler.handlers.update({CONNECTED: self.connected, JOIN: self.join})
+        scheduler.stream_handlers[REPORT] = self.report
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
         add_page(scheduler, self.history)
 
-    async def connected(self, client: str, plugin: str, **unknown: Any) -> None:
+    async def connected(self, client: str, plugin: str) -> None:
         """Note which worker plugin has the settings of a client."""
-        del unknown
         async with self._taking_away:
-            self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
+            self._plugins[client].pop(plugin, None)
+            self._plugins[client][plugin] = None
 
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: Collection[Any], **kwargs: Any
     ) -> None:
-        """Note on new tasks which settings their client has."""
+        """Annotate new tasks with the settings of their client."""
         del kwargs
         for key in tasks if client in self._plugins else ():
-            task = scheduler.tasks[key]
-            task.annotations = {ANNOTATION: self._plugins[client][-1], **(task.annotations or {})}
+            task, plugin = scheduler.tasks[key], next(reversed(self._plugins[client]))
+            task.annotations = {TOPIC: plugin, **(task.annotations or {})}
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Take the worker plugins away that the client has asked for, and no other."""
@@ -103,29 +87,14 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
                 await scheduler.unregister_worker_plugin(None, plugin)
             except Exception:  # such as a worker that leaves at this moment
                 logger.debug("%s is still on some workers", plugin, exc_info=True)
-            for process, workers in list(self._processes.items()):
-                if process.endswith(plugin):
-                    self._forget(process, *workers)
+            self._forget(plugin)
 
-    def join(
-        self,
-        worker: str,
-        process: str,
-        version: Any = None,
-        **unknown: Any,
-    ) -> dict[str, float]:
+    def join(self, worker: str, plugin: str) -> dict[str, float]:
         """Add a worker, and return what it does until the first round."""
-        del unknown
-        if version != VERSION:
-            return {"version": VERSION}
-        workers = self._processes.setdefault(process, [])
-        if worker not in workers:
-            workers.append(worker)
-        self.allocator.join(process)
+        self.allocator.join((worker, plugin))
         return {
-            "version": VERSION,
             "round_s": self.allocator.round_s,
-            "spread_s": (self.allocator.clients - 1) / _CONNECT_RATE,
+            "spread_s": (len(self.allocator.clients) - 1) / _CONNECT_RATE,
             "max_in_flight": self.allocator.first_in_flight,
             "quotas_within_s": self.allocator.quotas_within_s,
         }
@@ -133,65 +102,49 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Forget a worker."""
         del scheduler, kwargs
-        for process in list(self._processes):
-            self._forget(process, worker)
+        self._forget(worker)
 
-    def _forget(self, process: str, *workers: str) -> None:
-        """Forget workers of a process, and with its last one the process."""
-        left = [worker for worker in self._processes[process] if worker not in workers]
-        self._processes[process] = left
-        if not left:
-            del self._processes[process]
-            self.allocator.leave(process)
+    def _forget(self, worker_or_plugin: str) -> None:
+        for worker, plugin in list(self.allocator.clients):
+            if worker_or_plugin in (worker, plugin):
+                self.allocator.leave((worker, plugin))
 
-    def report(
-        self,
-        worker: str,
-        process: str,
-        telemetry: Sequence[Any],
-        circuits: Mapping[str, bool],
-        totals: Sequence[Any],
-        timings: Sequence[Any],
-        **unknown: Any,
-    ) -> None:
-        """Take a worker's report of a pool of its process."""
-        del unknown
+    def report(self, worker: str, plugin: str, report: bytes) -> None:
+        """Take a worker's report of a pool."""
         if worker not in self._scheduler.workers:  # it is gone, and its last report comes late
             return
-        self.join(worker, process, version=VERSION)
-        read = read_telemetry(telemetry)
-        for server in self.allocator.report(process, read, circuits, time.monotonic()):
+        telemetry, circuits, totals, timings = pickle.loads(report)  # noqa: S301  as dask does
+        client, now = (worker, plugin), time.monotonic()
+        for server in self.allocator.report(client, telemetry, circuits, now):
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
         for served, compute_s in self.history.report(totals, timings).items():
             self.allocator.capacities[served].compute_s = compute_s
 
-    def final(self, worker: str, key: Any, **unknown: Any) -> None:
-        """Keep dask from retrying a task that failed for good."""
-        del unknown
-        task = self._scheduler.tasks.get(key)
-        # It may be elsewhere by now, if the worker had been thought lost.
-        if task is not None and task.processing_on and task.processing_on.address == worker:
-            task.retries = 0
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Keep dask from retrying a task that failed for good, as its worker says."""
+        if topic == FINAL:
+            task = self._scheduler.tasks.get(msg["key"])
+            # It may be elsewhere by now, if the worker had been thought lost.
+            if task and task.processing_on and task.processing_on.address == msg["worker"]:
+                task.retries = 0
 
     def end_round(self) -> None:
-        """Tell the processes what they may have in flight."""
-        now = time.monotonic()
-        allocated = self.allocator.allocate(now)
+        """Tell the workers what they may have in flight."""
+        now, asks = time.monotonic(), True
+        allocated = self.allocator.end_round(now)
         self.history.end_round(self.allocator, now)
-        asking = next((process for process, grants in allocated.items() if grants), None)
-        for process, grants in allocated.items():
-            worker = self._processes[process][0]
-            concerned = grants or process in self.allocator.held
-            if worker in self._scheduler.workers and concerned:
-                quotas = message(
-                    QUOTAS,
-                    process=process,
-                    grants=list(grants.items()),
-                    lease_s=self.allocator.lease_s,
-                    round_s=self.allocator.round_s,
-                    asks=process == asking,
-                )
+        for (worker, plugin), grants in allocated.items():
+            quotas = {
+                "op": QUOTAS + plugin,
+                "message": pickle.dumps(grants),
+                "lease_s": self.allocator.lease_s,
+                "round_s": self.allocator.round_s,
+                # One of them asks the servers for their own statistics.
+                "asks": asks and bool(grants),
+            }
+            asks = asks and not grants
+            if worker in self._scheduler.workers:
                 self._scheduler.worker_send(worker, quotas)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

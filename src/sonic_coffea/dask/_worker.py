@@ -4,45 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
+import pickle
 import random
 import sys
 import threading
 import time
-import uuid
+from collections import Counter
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.core import clean_exception
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._messages import (
-    ANNOTATION,
-    FINAL,
-    JOIN,
-    OPERATION,
-    QUOTAS,
-    REPORT,
-    VERSION,
-    handler,
-    message,
-    read_quotas,
-    write_report,
-)
+from sonic_coffea._version import __version__
+from sonic_coffea.dask._dashboard import TOTALS
 from sonic_coffea.dask._metrics import offer_metrics
+from sonic_coffea.dask._quotas import Telemetry
 from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
-from sonic_coffea.pool import TRANSIENT, Pool, Settings, install, take_part, uninstall
+from sonic_coffea.pool import TRANSIENT, Pool, Quota, Settings, install, take_part, uninstall
 
 logger = logging.getLogger(__name__)
 
-# Of this process; a forked child has its parent's.
-_IMPORT = uuid.uuid4().hex
+TOPIC = "sonic-coffea"
+"""The topic of events, for `Client.get_events`; and the annotation of a task with the name of the
+worker plugin that has the settings of its client."""
+FINAL = "sonic-coffea-final"
+"""The topic of tasks that are not to be tried again."""
+JOIN = f"sonic_join_{__version__}"
+"""Asked by a worker, once. A scheduler with another version, and so perhaps other messages, does
+not know it."""
+REPORT, QUOTAS = "sonic-report", "sonic-quotas-"
+"""In the streams between workers and scheduler, once a worker has joined: distributed ends a stream
+that brings an unknown operation. Quotas name the plugin."""
+
 # Before Python 3.11.9, `sys._current_frames`, which dask's profiler calls 100 times a second, can
 # freeze a process in which a thread is started at the same moment (CPython issue 106883). A thread
 # is started whenever a chunk secedes.
 _PROFILER_FREEZES = sys.version_info < (3, 11, 9)
+
+# Of each pool, what was reported of its tallies; workers of one process share a pool.
+_reported: WeakKeyDictionary[Pool, Counter[Any]] = WeakKeyDictionary()
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -63,22 +67,21 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     """
 
     idempotent = True
+    pool: Pool | None = None
+    _worker: Any = None
+    _busy = False
+    _polling: threading.Thread | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         identity = settings.identity()
         # The repr of settings has neither.
         text = repr((identity, identity.token, identity.secrets_id))
-        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self.name = f"sonic-coffea-{digest}"
-        self.pool: Pool | None = None
-        self._worker: Any = None
-        self._busy = False
-        self._polling: threading.Thread | None = None
+        self.name = f"sonic-coffea-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
         self._timings: dict[Any, Any] = {}
 
     async def setup(self, worker: Worker) -> None:
-        """Open the pool, and hear from the scheduler how to use it; no server is contacted yet."""
+        """Open the pool, and ask the scheduler for its first limits; this contacts no server."""
         self._worker = worker
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
@@ -86,51 +89,37 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
         take_part(partial(suspend, suspended), memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
-        offer_metrics(worker, partial(_pools, worker))
-        worker.stream_handlers[OPERATION] = handler({QUOTAS: partial(_set_quotas, worker)})
+        offer_metrics(partial(_pools, worker))
         # Waited for, as the first task may fail for good, or contact the servers.
-        await self._join()
+        await self._join(self.pool)
+
+    async def _join(self, pool: Pool) -> None:
+        """Ask the scheduler whether it allocates quotas; without, the pool adapts by itself."""
+        worker = self._worker
+        try:
+            reply = await getattr(worker.scheduler, JOIN)(worker=worker.address, plugin=self.name)
+            first = reply["max_in_flight"], reply["quotas_within_s"]
+        except Exception as error:  # noqa: BLE001  the pool works without
+            logger.warning(
+                "the scheduler allocates no quotas: %r; has it another version of sonic-coffea?",
+                error,
+            )
+            return
+        if self.pool is not None:  # else, the plugin has been taken away meanwhile
+            pool.join_cluster(random.uniform(0.0, reply["spread_s"]), *first)
+            worker.stream_handlers[QUOTAS + self.name] = self.set_quotas
+            callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
+            worker.periodic_callbacks[self.name] = callback
+            callback.start()
 
     def teardown(self, worker: Worker) -> None:
-        """Let the pool go, which stays open for the calls under way."""
+        """Let go of the pool, which stays open for calls that are under way."""
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
         pool, self.pool = self.pool, None
         if pool is not None:
             uninstall(pool)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pool": None, "_worker": None, "_polling": None}
-
-    @property
-    def process(self) -> str:
-        """A name of this process and the settings, whose pool its workers share."""
-        return f"{_IMPORT}-{os.getpid()}-{self.name}"
-
-    async def _join(self) -> None:
-        """Ask the scheduler whether it allocates quotas; without, the pool adapts by itself."""
-        worker = self._worker
-        question = {"worker": worker.address, "process": self.process, "version": VERSION}
-        try:
-            join = getattr(worker.scheduler, JOIN)
-            reply = await join(**question)
-        except Exception as error:  # noqa: BLE001  the pool works without
-            logger.warning("the scheduler allocates no quotas: %r", error)
-            return
-        # One that does not know the question answers nothing.
-        if reply is None or reply.get("version") != VERSION:
-            if reply is not None:
-                logger.warning("the scheduler, of another sonic-coffea, allocates no quotas")
-            return
-        # Meanwhile, the plugin may have been taken away.
-        if self.pool is None:
-            return
-        delay_s = random.uniform(0.0, reply["spread_s"])
-        self.pool.join_cluster(delay_s, int(reply["max_in_flight"]), reply["quotas_within_s"])
-        callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
-        worker.periodic_callbacks[self.name] = callback
-        callback.start()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Tell the scheduler not to retry a task whose rows no server will ever score.
@@ -140,42 +129,49 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """
         del start, kwargs
         task = self._worker.state.tasks.get(key) if finish == "error" else None
-        joined = self.name in self._worker.periodic_callbacks
         # dask keeps no exception of a task that it forgets meanwhile.
         error = None if task is None else task.exception
-        if error is not None and joined and _is_final(error.data):
-            self._worker.batched_send(message(FINAL, key=key))
+        if error is not None and _is_final(error.data):
+            self._worker.log_event(FINAL, {"key": key})
 
     def _report(self) -> None:
         """Report the pool's telemetry, unless it was idle in this round and the one before."""
-        stream = self._worker.batched_stream
+        stream, pool = self._worker.batched_stream, self.pool
         if stream is None or stream.comm is None or stream.comm.closed():
             return  # dask would drop the message, and with it what is counted since the last one
-        if self.pool is None or self.pool.closed:
+        if pool is None or pool.closed:
             return
-        report = write_report(self.pool, self._timings)
-        telemetry = report["telemetry"]
-        busy = any(in_flight or waiting or rtt[0] for _, _, in_flight, waiting, rtt, _ in telemetry)
-        if busy or self._busy or report["totals"]:
-            self._worker.batched_send(message(REPORT, process=self.process, **report))
+        endpoints, waiting = pool.telemetry()
+        telemetry = {
+            (e.url, model): Telemetry(in_flight, waiting.get(model, 0), rtt, e.network_s)
+            for e in endpoints
+            for model, (in_flight, rtt) in e.models.items()
+        }
+        busy = any(t.in_flight or t.waiting or t.rtt.rows for t in telemetry.values())
+        totals = _news(pool)
+        if busy or self._busy or totals:
+            circuits = {e.url: e.circuit_open for e in endpoints}
+            report = pickle.dumps((telemetry, circuits, totals, self._timings))
+            self._worker.batched_send({"op": REPORT, "plugin": self.name, "report": report})
             self._timings = {}
         self._busy = busy
 
-    def set_quotas(self, pool: Pool, quotas: dict[str, Any]) -> None:
+    def set_quotas(self, message: bytes, lease_s: float, round_s: float, *, asks: bool) -> None:
         """Take the message of a round."""
-        lease_s = quotas["lease_s"]
-        read = read_quotas(quotas["grants"], lease_s, time.monotonic())
-        pool.set_quotas(read, lease_s)
-        callback = self._worker.periodic_callbacks.get(self.name)
-        if callback is not None:
-            callback.callback_time = quotas["round_s"] * 1000
-        # Once for each message that asks, and not while servers still owe the last answer.
-        polling = self._polling is not None and self._polling.is_alive()
-        if quotas.get("asks") and not polling:
+        pool, now = self.pool, time.monotonic()
+        if pool is None or pool.closed:
+            return
+        grants = pickle.loads(message)  # noqa: S301  as dask does with its own
+        quotas = {
+            served: Quota(max_in_flight, interval_s, now + delay_s, now + lease_s)
+            for served, (max_in_flight, interval_s, delay_s) in grants.items()
+        }
+        pool.set_quotas(quotas, lease_s)
+        self._worker.periodic_callbacks[self.name].callback_time = round_s * 1000
+        # Servers that have not answered yet are not asked again.
+        if asks and not (self._polling and self._polling.is_alive()):
             # On a thread of its own, as servers may hang: dask needs those of its executors.
-            self._polling = threading.Thread(
-                target=self._poll, args=[pool], name="sonic-statistics", daemon=True
-            )
+            self._polling = threading.Thread(target=self._poll, args=[pool], daemon=True)
             self._polling.start()
 
     def _poll(self, pool: Pool) -> None:
@@ -183,18 +179,23 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._timings = pool.timings()
 
 
-def _plugins(worker: Worker) -> list[SonicPlugin]:
-    return [plugin for plugin in worker.plugins.values() if isinstance(plugin, SonicPlugin)]
+def _news(pool: Pool) -> Counter[Any]:
+    """Return by how much a pool's tallies have grown since this was asked last."""
+    counted = Counter(
+        {
+            (served, name): getattr(tally, name)
+            for served, tally in pool.statistics
+            for name in TOTALS
+        }
+    )
+    news = counted - _reported.get(pool, Counter())
+    _reported[pool] = counted
+    return news
 
 
 def _pools(worker: Worker) -> list[Pool]:
-    return [plugin.pool for plugin in _plugins(worker) if plugin.pool is not None]
-
-
-def _set_quotas(worker: Worker, process: str, **quotas: Any) -> None:
-    for plugin in _plugins(worker):
-        if plugin.process == process and plugin.pool is not None and not plugin.pool.closed:
-            plugin.set_quotas(plugin.pool, quotas)
+    plugins = (plugin for plugin in worker.plugins.values() if isinstance(plugin, SonicPlugin))
+    return [plugin.pool for plugin in plugins if plugin.pool is not None]
 
 
 def _pool_of_task() -> Pool | None:
@@ -210,23 +211,17 @@ def _pool_of_task() -> Pool | None:
         annotations = worker.state.tasks[worker.get_current_task()].annotations or {}
     except (ValueError, KeyError):
         return None
-    if (name := annotations.get(ANNOTATION)) is not None:
-        plugin = worker.plugins.get(name)
-        pool: Pool | None = getattr(plugin, "pool", None)
-        if pool is None:
-            raise ConfigError(
-                "this worker has no pool of the client that sent the task; call "
-                "sonic.connect(..., client=client) again"
-            )
-        return pool
     pools = _pools(worker)
-    if len(pools) > 1:
-        several = " and ".join(", ".join(pool.settings.servers) for pool in pools)
-        raise ConfigError(
-            f"the client that sent this task is not connected, and others are, to {several}; call "
-            "sonic.connect(..., client=client), or pass the model to the task"
-        )
-    return pools[0] if pools else None
+    if (name := annotations.get(TOPIC)) is not None:
+        pool: Pool | None = getattr(worker.plugins.get(name), "pool", None)
+        if pool is not None:
+            return pool
+    elif len(pools) < 2:
+        return pools[0] if pools else None
+    raise ConfigError(
+        "the client that sent this task is not connected to its servers, and others may be; call "
+        "sonic.connect(..., client=client) again, or pass the model to the task"
+    )
 
 
 def _is_final(exception: bytes) -> bool:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.demo.workflow import DemoResult, run
+from sonic_coffea.demo.workflow import run
 
-__all__ = ["DemoResult", "run"]
+__all__ = ["run"]

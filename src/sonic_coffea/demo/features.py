@@ -140,21 +140,13 @@ def _top_of_quark(genparts: Any) -> Any:
 
     Only the first copy of a quark counts: the one whose mother is the top or its W boson.
     """
-    counts = ak.to_numpy(ak.num(genparts))
-    start = np.repeat(np.cumsum(counts) - counts, counts)
-    # One more particle, without a code, is everybody's mother who has none.
-    species = np.append(np.abs(ak.to_numpy(ak.flatten(genparts.pdgId))), 0)
-    mother = ak.to_numpy(ak.flatten(genparts.genPartIdxMother)).astype(np.int64)
-    mother = np.where(mother < 0, len(mother), mother + start)
-    mother = np.append(mother, len(mother))
-
-    ancestor = mother.copy()
-    while np.any(is_w := species[ancestor] == _W):
-        ancestor[is_w] = mother[ancestor[is_w]]
+    species, mother = np.abs(genparts.pdgId), genparts.genPartIdxMother
+    ancestor = mother = ak.mask(mother, mother >= 0)
+    while ak.any(is_w := ak.fill_none(species[ancestor] == _W, value=False)):
+        ancestor = ak.where(is_w, mother[ancestor], ancestor)
     is_quark = (species > 0) & (species <= _HEAVIEST_DECAY_QUARK)
-    from_top = is_quark & (species[ancestor] == _TOP)
-    index = np.where(from_top[:-1], ancestor[:-1] - start, -1)
-    return ak.unflatten(index, counts)
+    from_top = ak.fill_none(is_quark & (species[ancestor] == _TOP), value=False)
+    return ak.fill_none(ak.mask(ancestor, from_top), -1)
 
 
 def _wrap(phi: Any) -> Any:

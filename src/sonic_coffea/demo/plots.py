@@ -8,12 +8,12 @@ from typing import Any
 SCORE_CUT = 0.5
 
 
-def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[Path], float | None]:
+def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float | None]:
     """Write the plots of scored jets as PNG.
 
     Returns
     -------
-    list of Path
+    list of str
         The files; none if no jet was scored.
     float or None
         The area under the ROC curve; None for data, or if all jets are of one kind.
@@ -29,50 +29,42 @@ def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[Path], float
     top, mass = np.asarray(scored.top), np.asarray(scored.msoftdrop)
     weight = np.asarray(scored.weight, np.float64)
     dataset = np.array(scored.dataset.tolist())
-    paths: list[Path] = []
+    if not len(scored):
+        return [], None
+    pictures: dict[str, Any] = {}
 
     def picture(name: str, title: str, xlabel: str, ylabel: str, right: float) -> Any:
-        paths.append(directory / f"{name}.png")
-        axes = Figure(figsize=(9, 7)).subplots()
+        axes = pictures[str(directory / f"{name}.png")] = Figure(figsize=(9, 7)).subplots()
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, right), yscale="log")
         return axes
 
-    def save(axes: Any) -> None:
-        axes.legend(fontsize=15)
-        axes.figure.savefig(paths[-1], dpi=130, bbox_inches="tight")
-
-    if not len(scored):
-        return [], None
     with mpl.rc_context({**mplhep.style.ROOT, "font.size": 18, "axes.titlesize": 20}):
         xlabel, ylabel = f"top-quark score of {network}", "jets, normalised to area 1"
-        axes = picture("score", "Scores by process", xlabel, ylabel, 1)
-        options: dict[str, Any] = {"bins": 40, "range": (0, 1), "histtype": "step"}
-        for name in np.unique(dataset):
-            of = dataset == name
-            axes.hist(top[of], weights=weight[of], density=True, label=name, **options)
-        save(axes)
-
+        scores = picture("score", "Scores by process", xlabel, ylabel, 1)
         title = "Jet mass before and after a cut on the score"
-        axes = picture("mass", title, "soft-drop mass [GeV]", "jets (weighted)", 300)
-        options = {"bins": 50, "range": (0, 300), "histtype": "step"}
+        masses = picture("mass", title, "soft-drop mass [GeV]", "jets (weighted)", 300)
         for number, name in enumerate(np.unique(dataset)):
-            options["color"] = f"C{number}"
             of, passes = dataset == name, (dataset == name) & (top > SCORE_CUT)
-            axes.hist(mass[of], weights=weight[of], label=f"{name}, all", ls=":", **options)
-            label = f"{name}, score > {SCORE_CUT:g}"
-            axes.hist(mass[passes], weights=weight[passes], label=label, **options)
-        save(axes)
+            options: dict[str, Any] = {"histtype": "step", "color": f"C{number}", "label": name}
+            options |= {"bins": 40, "range": (0, 1)}
+            scores.hist(top[of], weights=weight[of], density=True, **options)
+            options |= {"bins": 50, "range": (0, 300), "label": f"{name}, all"}
+            masses.hist(mass[of], weights=weight[of], ls=":", **options)
+            options["label"] = f"{name}, score > {SCORE_CUT:g}"
+            masses.hist(mass[passes], weights=weight[passes], **options)
 
+        area = None
         is_top = np.asarray(scored.is_top) if "is_top" in jets.fields else np.zeros(len(top), bool)
-        if not is_top.any() or is_top.all():
-            return paths, None
-        others_pass, tops_pass, _ = roc_curve(is_top, top)
-        area = float(auc(others_pass, tops_pass))
-        title = f"{is_top.sum():,} merged tops and {(~is_top).sum():,} other jets"
-        xlabel, ylabel = "efficiency for merged tops", "efficiency for other jets"
-        axes = picture("roc", title, xlabel, ylabel, 1)
-        shown = others_pass > 0
-        axes.plot(tops_pass[shown], others_pass[shown], label=f"{network}: AUC = {area:.3f}")
-        axes.grid(visible=True, which="both", alpha=0.25)
-        save(axes)
-    return paths, area
+        if is_top.any() and not is_top.all():
+            others_pass, tops_pass, _ = roc_curve(is_top, top)
+            area = float(auc(others_pass, tops_pass))
+            title = f"{is_top.sum():,} merged tops and {(~is_top).sum():,} other jets"
+            xlabel, ylabel = "efficiency for merged tops", "efficiency for other jets"
+            axes = picture("roc", title, xlabel, ylabel, 1)
+            shown = others_pass > 0
+            axes.plot(tops_pass[shown], others_pass[shown], label=f"{network}: AUC = {area:.3f}")
+            axes.grid(visible=True, which="both", alpha=0.25)
+        for path, axes in pictures.items():
+            axes.legend(fontsize=15)
+            axes.figure.savefig(path, dpi=130, bbox_inches="tight")
+    return list(pictures), area

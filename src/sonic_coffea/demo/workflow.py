@@ -8,20 +8,20 @@ import json
 import re
 import tempfile
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
+from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
 from sonic_coffea.processor import located, run_files
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -32,47 +32,6 @@ if TYPE_CHECKING:
 _PACKAGES = ("bokeh", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoResult:
-    """The results of the demo.
-
-    Attributes
-    ----------
-    directory : Path
-        Where everything is.
-    jets : Path
-        The scored jets, one Parquet file.
-    plots : tuple of Path
-        PNG files.
-    area_under_roc : float or None
-        Of merged tops against other jets; None for data.
-    report : Report
-        What happened to the requests.
-    events, n_jets, n_scored : int
-        What was read and scored.
-    wall_s : float
-        How long the cluster took.
-    """
-
-    directory: Path
-    jets: Path
-    plots: tuple[Path, ...]
-    area_under_roc: float | None
-    report: Report
-    events: int
-    n_jets: int
-    n_scored: int
-    network: str
-    wall_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        paths = {"directory": str(self.directory), "jets": str(self.jets)}
-        plots = [str(path) for path in self.plots]
-        return {**plain, **paths, "plots": plots, "report": self.report.to_dict()}
-
-
 def run(
     files: Sequence[str | os.PathLike[str]] = (),
     *,
@@ -80,7 +39,7 @@ def run(
     workers: int = 2,
     chunksize: int = 500,
     console: Console | None = None,
-) -> DemoResult:
+) -> tuple[dict[str, Any], Report]:
     """Score the large-radius jets of NanoAOD files, those of the committed sample by default.
 
     Parameters
@@ -95,6 +54,15 @@ def run(
         Events a chunk.
     console : rich.console.Console, optional
         Where progress is shown; by default on standard error.
+
+    Returns
+    -------
+    dict
+        What JSON holds: ``directory``, ``jets`` (a Parquet file) and ``plots`` (PNG files),
+        ``area_under_roc`` of merged tops against other jets (None for data), ``network``, the
+        numbers ``events``, ``n_jets`` and ``n_scored``, and ``wall_s``, how long the cluster took.
+    Report
+        What happened to the requests.
 
     Raises
     ------
@@ -124,11 +92,17 @@ def run(
     if not with_constituents:
         network = "substructure"
         how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
-    directory = _made_folder(output)
+    directory = Path(output)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
     with contextlib.ExitStack() as stack:
-        scratch = tempfile.TemporaryDirectory(prefix=".jets-", dir=directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            scratch = tempfile.TemporaryDirectory(prefix=".jets-", dir=directory)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write in the directory {directory}: {error.strerror}"
+            ) from None
         parts = Path(stack.enter_context(scratch)).absolute()
         server = stack.enter_context(_server(console))
         client = stack.enter_context(cluster(workers))
@@ -148,70 +122,46 @@ def run(
         provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
     plots, area = draw(jets, directory, network=network)
     report = sonic.report(out, wall_s=wall_s)
-    result = DemoResult(
-        directory=directory,
-        jets=directory / "jets.parquet",
-        plots=tuple(plots),
-        area_under_roc=area,
-        report=report,
-        events=report.statistics.events,
-        n_jets=len(jets),
-        n_scored=int(ak.sum(~ak.is_none(jets.top))),
-        network=network,
-        wall_s=wall_s,
-    )
-    (directory / "report.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
-    result.report.save(directory / "report.html")
-    return result
-
-
-def _made_folder(output: str | os.PathLike[str]) -> Path:
-    """Make a directory, and try whether it can be written in."""
-    directory = Path(output)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        where = f"in the directory {directory}"
-        raise ConfigError(f"cannot write {where}: {error.strerror}") from None
-    return directory
+    result = {
+        "directory": str(directory),
+        "jets": str(directory / "jets.parquet"),
+        "plots": plots,
+        "area_under_roc": area,
+        "report": report.to_dict(),
+        "events": report.statistics.events,
+        "n_jets": len(jets),
+        "n_scored": int(ak.sum(~ak.is_none(jets.top))),
+        "network": network,
+        "wall_s": wall_s,
+    }
+    (directory / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    report.save(directory / "report.html")
+    return result, report
 
 
 def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
-    """Return datasets with their files, and whether the files have constituents: look first."""
+    """Return the files of each dataset, and whether they have constituents; check their fields."""
+    sample = {
+        str(path.absolute()): name for name, paths in sample_files().items() for path in paths
+    }
     datasets: dict[str, list[str]] = {}
-    if files:
-        known = located(files)
-        for path in known:
-            datasets.setdefault(re.sub(r"[^\w.+-]", "_", Path(path).stem), []).append(path)
-    else:
-        datasets = {name: [*map(str, paths)] for name, paths in sample_files().items()}
-        known = located(path for paths in datasets.values() for path in paths)
-    kinds = {path: _inspect(Path(path).name, branches) for path, branches in known.items()}
-    if len(set(kinds.values())) > 1:
-        bare = next(Path(path).name for path, has in kinds.items() if not has)
+    kinds = {}
+    for path, branches in located(files or sample).items():
+        name = re.sub(r"[^\w.+-]", "_", Path(path).stem) if files else sample[path]
+        datasets.setdefault(name, []).append(path)
+        has = any({f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= branches for pf in ("PFCand", "PFCands"))
+        kinds[has] = Path(path).name
+        fields = ("pt", "eta", "phi", "mass", "msoftdrop")
+        for field in fields if has else (*fields, *SUBSTRUCTURE_FIELDS):
+            if (branch := f"FatJet_{field}") not in branches:
+                raise FieldError(
+                    f"{kinds[has]} has no branch {branch!r}; {nearest(branch, branches)}"
+                )
+    if len(kinds) > 1:
         raise ConfigError(
-            f"some files have constituents of FatJet and {bare} has none; score them apart"
+            f"{kinds[True]} has constituents of FatJet, {kinds[False]} has none; score them apart"
         )
-    return datasets, next(iter(kinds.values()))
-
-
-def _inspect(name: str, branches: Collection[str]) -> bool:
-    """Return whether a file has constituents of FatJet, refusing one that is no NanoAOD."""
-    from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
-
-    def require(what: str, wanted: str, known: Collection[str]) -> None:
-        if wanted not in known:
-            raise FieldError(f"{name} has no {what} {wanted!r}; {nearest(wanted, known)}")
-
-    require("collection", "FatJet", {b.split("_")[0] for b in branches if "_" in b})
-    has_constituents = any(
-        {f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= set(branches) for pf in ("PFCand", "PFCands")
-    )
-    more = () if has_constituents else SUBSTRUCTURE_FIELDS
-    for field in ("pt", "eta", "phi", "mass", "msoftdrop", *more):
-        require("branch", f"FatJet_{field}", {b for b in branches if b.startswith("FatJet_")})
-    return has_constituents
+    return datasets, True in kinds
 
 
 @contextlib.contextmanager
@@ -223,10 +173,8 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
         models = {name: DATA / f"{name}.onnx" for name in ("toptagger", "substructure")}
         sonic.build_repository(repository, models, threads=1)
         with console.status("starting Triton") as status:
-            server = sonic.LocalServer(
-                repository, progress=lambda text: status.update(escape(printable(text)))
-            )
-            server.start()
+            server = sonic.LocalServer(repository)
+            server.start(progress=lambda text: status.update(escape(printable(text))))
         with server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server

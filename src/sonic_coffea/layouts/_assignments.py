@@ -9,6 +9,7 @@ import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._options import checked
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Int64, Tensor
@@ -38,12 +39,14 @@ def assignments(
     -------
     awkward array
         ``events * choices * {t1: {index: ?var * int64, probability: ?float64}, ...}``. Indices
-        count in the lists of the event. Both are None where nothing is left.
+        count in the lists of the event. Both are None where nothing is left, and in events that are
+        None.
 
     Raises
     ------
     InputError
-        If the axes of an event do not have the same length in all targets.
+        If there is no target, or the targets do not have the same events and axes of the same
+        length in each event.
 
     Examples
     --------
@@ -54,6 +57,19 @@ def assignments(
     >>> each.W.index.tolist(), each.b.index.tolist()
     ([[[0, 1]]], [[[2]]])
     """
+    given: Any = probabilities
+    arrays = [*given.values()] if isinstance(given, Mapping) else []
+    kinds = ak.Array, np.ndarray
+    if not arrays or not all(isinstance(array, kinds) and array.ndim > 1 for array in arrays):
+        raise InputError(
+            "assignments: expected a dict of targets, each with an array of probabilities that has "
+            f"an axis for each constituent, got {probabilities!r}"
+        )
+    if len({*map(len, arrays)}) > 1:
+        counts = ", ".join(f"{name} {len(array)}" for name, array in given.items())
+        raise InputError(f"assignments: the targets have different numbers of events: {counts}")
+    choices = checked("length", choices, "assignments: expected choices to be")
+    probabilities = {name: ak.fill_none(array, [], axis=0) for name, array in given.items()}
     lengths = ak.to_numpy(ak.num(next(iter(probabilities.values())), axis=1))
     ranks = {name: array.ndim - 1 for name, array in probabilities.items()}
     index = {name: np.zeros((len(lengths), choices, rank), int) for name, rank in ranks.items()}

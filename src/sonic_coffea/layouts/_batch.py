@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts._layout import Batch, Bound, DType, Layout, Shape
+from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._padding import load
 from sonic_coffea.layouts._source import Source
-from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
-Lend = Callable[[tuple[int, ...], DType], Tensor | None]
-"""Returns memory for a tensor of a shape and a type, or None if there is none."""
+if TYPE_CHECKING:
+    from sonic_coffea.layouts._options import DType
+    from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class Inputs:
 
     def only(self, rows: Int64) -> Inputs:
         """Return the same with some of the rows."""
-        units = _units(self.rows, rows, self.one_request_per)
-        order, segments = _segments(self.bound, rows, units)
+        order, segments = _segments(self.bound, self.rows, rows, self.one_request_per)
         return replace(self, order=order, segments=segments)
 
     def selection(self, start: int, stop: int) -> RowSelection:
@@ -91,13 +90,10 @@ class Inputs:
         """Load what packing needs: the first time in a process, it would be taken for packing."""
         load()
 
-    def pack(self, start: int, stop: int, lend: Lend | None = None) -> dict[str, Tensor]:
-        """Return the tensors of the rows at places `start` to `stop`, by input.
-
-        They are packed into the memory that `lend` returns for a shape and a type, if it does.
-        """
+    def pack(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Return the tensors of the rows at places `start` to `stop`, by input."""
         bucket = next(s.bucket for s in self.segments if s.start <= start < s.stop)
-        tensors = self._packed(Batch(self.selection(start, stop), bucket), lend)
+        tensors = self._packed(Batch(self.selection(start, stop), bucket))
         if self.verify is not None:
             self.verify(self.numbers(start, stop), tensors)
         return tensors
@@ -113,13 +109,10 @@ class Inputs:
         rows = slice(0, len(self.rows))
         return self._packed(Batch(rows, self.bucket_of(rows)))
 
-    def _packed(self, batch: Batch, lend: Lend | None = None) -> dict[str, Tensor]:
+    def _packed(self, batch: Batch) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, bound in self.bound.items():
-            layout, out = bound.layout, None
-            if lend is not None:
-                out = lend(layout.tensor_shape(bound, batch), layout.dtype)
-            for tensor_name, tensor in bound.pack(name, batch, out).items():
+            for tensor_name, tensor in bound.layout.make(name, bound, batch).items():
                 # Inputs of the same elements may share their offsets.
                 known = tensors.setdefault(tensor_name, tensor)
                 if known is not tensor and not np.array_equal(known, tensor):
@@ -142,10 +135,10 @@ class Inputs:
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
-        if self.order is None or start == stop:
-            return self.rows.events_of(start, stop)
-        rows = self.order[start:stop]
-        return self.rows.events_of(int(rows.min()), int(rows.max()) + 1)
+        rows = self.numbers(start, stop)
+        if not len(rows):
+            return 0, 0
+        return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
 
     def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
@@ -154,7 +147,7 @@ class Inputs:
         for segment in self.segments:
             buckets[segment.start : segment.stop] = segment.bucket
         each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
         return sent, truncated, padding
 
 
@@ -193,15 +186,15 @@ def bind_inputs(
         except InputError as error:
             if each.rows.depth == rows.depth:
                 raise
-            remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
+            remark = (
+                "for lists of lists of a row, [N, F, J, L], there is sonic.Padded(..., outer=J)"
+            )
             raise error.because(remark) from None
     if one_request_per is None:
         _check_told_apart(bound, rows)
-    everything = np.arange(len(rows))
-    units = _units(rows, everything, one_request_per)
-    order, segments = _segments(bound, everything, units)
-    known = None if _buckets(bound) == 1 else order
-    return Inputs(bound, rows, segments, known, one_request_per)
+    every = np.arange(len(rows))
+    order, segments = _segments(bound, rows, every, one_request_per)
+    return Inputs(bound, rows, segments, None if order is every else order, one_request_per)
 
 
 def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
@@ -222,36 +215,26 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
             f"input {merging[0]!r} puts the elements of all rows of a request together, and "
             "nothing tells them apart: name the model's input of offsets (splits=) or of row "
             "numbers (batch=); for a network that takes one graph a request, declare "
-            "Model(one_request_per='row') or 'event'; if one graph of many rows is meant, "
-            "merge_rows=True"
+            "Model(one_request_per='row') or 'event'"
         )
 
 
 def _check_told_apart(bound: Mapping[str, Bound], rows: Structure) -> None:
     """Refuse rows that have others' offsets, but not their counts."""
-    everything = slice(0, len(rows))
-    telling = [each.counts(everything) for each in bound.values() if _tells(each.layout)]
+    counts = {name: each.columns.counts(slice(0, len(rows))) for name, each in bound.items()}
+    telling = [counts[name] for name, each in bound.items() if _tells(each.layout)]
     for name, each in bound.items():
-        counts = each.counts(everything)
-        if not each.layout.merges or any(np.array_equal(told, counts) for told in telling):
-            continue
-        row = int(np.flatnonzero(telling[0] != counts)[0]) if telling else 0
-        raise InputError(
-            f"input {name!r} has no splits or batch of its own, and other elements than the inputs "
-            f"that have (the first difference is in event {rows.event_of(row)}); name splits= or "
-            "batch=, or declare Model(one_request_per='row')"
-        )
+        if each.layout.merges and not any(np.array_equal(t, counts[name]) for t in telling):
+            row = int(np.flatnonzero(telling[0] != counts[name])[0]) if telling else 0
+            raise InputError(
+                f"input {name!r} has no splits or batch of its own, and other elements than the "
+                f"inputs that have (the first difference is in event {rows.event_of(row)}); name "
+                "splits= or batch=, or declare Model(one_request_per='row')"
+            )
 
 
 def _tells(layout: Layout) -> bool:
     return not layout.stacks and not layout.merges and layout.dependency is None
-
-
-def _units(rows: Structure, numbers: Int64, one_request_per: str | None) -> Int64 | None:
-    """Return the number of each row's request; None if any rows may share one."""
-    if one_request_per is None:
-        return None
-    return numbers if one_request_per == "row" else rows.event_numbers()[numbers]
 
 
 def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -263,53 +246,32 @@ def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     return resolved
 
 
-def _buckets(bound: Mapping[str, Bound]) -> int:
-    return max(each.buckets for each in bound.values())
-
-
 def _segments(
-    bound: Mapping[str, Bound], rows: Int64, units: Int64 | None
+    bound: Mapping[str, Bound], rows: Structure, numbers: Int64, one_request_per: str | None
 ) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    count = _buckets(bound)
-    if count == 1:
-        if not len(rows):
-            return rows, ()
-        whole = Segment(0, len(rows), _row_bytes(bound, Batch(rows)), 0, _cuts(units))
-        return rows, (whole,)
-    buckets = np.max([b.buckets_of(rows) for b in bound.values() if b.buckets > 1], axis=0)
-    if units is not None:
+    buckets = np.max([each.buckets_of(numbers) for each in bound.values()], axis=0)
+    units = None
+    if one_request_per is not None:  # the rows of a request share the largest bucket
+        units = numbers if one_request_per == "row" else rows.event_numbers()[numbers]
         _, unit = np.unique(units, return_inverse=True)
-        most = np.zeros(len(rows), np.int64)
-        np.maximum.at(most, unit, buckets)
-        buckets = most[unit]
-    sorting = np.argsort(buckets, kind="stable")
-    order = rows[sorting]
-    edges = np.searchsorted(buckets[sorting], np.arange(count + 1))
-    segments = tuple(
-        Segment(
-            int(a),
-            int(b),
-            _row_bytes(bound, Batch(order[a:b], bucket)),
-            bucket,
-            None if units is None else _cuts(units[sorting[a:b]]),
-        )
-        for bucket, (a, b) in enumerate(pairwise(edges))
-        if a < b
-    )
-    return order, segments
-
-
-def _cuts(units: Int64 | None) -> Int64 | None:
-    """Return where each unit begins, and the end."""
-    if units is None:
-        return None
-    begins = np.flatnonzero(np.diff(units)) + 1
-    return np.concatenate(([0], begins, [len(units)])).astype(np.int64)
-
-
-def _row_bytes(bound: Mapping[str, Bound], batch: Batch) -> int | Int64:
-    return sum(each.layout.row_bytes(each, batch) for each in bound.values())
+        largest = np.zeros(len(numbers), np.int64)
+        np.maximum.at(largest, unit, buckets)
+        buckets = largest[unit]
+    if buckets.any():
+        sorting = np.argsort(buckets, kind="stable")
+        numbers, buckets = numbers[sorting], buckets[sorting]
+        units = None if units is None else units[sorting]
+    begins = np.flatnonzero(np.diff(buckets, prepend=-1)).tolist()
+    segments = []
+    for start, stop in pairwise([*begins, len(numbers)]):
+        cuts = None
+        if units is not None:
+            cuts = np.flatnonzero(np.diff(units[start:stop], prepend=-1, append=-1))
+        batch = Batch(numbers[start:stop], int(buckets[start]))
+        row_bytes = sum(each.layout.row_bytes(each, batch) for each in bound.values())
+        segments.append(Segment(start, stop, row_bytes, batch.bucket, cuts))
+    return numbers, tuple(segments)
 
 
 @contextmanager
@@ -324,17 +286,13 @@ def within(name: str) -> Iterator[None]:
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
-        unknown = [name for name in arrays if name not in layouts]
-        if unknown:
-            raise FieldError(
-                f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
-            )
-        read = [name for name, layout in layouts.items() if layout.columns]
-        missing = [name for name in read if name not in arrays]
-        if missing:
-            raise FieldError(
-                f"no array for the model's input {missing[0]!r}; {nearest(missing[0], arrays)}"
-            )
+        for name in arrays:
+            if name not in layouts:
+                raise FieldError(f"the model has no input {name!r}; {nearest(name, layouts)}")
+        for name, layout in layouts.items():
+            if layout.columns and name not in arrays:
+                hint = nearest(name, arrays)
+                raise FieldError(f"no array for the model's input {name!r}; {hint}")
         return {name: Source(arrays.get(name)) for name in layouts}
     # One array of records, or a dict of columns, that all inputs share.
     return dict.fromkeys(layouts, Source(arrays))

@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Any
 
+import awkward as ak
 import numpy as np
+from awkward.contents import ListOffsetArray, NumpyArray
+from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._expressions import (
-    Path,
-    Term,
-    exact,
-    expression_of,
-    path_of,
-    text_of,
-)
+from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
 from sonic_coffea.layouts._features import Feature, all_finite
 from sonic_coffea.layouts._source import Source, innermost, of_field
 from sonic_coffea.layouts._structure import (
@@ -29,7 +24,8 @@ from sonic_coffea.layouts._structure import (
     RowSelection,
     Structure,
     Tensor,
-    align,
+    chosen,
+    filled,
     merged,
     numbered,
     offsets_of,
@@ -64,9 +60,7 @@ class Columns:
     missing : tuple or None
         What stands for a missing number in each channel; there is none without it.
     key : Feature or None
-        What the elements of a row are sorted by.
-    ascending : bool
-        Whether they are sorted upwards.
+        What the elements of a row are sorted by, downwards.
     """
 
     rows: Structure
@@ -75,7 +69,6 @@ class Columns:
     terms: dict[Any, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
     key: Feature | None = None
-    ascending: bool = False
 
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
@@ -88,19 +81,30 @@ class Columns:
         return np.arange(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows
 
     def order(self, rows: RowSelection) -> Int64 | None:
-        """Return the index in its row of each element of some rows, as sorted; None if unsorted."""
-        if self.key is None or self.offsets is None:
+        """Return the index in its row of each element, as sorted, stable; None if unsorted."""
+        key = self.key
+        if key is None or self.offsets is None:
             return None
-        elements = Elements(self, rows, gathers=False)
-        return elements.sorted_by(self.key)
+        elements = Elements(replace(self, key=None), rows)
+        keys, absent = elements.raw(key)
+        with np.errstate(all="ignore"):
+            keys = key.transformed(keys)
+        wrong = ~np.isfinite(keys) if absent is None else absent | ~np.isfinite(keys)
+        what = f"field {key.text!r}, by which constituents are sorted, is None, NaN or infinite"
+        elements.refuse(wrong, f"{what} in event {{event}}", keys)
+        dtype = keys.dtype if keys.dtype.kind in "iub" else np.result_type(keys, np.float32)
+        numbers = NumpyArray(np.ascontiguousarray(keys, dtype.newbyteorder("=")))
+        lists = ak.Array(ListOffsetArray(Index64(offsets_of(elements.counts)), numbers))
+        order = ak.argsort(lists, axis=1, ascending=False, stable=True).layout
+        return np.asarray(read(order.to_ListOffsetArray64(start_at_zero=True).content), np.int64)
 
     def blocks(
         self, rows: RowSelection, bytes_each: int, longest: int | None = None
     ) -> Iterator[tuple[slice, Elements]]:
         """Yield ranges of some rows, and the rows' elements, which fit into the cache."""
         counts = self.counts(rows)
-        size = math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES)
-        step = max(1, math.ceil(len(counts) / max(size, 1)))
+        blocks = max(1, math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES))
+        step = max(1, math.ceil(len(counts) / blocks))
         first = rows.indices(len(self.rows))[0] if isinstance(rows, slice) else 0
         for start in range(0, len(counts), step):
             stop = min(start + step, len(counts))
@@ -125,35 +129,21 @@ class Elements:
         The rows.
     longest : int, optional
         How many elements of a row are sent at most; others may be numbers that cannot be sent.
-    gathers : bool
-        Whether the elements are sorted, and those that are not sent left out, if that is cheaper.
     """
 
-    def __init__(
-        self,
-        columns: Columns,
-        rows: RowSelection,
-        longest: int | None = None,
-        *,
-        gathers: bool = True,
-    ) -> None:
+    def __init__(self, columns: Columns, rows: RowSelection, longest: int | None = None) -> None:
         self.columns, self.rows, self._longest = columns, rows, longest
-        self.counts = columns.counts(rows)
+        self.counts, order = columns.counts(rows), columns.order(rows)
         self.at: RowSelection = rows
         self._indexes: dict[tuple[int, bool], tuple[Int64, Tensor | None]] = {}
         if columns.offsets is not None:
-            firsts = columns.offsets[:-1][rows]
-            total = int(self.counts.sum())
-            order = columns.order(rows) if gathers else None
+            firsts, total = columns.offsets[:-1][rows], int(self.counts.sum())
             kept = self.counts if longest is None else np.minimum(self.counts, longest)
             if order is not None:
-                self.at = np.repeat(firsts, self.counts) + order
-                if longest is not None:
-                    self.at = self.at[_within(self.counts) < np.repeat(kept, self.counts)]
-                self.counts = kept
-            elif not isinstance(rows, slice) or (gathers and 2 * int(kept.sum()) < total):
-                self.counts = kept if gathers else self.counts
-                self.at = ranges(firsts, self.counts)
+                sent = ranges(np.cumsum(self.counts) - self.counts, kept)
+                self.at, self.counts = np.repeat(firsts, kept) + order[sent], kept
+            elif not isinstance(rows, slice) or 2 * int(kept.sum()) < total:
+                self.at, self.counts = ranges(firsts, kept), kept
             else:
                 first = int(firsts[0]) if len(firsts) else 0
                 self.at = slice(first, first + total)
@@ -162,18 +152,15 @@ class Elements:
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
-        absent = None
         data, places, by_row = column
-        where = self.rows if by_row else self.at
+        where, absent = self.rows if by_row else self.at, None
         if places is None:
             values = data[where]
         else:
-            key = id(places), by_row
-            if key not in self._indexes:
+            if (id(places), by_row) not in self._indexes:  # fields of a collection share them
                 index = places[where]
-                missing = index < 0
-                self._indexes[key] = index, missing if missing.any() else None
-            index, absent = self._indexes[key]
+                self._indexes[id(places), by_row] = index, index < 0 if (index < 0).any() else None
+            index, absent = self._indexes[id(places), by_row]
             if absent is None:
                 values = data[index]
             else:
@@ -182,14 +169,14 @@ class Elements:
         if by_row:
             values = np.repeat(values, self.counts)
             absent = None if absent is None else np.repeat(absent, self.counts)
-        return values, absent if absent is not None and absent.any() else None
+        return values, absent
 
     def raw(self, feature: Feature) -> tuple[Tensor, Tensor | None]:
         """Return the numbers of a feature before they are transformed, and which are missing."""
+        gaps, values = None, {}
         if feature.expression is None:
             return self.take(self.columns.terms[_term_of(feature)])
         terms, compute = expression_of(feature.expression)
-        values, gaps = {}, None
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
             values[term] = exact(taken)
@@ -213,137 +200,107 @@ class Elements:
         InputError
             Naming field and event of a number that cannot be sent.
         """
-        columns = self.columns
+        features, missing = self.columns.features, self.columns.missing
         if out is None:
-            out = np.empty((len(columns.features), self.size), dtype)
+            out = np.empty((len(features), self.size), dtype)
         with np.errstate(all="ignore"):
-            for feature, sent, stands in zip(
-                columns.features, out, columns.missing or repeat(None), strict=False
-            ):
+            for channel, (feature, sent) in enumerate(zip(features, out, strict=True)):
                 raw, absent = self.raw(feature)
-                if absent is not None:  # until they are replaced, by others that are there
-                    raw = np.where(absent, raw[np.argmin(absent)], raw)
                 if dtype == STRING:
                     sent[:] = raw
                 else:
                     self._convert(feature, raw, sent, absent)
-                if absent is not None:
-                    sent[absent] = stands
+                if absent is not None and missing is not None:
+                    sent[absent] = missing[channel]
         return out
 
-    def fills(self, fills: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
-        """Return what pads each channel, if numbers are padded before they are transformed."""
-        padded = np.empty(len(fills), dtype)
-        with np.errstate(all="ignore"):
-            for place, (feature, fill) in enumerate(zip(self.columns.features, fills, strict=True)):
-                raw = np.asarray([fill])
-                if feature.expression is not None:
-                    terms, compute = expression_of(feature.expression)
-                    raw = np.reshape(compute(dict.fromkeys(terms, raw)), 1)
-                else:
-                    raw = raw.astype(self.columns.terms[_term_of(feature)][0].dtype)
-                padded[place] = feature.transformed(raw)[0]
-        return padded
-
     def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
-        values = raw
-        if feature.categories and None not in dict(feature.categories):
-            known = [key for key, _ in feature.categories]
-            strange = ~np.isin(raw, known) & np.isfinite(raw)
-            if (place := self._first(strange, absent)) is not None:
-                raise self._error(
-                    place,
-                    f"field {feature.text!r} is {raw[place]:g} in event {{event}}, which is none "
-                    f"of its categories {', '.join(map(str, known))}; add it, or None: … for all "
-                    "others",
-                )
-        is_finite = False
+        """Write numbers as they are sent, refusing those that cannot be."""
+        values, limits, is_real = raw, (feature.lower, feature.upper), out.dtype.kind not in "iub"
+        is_finite = is_wrong = False
         if not feature.plain:
             real = np.result_type(raw.dtype, np.float32)
             work = out if out.dtype == real else np.empty(len(raw), real)
             values = feature.computed(raw, work)
-            limits = feature.lower, feature.upper
-            if feature.nonfinite is None and limits != (None, None):
-                if not all_finite(values):  # limits would hide it
-                    self._refuse(feature, raw, out.dtype, absent)
-                is_finite = None not in limits and work is out
+            is_hidden = feature.nonfinite is None and limits != (None, None)
+            if is_hidden or feature.categories:
+                is_wrong = not all_finite(values)
+            is_finite = None not in limits and work is out
             values = feature.standardised(values, work)
-        is_real = out.dtype.kind not in "iub"
-        if not is_real and _misfits(feature, values, out.dtype).any():
-            self._refuse(feature, raw, out.dtype, absent)
+        if not is_real:
+            is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
         if values is not out:
             np.copyto(out, values, casting="unsafe")
-        if is_real and not is_finite and not all_finite(out):
-            self._refuse(feature, raw, out.dtype, absent)
+        if is_wrong or (is_real and not is_finite and not all_finite(out)):
+            self._refuse_unsent(feature, raw, out.dtype, absent)
 
-    def _refuse(
+    def _refuse_unsent(
         self, feature: Feature, raw: Tensor, target: np.dtype[Any], absent: Tensor | None
     ) -> None:
         """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
-        before = raw
-        if not feature.plain:
-            before = feature.computed(
-                raw, np.empty(len(raw), np.result_type(raw.dtype, np.float32))
-            )
-        finite = np.isfinite(before)
-        if feature.nonfinite is None and (place := self._first(~finite, absent)) is not None:
+        before = feature.computed(raw, np.empty(len(raw), np.result_type(raw, np.float32)))
+        finite, values = np.isfinite(before), feature.transformed(raw)
+        what, after = f"field {feature.text!r} is", " after its transformation"
+        known = [key for key, _ in feature.categories or ()]
+        if known and None not in known:
+            others = ~np.isin(raw, known) & np.isfinite(raw) & ~finite
+            none = f"which is none of its categories {', '.join(map(str, known))}"
+            message = f"{what} {{value}} in event {{event}}, {none}; add it, or None: … for others"
+            self.refuse(others, message, raw, absent)
+        if feature.nonfinite is None:
             function = feature.function or (feature.power and f"power {feature.power}")
-            after = f" after {function}" if function else ""
-            raise self._error(
-                place,
-                f"field {feature.text!r} is NaN or infinite{after} in event {{event}}; correct "
-                f"the input, or say what replaces it with Feature({feature.text!r}, nonfinite=…)",
-            )
-        values = raw if feature.plain else feature.transformed(raw)
+            of = f" after {function}" if function else ""
+            correct = f"correct the input, or say what replaces it with Feature({feature.text!r}"
+            message = f"{what} NaN or infinite{of} in event {{event}}; {correct}, nonfinite=…)"
+            self.refuse(~finite, message, before, absent)
         wrong = _misfits(feature, values, target)
         if target.kind not in "iub" and not np.isfinite(feature.nonfinite or 0.0):
             wrong &= finite
-        if (place := self._first(wrong, absent)) is not None:
-            after = "" if feature.plain else " after its transformation"
-            raise self._error(
-                place,
-                f"field {feature.text!r} is {values[place]}{after} in event {{event}}, which "
-                f"{target.name} cannot hold; declare a wider dtype for the layout",
-            )
+        cannot = f"which {target.name} cannot hold; declare a wider dtype for the layout"
+        message = f"{what} {{value}}{'' if feature.plain else after} in event {{event}}, {cannot}"
+        self.refuse(wrong, message, values, absent)
 
-    def _first(self, wrong: Tensor, absent: Tensor | None = None) -> int | None:
-        """Return the first element that is wrong, and sent."""
+    def refuse(
+        self, wrong: Tensor, message: str, values: Tensor, absent: Tensor | None = None
+    ) -> None:
+        """Raise a message of the first element that is wrong, and sent."""
         if absent is not None:
             wrong = wrong & ~absent
         if self._longest is not None and wrong.any():
             wrong = wrong & (_within(self.counts) < self._longest)
-        return int(np.argmax(wrong)) if wrong.any() else None
+        for element in np.flatnonzero(wrong)[:1].tolist():
+            row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))
+            number = int(self.columns.numbers(self.rows)[row])
+            message = message.replace("{event}", str(self.columns.rows.event_of(number)))
+            message = message.replace("{value}", str(values[element]))
+            raise InputError(message, rows=(number, number + 1))
 
-    def _error(self, element: int, message: str) -> InputError:
-        row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))
-        number = int(self.columns.numbers(self.rows)[row])
-        event = self.columns.rows.event_of(number)
-        return InputError(message.replace("{event}", str(event)), rows=(number, number + 1))
 
-    def sorted_by(self, key: Feature) -> Int64:
-        """Return the index in its row of each element, by a key, stable and downwards."""
-        import awkward as ak
-        from awkward.contents import ListOffsetArray, NumpyArray
-        from awkward.index import Index64
+def padding(
+    columns: Columns, fills: Sequence[Any], dtype: np.dtype[Any], rows: RowSelection
+) -> Tensor:
+    """Return ``[F, n]``: what pads some rows, if numbers are padded before they are transformed.
 
-        raw, absent = self.raw(key)
-        what = f"field {key.text!r}, by which constituents are sorted,"
-        with np.errstate(all="ignore"):
-            keys = raw if key.plain else key.transformed(raw)
-        if absent is not None:
-            raise self._error(int(np.argmax(absent)), f"{what} has None in event {{event}}")
-        if not all_finite(keys) and (place := self._first(~np.isfinite(keys))) is not None:
-            raise self._error(place, f"{what} is NaN or infinite in event {{event}}")
-        if keys.dtype.kind == "f" and keys.dtype not in (np.float32, np.float64):
-            keys = keys.astype(np.float64)
-        keys = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder("="), copy=False))
-        lists = ListOffsetArray(Index64(offsets_of(self.counts)), NumpyArray(keys))
-        order = ak.argsort(ak.Array(lists), axis=1, ascending=self.columns.ascending, stable=True)
-        content = order.layout.to_ListOffsetArray64(start_at_zero=True).content
-        return np.asarray(read(content), np.int64)
+    An element of padding has the fill in the place of each number of an element, and the row's own
+    numbers.
+    """
+    each = np.empty((len(fills), len(columns.numbers(rows))), dtype)
+    first = np.zeros(len(columns.rows), np.int64)
+    for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
+        terms: dict[Any, Column] = {}
+        for term, (data, index, by_row) in columns.terms.items():
+            constant = np.asarray([fill], np.result_type(data.dtype, np.float32))
+            terms[term] = (data, index, True) if by_row else (constant, first, False)
+        missing = None if columns.missing is None else columns.missing[channel : channel + 1]
+        alone = Columns(columns.rows, None, (feature,), terms, missing)
+        try:
+            Elements(alone, rows).values(dtype, each[channel : channel + 1])
+        except InputError as error:
+            raise error.within(f"fill {fill}, padded before the transformation") from None
+    return each
 
 
 def _within(counts: Int64) -> Int64:
@@ -354,21 +311,18 @@ def _within(counts: Int64) -> Int64:
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     """Return which numbers are not those of the tensor: infinite in it, or no such integers."""
     if target.kind == "b":
-        return np.asarray(~np.isfinite(sent))
+        return np.asarray((sent != 0) & (sent != 1))
     if target.kind not in "iu":
         return np.asarray(~np.isfinite(sent.astype(target)))
     if feature.plain and np.can_cast(sent.dtype, target):
         return np.zeros(1, np.bool_)
     limits = np.iinfo(target)
+    if sent.dtype.kind != "f":
+        return np.asarray((sent < limits.min) | (sent > limits.max))
     # As a float, the largest of 64 bits is one more than that.
-    above = sent >= limits.max + 1.0 if sent.dtype.kind == "f" else sent > limits.max
-    wrong = (sent < limits.min) | above
-    if sent.dtype.kind == "f":
-        wrong |= np.isnan(sent)
-        if feature.plain:
-            # A fraction that a transformation leaves is dropped; one in the file is a mistake.
-            wrong |= np.trunc(sent) != sent
-    return np.asarray(wrong)
+    fits = (sent >= limits.min) & (sent < limits.max + 1.0)
+    # A fraction that a transformation leaves is dropped; one in the file is a mistake.
+    return np.asarray(~(fits & (np.trunc(sent) == sent)) if feature.plain else ~fits)
 
 
 def _term_of(feature: Feature) -> Any:
@@ -382,7 +336,6 @@ def bind_columns(
     jagged: bool,
     missing: Sequence[Any] | None = None,
     key: Feature | None = None,
-    ascending: bool = False,
     strings: bool = False,
 ) -> Columns:
     """Find the fields of one input, whose rows, or elements of rows, must be the same.
@@ -402,8 +355,6 @@ def bind_columns(
         What stands for a missing number in each channel; without it, there must be none.
     key : Feature, optional
         What the elements of a row are sorted by.
-    ascending : bool
-        Whether they are sorted upwards.
     strings : bool
         Whether the fields have strings.
 
@@ -413,87 +364,60 @@ def bind_columns(
         If rows, or lists, of the fields differ, or numbers are missing.
     """
     named = [*features, *([key] if key else [])]
+    texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(term for feature in named for term in feature.terms)
-    found = {(path, how): source.place(path, reduction=how) for path, how in terms}
-    unknown = [place.depth for place in found.values() if place.is_unknown]
-    known = [place.depth for place in found.values() if not place.is_unknown]
-    top = max(known or [*unknown, int(jagged)])
-    places = {t: _deepened(place, top) if place.is_unknown else place for t, place in found.items()}
-    own = {term: place for term, place in places.items() if place.depth == top}
+    read = {term: source.numbers(*term, strings=term in texts) for term in terms}
+    places = {term: place for term, (place, _, _) in read.items()}
+    depths = {term: place.depth for term, place in places.items()}
+    known = [depths[term] for term, place in places.items() if not place.node.is_unknown]
+    top = max(known or [int(jagged), *depths.values()])
+    for term, place in places.items():
+        if place.node.is_unknown:  # nothing of an unknown type is nothing in lists
+            nothing = (Level(np.zeros(1, np.int64)),) * (top - depths[term])
+            places[term], depths[term] = replace(place, levels=(*place.levels, *nothing)), top
+    own = {term: place for term, place in places.items() if depths[term] == top}
     first, place = next(iter(own.items()))
+    stands = None if missing is None else tuple(missing)
     if jagged:
         with of_field(first[0]):
             innermost(place)
+        places |= _with_lists(own, stands)
+        place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
-    stands = None if missing is None else tuple(missing)
-    columns = Columns(rows, offsets, tuple(features), {}, stands, key, ascending)
+    columns = Columns(rows, offsets, tuple(features), {}, stands, key)
     aligned: dict[tuple[Levels, bool], Int64 | None] = {}
-    of_strings = {f.terms[0] for f in features if f.index is None} if strings else set()
     for term, place in places.items():
-        by_row = jagged and place.depth < top
-        lies = rows.levels if by_row or not jagged else levels
+        by_row = jagged and depths[term] < top
         where = place.levels, by_row
         if where not in aligned:
-            aligned[where] = _aligned(rows, lies, place, (first[0], term[0]))
+            lies = rows if by_row else Structure(rows.events, levels)
+            aligned[where] = lies.align(place, (first[0], term[0]))
         index = aligned[where]
         _check_gaps(columns, index, place, term, by_row=by_row)
-        column = _numbers(source, place, index, term[0], strings=term in of_strings)
-        columns.terms[term] = (*column, by_row)
+        columns.terms[term] = (*chosen(*read[term][1:], index), by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
         )
     for feature in features:
         if feature.index is not None:
-            place = source.place(path_of(feature.name))
-            index = _references(source, columns, feature, place)
-            column = _numbers(source, place, index, path_of(feature.name), strings=strings)
-            columns.terms[_term_of(feature)] = (*column, False)
+            columns.terms[_term_of(feature)] = _referred(source, columns, feature, strings=strings)
     return columns
 
 
-def bind_lists(source: Source, path: Path) -> Columns:
-    """Find the lists of a column, whose elements may be anything, and are not read.
-
-    Raises
-    ------
-    InputError
-        If there are no lists.
-    """
-    place = source.place(path, lists=True)
-    with of_field(path):
-        levels, offsets, _ = innermost(place)
-    return Columns(Structure(place.events, levels), offsets)
-
-
-def _numbers(
-    source: Source, place: Structure, index: Int64 | None, path: Path, *, strings: bool
-) -> tuple[Tensor, Int64 | None]:
-    """Return the numbers of a field, and where those of an index into it lie in them."""
-    with of_field(path):
-        data, at = source.numbers(place, strings=strings)
-    if isinstance(at, slice):
-        return data[at], index
-    return data, at if index is None else through(at, index)
-
-
-def _aligned(
-    rows: Structure, levels: Levels, place: Structure, paths: tuple[Path, Path]
-) -> Int64 | None:
-    """Return where each row, or element, has its number among those of a field."""
-    try:
-        return align(levels, place.levels, rows.events, place.events)
-    except ValueError:
-        first, other = (f"field {text_of(path)!r}" for path in paths)
-        if place.depth == rows.depth:
-            rows.check_same(place, (first, other))
-        raise InputError(
-            f"{first} and {other} do not have the same objects; choose both from the same events"
-        ) from None
+def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structure]:
+    """Return fields with empty lists in objects that are not there, refused without `missing`."""
+    for term, place in own.items():
+        lists = without_options(place.levels)
+        if (levels := filled(lists)) is not lists:
+            above = Columns(Structure(place.events, lists[:-2]), missing=missing)
+            _check_gaps(above, lists[-2].data, Structure(0, lists[:-1]), term, by_row=True)
+            own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
+    return own
 
 
 def _check_gaps(
@@ -502,65 +426,54 @@ def _check_gaps(
     """Refuse missing numbers, if nothing stands for them."""
     if index is None or columns.missing is not None or not np.any(index < 0):
         return
-    row, name = int(np.argmax(index < 0)), text_of(term[0])
-    is_element = columns.offsets is not None and not by_row
-    if columns.offsets is not None and is_element:
+    row, gap = int(np.argmax(index < 0)), place.levels[-1].gap
+    if columns.offsets is not None and not by_row:
         row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
-    event, gap = columns.rows.event_of(row), place.levels[-1].gap
-    if gap not in ("", "None", "plain"):
-        raise InputError(
-            f"field {name!r}: event {event} has no {gap}; say what stands for it, such as "
-            "missing=0.0"
-        )
-    among = " among the constituents of a row" if is_element else ""
+    what = f"no {gap}" if "[" in gap else "None"
     raise InputError(
-        f"field {name!r} has None{among} in event {event}; remove it with ak.drop_none, fill it "
-        "with ak.fill_none, or say what stands for it: missing=…"
+        f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
+        "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "
+        "missing=0.0"
     )
 
 
-def _references(source: Source, columns: Columns, feature: Feature, place: Structure) -> Int64:
-    """Return where what an index refers to is in the lists of the same event; -1 for nothing."""
-    rows, levels, name = columns.rows, place.levels, str(feature.index)
-    if place.depth != 1 or not levels[0].is_list or place.events != rows.events:
-        raise InputError(
-            f"field {feature.text!r}, to which {name!r} refers: expected a list in each of "
-            f"{rows.events} events"
-        )
-    elements = Elements(columns, slice(0, len(rows)), gathers=False)
+def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bool) -> Column:
+    """Return the numbers that an index refers to, in the lists of the same event."""
+    path, name, rows = path_of(feature.name), str(feature.index), columns.rows
+    place, data, at = source.numbers(path, strings=strings)
+    elements = Elements(replace(columns, key=None), slice(0, len(rows)))
     number, absent = elements.take(columns.terms[feature.terms[0]])
-    if number.dtype.kind not in "iu":
-        raise InputError(f"field {name!r} is an index; expected integers")
+    is_listed = place.depth == 1 and place.levels[0].is_list and place.events == rows.events
+    if number.dtype.kind not in "iu" or not is_listed:
+        raise InputError(
+            f"field {name!r} is an index to {feature.text!r}: expected integers, and a list in "
+            f"each of {rows.events} events"
+        )
     number = number.astype(np.int64)
-    refers = number >= 0 if absent is None else (number >= 0) & ~absent
+    if absent is not None:
+        number[absent] = -1
     event = np.repeat(rows.event_numbers(), elements.counts)
-    starts, counts = levels[0].data[:-1][event], levels[0].counts[event]
-    found, is_wrong = number, number >= counts
-    path = path_of(feature.name)
+    sizes = place.levels[0].counts[event]
+    found, wrong = number, number >= sizes
     in_file = source.file_positions(path[:-1], path_of(name)) if len(path) > 1 else None
     if in_file is not None:
-        found, is_wrong = in_file.places(event, number)
-        counts = in_file.sizes[event]
-    wrong = np.flatnonzero(refers & is_wrong)
-    if len(wrong):
-        bad = int(event[wrong[0]])
-        raise InputError(
-            f"field {name!r} is {number[wrong[0]]} in event {bad}, which has {counts[wrong[0]]} "
-            f"of {feature.text!r}; an index counts within its event, and not over all events, as "
-            "coffea's …IdxG do",
-            events=(bad, bad + 1),
-        )
-    index = np.where(refers & (found >= 0), starts + found, -1)
-    option = merged(levels[1:])
+        found, wrong = in_file.places(event, number)
+        sizes = in_file.sizes[event]
+    refers = (number >= 0) & (found >= 0)
+    index = np.where(refers, place.levels[0].data[:-1][event] + found, -1)
+    option = merged(place.levels[1:])
     if option is not None:
         index = through(option, index)
-    if columns.missing is None and np.any(index < 0):
-        bad = int(event[np.argmax(index < 0)])
+    wrong = (wrong & (number >= 0)) | ((index < 0) & (columns.missing is None))
+    for element in np.flatnonzero(wrong)[:1].tolist():
+        bad = int(event[element])
         raise InputError(
-            f"field {name!r} refers to no {feature.text!r} in event {bad}; say what stands for "
-            "it, such as missing=0.0"
+            f"field {name!r} is {number[element]} in event {bad}, which has {sizes[element]} of "
+            f"{feature.text!r}; an index counts within its event, and not over all events, as "
+            "coffea's …IdxG do; say what stands for none, such as missing=0.0",
+            events=(bad, bad + 1),
         )
-    return index
+    return (*chosen(data, at, index), False)
 
 
 def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> Levels:
@@ -570,36 +483,16 @@ def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> L
     or of numbers of objects.
     """
     (first, _), place = next(iter(own.items()))
-    keep = () if jagged else ("",) if united else ("", "plain")
-    each = {t: without_options(p.levels, keep=keep) for t, p in own.items()}
-    levels = mine = next(iter(each.values()))
-    if united:
-        levels = _united([p.levels for p in own.values()])
-        mine = without_options(levels)
-    for (path, how), theirs in each.items():
-        other = own[path, how]
-        if other.levels is place.levels and other.events == place.events:
-            continue
-        names = f"field {text_of(first)!r}", f"field {text_of(path)!r}"
-        lists = without_options(theirs) if united else theirs
-        above, others = (x[:-1] if jagged else x for x in (mine, lists))
-        Structure(place.events, above).check_same(Structure(other.events, others), names)
-        if jagged and not mine[-1].equals(lists[-1]):
-            counts, wrong = mine[-1].counts, lists[-1].counts
-            row = int(np.flatnonzero(counts != wrong)[0])
-            event = Structure(place.events, above).event_of(row)
-            raise InputError(
-                f"{names[0]} and {names[1]} have lists of different lengths ({counts[row]} and "
-                f"{wrong[row]}) in event {event}; the fields of one input must come from the same "
-                "collection"
-            )
-    return levels
+    keep = () if jagged else ("", "plain")
 
+    def lists(levels: Levels) -> Levels:
+        return without_options(levels, keep=() if united else keep)
 
-def _deepened(place: Structure, depth: int) -> Structure:
-    """Return nothing of an unknown type as nothing in lists."""
-    nothing = Level(np.zeros(1, np.int64))
-    return replace(place, levels=(*place.levels, *(nothing,) * (depth - place.depth)))
+    rows = Structure(place.events, lists(place.levels))
+    for (path, _), other in own.items():
+        if other.levels is not place.levels or other.events != place.events:
+            rows.check_same(Structure(other.events, lists(other.levels)), (first, path))
+    return _united([other.levels for other in own.values()]) if united else rows.levels
 
 
 def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, least: int) -> None:
@@ -609,20 +502,16 @@ def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, 
     """
     for (path, _), place in own.items():
         lists = without_options(place.levels)
-        size = lists[-1].size if lists else None
-        shallow = [
-            other
-            for (other, _), beside in places.items()
-            if other[:-1] == path[:-1] and least <= beside.depth < place.depth
-        ]
-        if size is not None and shallow:
-            name = text_of(path)
-            raise InputError(
-                f"field {name!r} has an array of fixed length, {size}, where field "
-                f"{text_of(shallow[0])!r} has one number; name its numbers one by one, such as "
-                f"'{name}[:{size}]', or take ak.from_regular of it if these are the objects that "
-                "are meant"
-            )
+        for (other, _), beside in places.items():
+            is_number = other[:-1] == path[:-1] and least <= beside.depth < place.depth
+            if is_number and lists[-1].size is not None:
+                name, size = text_of(path), lists[-1].size
+                raise InputError(
+                    f"field {name!r} has an array of fixed length, {size}, where field "
+                    f"{text_of(other)!r} has one number; name its numbers one by one, such as "
+                    f"'{name}[:{size}]', or take ak.from_regular of it if these are the objects "
+                    "that are meant"
+                )
 
 
 def _united(each: Sequence[Levels]) -> Levels:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ Path = tuple[str | int, ...]
 Term = tuple[Path, str]
 """A field that an expression reads, and the function that makes one number of each list, or ''."""
 
-_STEP = re.compile(r"([^\[\]]+)((?:\[-?\d+\])*)")
+_PATH = re.compile(r"[^.\[\]]+(\[-?\d+\])*(\.[^.\[\]]+(\[-?\d+\])*)*")
+_STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 _SLICE = re.compile(r"(?P<lists>[^\[\]]+)\[:(?P<stop>\d+)\](?P<rest>(\.[^\[\]]+)?)")
 
 
@@ -33,20 +36,14 @@ def path_of(name: str | Path) -> Path:
     ConfigError
         If it has brackets that are no index.
     """
-    if isinstance(name, tuple):
-        if not name or not isinstance(name[0], str):
-            raise ConfigError(f"field {name!r}: expected a path that begins with a name")
+    if isinstance(name, tuple) and name and isinstance(name[0], str):
         return name
-    steps: list[str | int] = []
-    for part in name.split("."):
-        match = _STEP.fullmatch(part)
-        if match is None:
-            raise ConfigError(
-                f"field {name!r}: expected a path, with indices where it goes through lists, such "
-                "as 'pf.pt' or 'Jet[0].pt'"
-            )
-        steps += [match[1], *map(int, re.findall(r"-?\d+", match[2]))]
-    return tuple(steps)
+    if not isinstance(name, str) or not _PATH.fullmatch(name):
+        raise ConfigError(
+            f"field {name!r}: expected a path that begins with a name, with indices where it goes "
+            "through lists, such as 'pf.pt' or 'Jet[0].pt'"
+        )
+    return tuple(int(index) if index else step for step, index in _STEP.findall(name))
 
 
 def text_of(path: str | Path) -> str:
@@ -71,13 +68,9 @@ def picks_of(name: str) -> tuple[str, ...]:
 
 
 def delta_phi(first: Any, second: Any) -> Any:
-    """Return the difference of two angles, from -π up to π."""
-    return np.mod(first - second + np.pi, 2 * np.pi) - np.pi
-
-
-def wrap(angle: Any) -> Any:
-    """Return an angle between -π and π."""
-    return angle - 2 * np.pi * np.rint(angle / (2 * np.pi))
+    """Return the difference of two angles, from -π to π."""
+    difference = first - second
+    return difference - 2 * np.pi * np.rint(difference / (2 * np.pi))
 
 
 def _delta_r(eta: Any, phi: Any, other_eta: Any, other_phi: Any) -> Any:
@@ -99,27 +92,35 @@ def _mass(*components: Any) -> Any:
     return np.sqrt(np.maximum(energy**2 - px**2 - py**2 - pz**2, 0.0))
 
 
+def _whole(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """Return the result for integers as for real numbers: NaN where the divisor is 0."""
+    with np.errstate(divide="ignore"):
+        result = operation(first, second)
+    is_wrong = np.asarray(result).dtype.kind in "biu" and np.equal(second, 0)
+    return np.where(is_wrong, np.nan, result) if np.any(is_wrong) else result
+
+
 def _several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *arguments: reduce(function, arguments)
 
 
-_ANY = 64
 _ONE = (
     "abs arccos arccosh arcsin arcsinh arctan arctanh ceil cos cosh exp expm1 floor isfinite log "
     "log10 log1p log2 sign sin sinh sqrt tan tanh"
 )
-FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+FUNCTIONS: dict[str, tuple[Callable[..., Any], int, float]] = {
     **{name: (getattr(np, name), 1, 1) for name in _ONE.split()},
     "sign_log": (lambda x: np.sign(x) * np.log1p(np.abs(x)), 1, 1),
-    "wrap": (wrap, 1, 1),
     "round": (lambda x, decimals=0: np.round(x, operator.index(decimals)), 1, 2),
     "arctan2": (np.arctan2, 2, 2),
     "delta_phi": (delta_phi, 2, 2),
     "clip": (np.clip, 3, 3),
     "where": (np.where, 3, 3),
-    **dict.fromkeys(("maximum", "max"), (_several(np.maximum), 2, _ANY)),
-    **dict.fromkeys(("minimum", "min"), (_several(np.minimum), 2, _ANY)),
-    "hypot": (_several(np.hypot), 2, _ANY),
+    "delta_r": (_delta_r, 2, 2),
+    "mass": (_mass, 2, 2),
+    **dict.fromkeys(("maximum", "max"), (_several(np.maximum), 2, math.inf)),
+    **dict.fromkeys(("minimum", "min"), (_several(np.minimum), 2, math.inf)),
+    "hypot": (_several(np.hypot), 2, math.inf),
 }
 """Functions, also with ``np.`` before the name: what computes them, least and most arguments."""
 
@@ -129,38 +130,15 @@ REDUCTIONS = ("num", "sum", "mean", "any", "all", "metadata")
 ``metadata(year)`` is a constant of the events' metadata.
 """
 
-VECTORS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "delta_r": (_delta_r, ("eta", "phi")),
-    "mass": (_mass, ("pt", "eta", "phi", "mass")),
-}
+VECTORS = {"delta_r": ("eta", "phi"), "mass": ("pt", "eta", "phi", "mass")}
 """Functions of two objects, such as ``mass(Jet[0], Jet[1])``, and the fields that they read."""
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: np.invert,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
+_NO_OPERATORS = (ast.MatMult, ast.LShift, ast.RShift, ast.Not, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 
-_Node = Callable[[Mapping[Term, Any]], Any]
+_WHOLE = {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+"""Operators that give 0 for integers and a divisor of 0 in numpy."""
 
-
-Expression = tuple[tuple[Term, ...], _Node]
+Expression = tuple[tuple[Term, ...], Callable[[Mapping[Term, Any]], Any]]
 """The terms of an expression, and what computes it of their numbers."""
 
 
@@ -185,71 +163,71 @@ def expression_of(text: str, what: str = "expression") -> Expression:
         If it is not an expression, has a part that expressions cannot have, or calls a function
         with another number of arguments.
     """
+    terms: dict[Term, str] = {}
+    text, what = text.strip(), f"{what} {text!r}"
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError) as error:
-        problem = getattr(error, "msg", error)
-        raise ConfigError(f"{what} {text!r} cannot be read: {problem}") from None
-    terms: dict[Term, None] = {}
-    node = _read(tree.body, terms, f"{what} {text!r}")
+        raise ConfigError(f"{what} cannot be read: {getattr(error, 'msg', error)}") from None
+    tree.body = _read(tree.body, terms, what)
+    code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
+    known = {"__builtins__": {}, **{name: function for name, (function, _, _) in FUNCTIONS.items()}}
+    known |= {kind.__name__: partial(_whole, operation) for kind, operation in _WHOLE.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:
+        names = {name: values[term] for term, name in terms.items()}
         try:
-            return node(values)
+            return eval(code, known, names)  # noqa: S307  it has what `_read` lets in
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise InputError(f"{what} {text!r}: {error}") from None
+            raise InputError(f"{what}: {error}") from None
 
     return tuple(terms), compute
 
 
-def _read(node: ast.expr, terms: dict[Term, None], what: str) -> _Node:
-    """Return a function that computes a node of a syntax tree; nothing is evaluated as Python."""
+def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:
+    """Return what is evaluated: names of terms, numbers, operators and calls of `FUNCTIONS`."""
     read = partial(_read, terms=terms, what=what)
-    if isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in _OPERATORS:
-        sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.operand]
-        return _called(_OPERATORS[type(node.op)], *map(read, sides))
-    if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
-        compared = [read(n) for n in (node.left, *node.comparators)]
-        pairs = zip(node.ops, compared, compared[1:], strict=False)
-        each = [_called(_OPERATORS[type(op)], left, right) for op, left, right in pairs]
-        return _called(lambda *all_: reduce(operator.and_, all_), *each)
+    if isinstance(node, ast.BinOp) and not isinstance(node.op, _NO_OPERATORS):
+        left, right, kind = read(node.left), read(node.right), type(node.op)
+        whole = ast.Call(ast.Name(kind.__name__, ast.Load()), [left, right], [])
+        return whole if kind in _WHOLE else ast.BinOp(left, node.op, right)
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, _NO_OPERATORS):
+        return ast.UnaryOp(node.op, read(node.operand))
+    if isinstance(node, ast.Compare) and not any(isinstance(op, _NO_OPERATORS) for op in node.ops):
+        sides = pairwise(map(read, (node.left, *node.comparators)))
+        pairs = zip(node.ops, sides, strict=True)
+        each: list[ast.expr] = [ast.Compare(left, [op], [right]) for op, (left, right) in pairs]
+        return reduce(lambda all_, one: ast.BinOp(all_, ast.BitAnd(), one), each)
     if isinstance(node, ast.Call):
         return _call(node, terms, what)
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        value = node.value
-        return lambda _: value
+        return node
     path = _path(node, what)
-    if path == ("np", "pi"):
-        return lambda _: np.pi
-    return _term(terms, path)
+    return ast.Constant(np.pi) if path == ("np", "pi") else _term(terms, path)
 
 
-def _call(node: ast.Call, terms: dict[Term, None], what: str) -> _Node:
+def _call(node: ast.Call, terms: dict[Term, str], what: str) -> ast.expr:
     name = ast.unparse(node.func).removeprefix("np.").removeprefix("numpy.")
-    known = [*FUNCTIONS, *REDUCTIONS, *VECTORS]
+    known = [*FUNCTIONS, *REDUCTIONS]
     if name not in known:
         raise ConfigError(f"{what}: no function {name!r}; {nearest(name, known)}")
-    if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
-        raise ConfigError(f"{what}: {name} takes its arguments by place")
-    function, least, most = FUNCTIONS.get(
-        name, (None, 1 + (name in VECTORS), 1 + (name in VECTORS))
-    )
-    if not least <= len(node.args) <= most:
-        takes = f"{least} or more" if most == _ANY else least if least == most else "1 or 2"
-        raise ConfigError(f"{what}: {name} takes {takes}, got {len(node.args)}")
+    _, least, most = FUNCTIONS.get(name, (None, 1, 1))
+    if node.keywords or not least <= len(node.args) <= most:
+        takes = " or ".join("more" if n == math.inf else str(n) for n in sorted({least, most}))
+        raise ConfigError(f"{what}: {name} takes {takes} by place, got {len(node.args)}")
     if name in REDUCTIONS:
         return _term(terms, _path(node.args[0], what), name)
     if name in VECTORS:
-        function, fields = VECTORS[name]
-        paths = [(*_path(argument, what), field) for argument in node.args for field in fields]
-        return _called(function, *(_term(terms, path) for path in paths))
-    assert function is not None  # noqa: S101
-    return _called(function, *(_read(argument, terms, what) for argument in node.args))
+        paths = [(*_path(each, what), field) for each in node.args for field in VECTORS[name]]
+        arguments = [_term(terms, path) for path in paths]
+    else:
+        arguments = [_read(each, terms, what) for each in node.args]
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
 
 
-def _term(terms: dict[Term, None], path: Path, reduction: str = "") -> _Node:
-    terms[path, reduction] = None
-    return operator.itemgetter((path, reduction))
+def _term(terms: dict[Term, str], path: Path, reduction: str = "") -> ast.expr:
+    name = terms.setdefault((path, reduction), f"term_{len(terms)}")
+    return ast.Name(name, ast.Load())
 
 
 def _path(node: ast.expr, what: str) -> Path:
@@ -257,20 +235,10 @@ def _path(node: ast.expr, what: str) -> Path:
         return (node.id,)
     if isinstance(node, ast.Attribute):
         return (*_path(node.value, what), node.attr)
-    if isinstance(node, ast.Subscript):
-        index = ast.unparse(node.slice)
-        if re.fullmatch(r"-?\d+", index):
-            return (*_path(node.value, what), int(index))
-    hint = ""
-    if isinstance(node, ast.BoolOp):
-        hint = "; write & and | for and and or, with brackets around each side"
-    if isinstance(node, ast.IfExp):
-        hint = "; write where(condition, value, other)"
+    if isinstance(node, ast.Subscript) and re.fullmatch(r"-?\d+", ast.unparse(node.slice)):
+        return (*_path(node.value, what), int(ast.unparse(node.slice)))
     raise ConfigError(
-        f"{what}: {ast.unparse(node)!r} is no part of an expression: those "
-        f"are fields, numbers, operators, comparisons and functions such as log{hint}"
+        f"{what}: {ast.unparse(node)!r} is no part of an expression: those are fields, numbers, "
+        "operators, comparisons and functions such as log; write & and | for and and or, with "
+        "brackets around each side, and where(condition, value, other) for if"
     )
-
-
-def _called(function: Callable[..., Any], *nodes: _Node) -> _Node:
-    return lambda values: function(*(node(values) for node in nodes))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._expressions import (
     FUNCTIONS,
     Path,
@@ -21,65 +23,18 @@ from sonic_coffea.layouts._expressions import (
     picks_of,
     text_of,
 )
+from sonic_coffea.layouts._options import (
+    check_options,
+    checked,
+    declare,
+    equals,
+    hashed,
+    refuse,
+    several,
+)
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
-
-_MOST = int(np.finfo(np.float64).max)
-_SIMPLE: dict[str, tuple[Any, str]] = {
-    "str": (str, "a string"),
-    "str | None": ((str, type(None)), "a string"),
-    "bool": (bool, "True or False"),
-}
-ONE_ARGUMENT = tuple(name for name, (_, least, _) in FUNCTIONS.items() if least == 1)
-
-
-def equals(self: Any, other: object) -> bool:
-    """Return whether two declarations have the same text, also with NaN in it."""
-    return self is other or (type(self) is type(other) and repr(self) == repr(other))
-
-
-def hashed(self: Any) -> int:
-    """Return the hash of a declaration's text."""
-    return hash(repr(self))
-
-
-def declare(self: Any, **values: Any) -> None:
-    """Set attributes of a frozen declaration."""
-    for name, value in values.items():
-        object.__setattr__(self, name, value)
-
-
-def own_types(self: Any, what: str = "") -> None:
-    """Check the options of a declaration whose types are simple, as its annotations say.
-
-    Numbers, strings and bools of numpy become Python's own, whose text differs.
-    """
-    for each in fields(self):
-        if each.init:
-            value, kind = getattr(self, each.name), str(each.type)
-            value = value.item() if isinstance(value, np.generic) else value
-            expected = f"{what or type(self).__name__}: expected {each.name} to be"
-            if kind.startswith("float") and not (value is None and "None" in kind):
-                value = _number(value, f"{expected} a number")
-            types, words = _SIMPLE.get(kind, (object, ""))
-            if not isinstance(value, types):
-                raise ConfigError(f"{expected} {words}, got {value!r}")
-            declare(self, **{each.name: value})
-
-
-def one_of(choices: Sequence[str], value: Any, what: str) -> None:
-    """Refuse an option that is none of its choices."""
-    if not isinstance(value, str) or value not in choices:
-        *others, last = map(repr, choices)
-        raise ConfigError(f"{what} to be {', '.join(others)} or {last}, got {value!r}")
-
-
-def refuse(what: str, *cases: tuple[Any, str]) -> None:
-    """Raise the message of the first case that holds, if one does."""
-    for holds, message in cases:
-        if holds:
-            raise ConfigError(f"{what}: {message}")
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -161,35 +116,29 @@ class Feature:
     replace: Any = None
     nonfinite_last: bool = False
     plain: bool = field(init=False, default=True)
+    _hides: bool = field(init=False, default=False)
 
     __eq__, __hash__ = equals, hashed
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, (str, tuple)) or not self.name:
-            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
-        what = f"feature {self.text!r}"
-        own_types(self, what)
-        for name in ("categories", "replace"):
-            if getattr(self, name) is not None:
-                declare(self, **{name: _pairs(getattr(self, name), what, name)})
-        if self.within is not None:
-            declare(self, within=_limits(self.within, what))
-        lower, upper = self.lower, self.upper
-        refuse(
-            what,
-            (
-                lower is not None and upper is not None and lower > upper,
-                f"lower ({lower}) is above upper ({upper})",
-            ),
-            (self.function and self.power is not None, "expected function= or power=, got both"),
-            (self.expression and self.index, "expected expression= or index=, got both"),
-        )
-        if self.function is not None and self.function not in ONE_ARGUMENT:
-            nearby = nearest(self.function, ONE_ARGUMENT)
-            raise ConfigError(f"{what}: no function {self.function!r}; {nearby}")
+        what = f"feature {self.name!r}"
+        check_options(self, what)
+        checked("within", (self.lower, self.upper), f"{what}: expected lower and upper to be")
+        cases = {
+            "expected function= or power=, got both": self.function and self.power is not None,
+            "expected expression= or index=, got both": self.expression and self.index,
+            "replace= has numbers, and no None": None in dict(self.replace or ()),
+            "nonfinite_last= needs nonfinite=": self.nonfinite_last and self.nonfinite is None,
+        }
+        refuse(what, cases)
         for path in self.paths:
             path_of(path)
         declare(self, plain=not set(self.options) - {"expression", "index"})
+        if self.nonfinite is None and self.function != "isfinite":
+            infinite = np.asarray([-math.inf, math.inf, math.nan])
+            with np.errstate(all="ignore"):
+                hidden = np.isfinite(self.computed(infinite, infinite.copy()))
+            declare(self, _hides=bool(hidden.any()))
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -211,13 +160,11 @@ class Feature:
         return {f.name: value for f, value in values if repr(value) != repr(f.default)}
 
     @property
-    def only(self) -> float | None:
-        """The value for which it is 1, if it is 0 for all others."""
+    def suffix(self) -> str:
+        """What a channel of `OneHot` has after its name, such as ``=22``."""
         pairs: Any = self.categories or ()
-        if len(pairs) == 2 and pairs[0][1] == 1 and pairs[1] == (None, 0):
-            value: float | None = pairs[0][0]
-            return value
-        return None
+        is_one = len(pairs) == 2 and pairs[0][1] == 1 and pairs[1] == (None, 0)
+        return f"={pairs[0][0]}" if is_one else ""
 
     @property
     def text(self) -> str:
@@ -227,7 +174,7 @@ class Feature:
     @property
     def channel(self) -> str:
         """The name of the channel where a tensor is unpacked."""
-        return self.text if self.only is None else f"{self.text}={self.only}"
+        return self.text + self.suffix
 
     def __repr__(self) -> str:
         changed = [
@@ -236,35 +183,27 @@ class Feature:
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
-    def mapped(self, raw: Tensor) -> Tensor:
-        """Return numbers with their categories or replacements; NaN stays, or is unknown."""
-        if self.replace:
-            raw = _replaced(raw, self.replace, raw)
-        if not self.categories:
-            return raw
-        default = dict(self.categories).get(None, math.nan)
-        result = _replaced(raw, [p for p in self.categories if p[0] is not None], default)
-        if raw.dtype.kind == "f":
-            result[np.isnan(raw)] = math.nan
-        return result
-
     def computed(self, raw: Tensor, out: Tensor) -> Tensor:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
-        values = self.mapped(raw)
+        values = _replaced(raw, self.replace, raw) if self.replace else raw
+        if self.categories:
+            default = dict(self.categories).get(None, math.nan)
+            known = [pair for pair in self.categories if pair[0] is not None]
+            values = _replaced(values, known, default)
+        hidden = ~np.isfinite(values) if self._hides and not all_finite(values) else None
         if self.within is not None:
             values = _clipped(values, self.within[0], self.within[1], out)
-        if (self.power, self.function) != (None, None) and values.dtype != out.dtype:
-            np.copyto(out, values)  # integers have no absolute value of their least number
-            values = out
+        if self.power is not None or self.function is not None:
+            # Integers have no absolute value of their least number.
+            values = values.astype(out.dtype, copy=False)
         if self.power is not None:
-            values = np.power(values, out.dtype.type(self.power), out=out)
+            values = np.asarray(np.power(values, out.dtype.type(self.power), out=out))
         elif self.function is not None:
-            function = FUNCTIONS[self.function][0]
-            if isinstance(function, np.ufunc):
-                values = function(values, out=out, casting="unsafe")
-            else:
-                out[:] = function(values)
-                values = out
+            function = FUNCTIONS[str(self.function)][0]
+            is_ufunc = isinstance(function, np.ufunc)
+            values = np.asarray(function(values, out=out) if is_ufunc else function(values))
+        if hidden is not None:
+            values[hidden] = math.nan
         return values
 
     def standardised(self, values: Tensor, out: Tensor) -> Tensor:
@@ -303,88 +242,18 @@ def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tens
     return clipped
 
 
-def _replaced(raw: Tensor, pairs: Iterable[tuple[Any, Any]], default: Any) -> Tensor:
-    """Return what replaces each number, or the default for the others."""
-    real = np.result_type(raw.dtype, np.float32)
-    result = np.empty(len(raw), real)
+def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Tensor:
+    """Return what replaces each number; the default for the others, but NaN and inf stay."""
+    kept = default is raw and all(
+        np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
+    )
+    result = np.empty(len(raw), raw.dtype if kept else np.result_type(raw.dtype, np.float32))
     result[:] = default
+    if not all_finite(raw):
+        np.copyto(result, raw, where=~np.isfinite(raw))
     for key, value in pairs:
         result[raw == key] = value
     return result
-
-
-def one_after_the_other(values: Any, expected: str) -> list[Any]:
-    """Return several values of a declaration in their order, refusing what has none.
-
-    Raises
-    ------
-    ConfigError
-        With what was expected, if it is anything else.
-    """
-    if isinstance(values, (str, bytes, AbstractSet, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"{expected}, got {values!r}")
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise ConfigError(f"{expected}, got an array of shape {list(values.shape)}")
-    return list(values)
-
-
-def texts_of(values: Any, expected: str) -> tuple[str, ...]:
-    """Return several strings of a declaration, refusing anything else."""
-    texts = one_after_the_other(values, expected)
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{expected}, got {values!r}")
-    return tuple(map(str, texts))
-
-
-def number_of(value: Any, expected: str) -> float:
-    """Return a number of a declaration, as one of Python's own.
-
-    Raises
-    ------
-    ConfigError
-        With what was expected, if it is anything else.
-    """
-    number = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > _MOST):
-        raise ConfigError(f"{expected}, got {value!r}")
-    return number
-
-
-def _number(value: Any, expected: str) -> float:
-    number = number_of(value, expected)
-    # One NaN, so that text and equality are those of the declaration.
-    return math.nan if math.isnan(number) else float(number)
-
-
-def _whole(value: Any) -> float:
-    return int(value) if float(value).is_integer() else float(value)
-
-
-def _pairs(pairs: Any, what: str, name: str) -> tuple[tuple[float | None, float], ...]:
-    expected = f"{what}: expected {name}={{value: number}}"
-    try:
-        items = list(dict(pairs).items())
-    except (TypeError, ValueError):
-        items = []
-    keys = [key for key, _ in items if key is not None]
-    if not keys or (name == "replace" and len(keys) < len(items)):
-        raise ConfigError(f"{expected}, got {pairs!r}")
-    numbers = [
-        (k if k is None else number_of(k, expected), number_of(v, expected)) for k, v in items
-    ]
-    return tuple((k if k is None else _whole(k), _whole(v)) for k, v in numbers)
-
-
-def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
-    if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
-        raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
-    least, most = (
-        None if x is None else _number(x, f"{what}: expected each limit of within to be a number")
-        for x in within
-    )
-    if least is not None and most is not None and least > most:
-        raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
-    return least, most
 
 
 def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
@@ -407,15 +276,14 @@ def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: 
     >>> sonic.Row([sonic.OneHot("charge", [-1, 1])]).pack(leptons).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    what = f"OneHot({name!r}): expected"
-    if not isinstance(name, (str, tuple)) or not name:
-        raise ConfigError(f"{what} the name of a field")
-    given = one_after_the_other(values, f"{what} a list of values")
-    each = tuple(number_of(value, f"{what} numbers as values") for value in given)
+    what = f"OneHot({name!r}): expected values to be"
+    try:
+        each = [checked("number", value, what) for value in several(values)]
+    except TypeError:
+        raise ConfigError(f"{what} a list of numbers, got {values!r}") from None
     if not each or len(set(each)) != len(each):
-        raise ConfigError(f"{what} different values, got {each}")
-    field = str(name) if isinstance(name, str) else name
-    return tuple(Feature(field, categories={value: 1, None: 0}) for value in each)
+        raise ConfigError(f"{what} different numbers, got {each}")
+    return tuple(Feature(name, categories={value: 1, None: 0}) for value in each)
 
 
 def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
@@ -445,12 +313,12 @@ def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature)) or not isinstance(named, Iterable):
         named = [named]
-    named = one_after_the_other(named, f"{layout}: expected a list of fields")
-    features = [feature for field in named for feature in _channels(field, layout)]
-    if not features:
-        raise ConfigError(f"{layout} needs at least one field, got none")
+    try:
+        features = [feature for field in several(named) for feature in _channels(field, layout)]
+    except TypeError:
+        raise ConfigError(f"{layout}: expected a list of fields, got {named!r}") from None
     if not any(feature.terms for feature in features):
-        raise ConfigError(f"{layout} needs a field beside constants, which says how many rows")
+        raise ConfigError(f"{layout} needs at least one field beside constants, for its rows")
     return tuple(features)
 
 
@@ -472,9 +340,165 @@ def key_of(sort_by: Any, layout: str) -> Feature | None:
     """Return what elements are sorted by: a field, or what an expression gives."""
     if sort_by is None or isinstance(sort_by, Feature):
         return sort_by
-    if not isinstance(sort_by, (str, tuple)) or not sort_by:
+    name = checked("name", sort_by, f"{layout}: expected sort_by to be")
+    is_path = isinstance(name, tuple) or re.fullmatch(r"[\w.]+(\[-?\d+\][\w.]*)*", name)
+    return Feature(name, expression=None if is_path else str(name))
+
+
+# The attributes of scikit-learn's scalers that hold what is subtracted, and what is divided by.
+_ATTRIBUTES = {
+    "StandardScaler": ("mean_", "scale_"),
+    "RobustScaler": ("center_", "scale_"),
+    "MaxAbsScaler": ("", "scale_"),
+    "MinMaxScaler": ("min_", "scale_"),
+}
+
+
+def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N802
+    """Return channels that are scaled as a fitted scaler does it.
+
+    Parameters
+    ----------
+    scaler : scaler, mapping or path
+        scikit-learn's StandardScaler, MinMaxScaler, MaxAbsScaler or RobustScaler, fitted. Or a
+        mapping, or a JSON file with it, that has the statistics of each feature:
+        ``{"pt": {"mean": 50.0, "std": 20.0}}``, which means ``(pt - mean) / std``, or ``min`` and
+        ``max``, which mean ``(pt - min) / (max - min)``.
+    fields : sequence or mapping, optional
+        The fields, in the scaler's order. The last part of each field's name is compared with the
+        scaler's name, if the scaler has names. A mapping has the fields of other names:
+        ``{"pt": "Photon.pt"}``. By default, the scaler's names.
+
+    Raises
+    ------
+    ConfigError
+        If the scaler is not fitted, is of a kind that features cannot express, or has other names
+        than the fields.
+
+    Examples
+    --------
+    >>> import sonic_coffea as sonic
+    >>> sonic.Scaled({"pt": {"mean": 50.0, "std": 20.0}}, ["Jet.pt"])
+    (Feature('Jet.pt', shift=50.0, scale=0.05),)
+    """
+    if isinstance(scaler, (str, os.PathLike)):
+        scaler = read_json(scaler, "the file of statistics")
+    names, options = _of_statistics(scaler) if isinstance(scaler, Mapping) else _of_sklearn(scaler)
+    features = named(fields, names, len(options), "the scaler")
+    for feature in features:
+        if not replace(feature, function=None, power=None, within=None).plain:
+            raise ConfigError(f"Scaled: expected a field without a scale of its own: {feature!r}")
+    return tuple(replace(f, **each) for f, each in zip(features, options, strict=True))
+
+
+def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feature, ...]:
+    """Return the features that somebody who was trained, or fitted, knows by names.
+
+    Parameters
+    ----------
+    fields : sequence, mapping or None
+        The fields in order, compared with the names; or the fields of some names; or None.
+    names : sequence of str
+        The names, which may be none.
+    count : int
+        How many there are.
+    who : str
+        Who has them, in messages.
+
+    Raises
+    ------
+    ConfigError
+        If there are no names and no fields, or if they do not fit.
+    """
+    known = f"{who} has {count} features: {', '.join(map(repr, names)) or 'without names'}"
+    if isinstance(fields, Mapping) or fields is None:
+        given = fields or {}
+        if not names or not set(given) <= set(names):
+            raise ConfigError(f"{known}; got {[*given] or 'no fields'}; name its fields in order")
+        return as_features([given.get(name, name) for name in names], who)
+    features = as_features(fields, who)
+    pairs = zip(names, features, strict=False)
+    alike = all(name in (feature.text, path_of(feature.name)[-1]) for name, feature in pairs)
+    if len(features) != count or not alike:
+        got = ", ".join(repr(feature.text) for feature in features)
+        raise ConfigError(f"{known}; got {got}; expected this order, or a dict by these names")
+    return features
+
+
+def _of_sklearn(scaler: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of a scaler's features, if it has them, and the options of each."""
+    kind = type(scaler).__name__
+    if kind not in _ATTRIBUTES:
         raise ConfigError(
-            f"{layout}: expected sort_by to be a field or an expression, got {sort_by!r}"
+            f"features cannot express a {kind}; expected {', '.join(_ATTRIBUTES)}, or put it into "
+            "the model's ONNX file, before the network (skl2onnx converts it)"
         )
-    is_path = isinstance(sort_by, tuple) or re.fullmatch(r"[\w.]+(\[-?\d+\][\w.]*)*", sort_by)
-    return Feature(sort_by, expression=None if is_path else str(sort_by))
+    if not hasattr(scaler, "n_features_in_"):
+        raise ConfigError(f"the {kind} is not fitted")
+    known: list[Any] = [getattr(scaler, name, None) for name in _ATTRIBUTES[kind]]
+    center, width = known
+    ones = np.ones(scaler.n_features_in_)
+    scales = ones if width is None else 1 / width
+    # Without with_mean, scikit-learn computes a mean all the same.
+    shifts = 0 * ones if center is None or not getattr(scaler, "with_mean", True) else center
+    if kind == "MinMaxScaler":  # it computes value * scale_ + min_
+        shifts, scales = -center / width, width
+    limits: dict[str, Any] = {}
+    if getattr(scaler, "clip", False):
+        limits["lower"], limits["upper"] = getattr(scaler, "feature_range", (-1.0, 1.0))
+    each = zip(shifts.tolist(), scales.tolist(), strict=True)
+    names = getattr(scaler, "feature_names_in_", ())
+    return [*map(str, names)], [{"shift": s, "scale": by, **limits} for s, by in each]
+
+
+def _of_statistics(content: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of features, and the options of each, by their statistics."""
+    options = []
+    for name, statistics in content.items():
+        try:
+            has = {
+                key: statistics[key] for key in ("mean", "std", "min", "max") if key in statistics
+            }
+            shift, other = has.values()
+            width = other - shift if "min" in has else other
+            valid = set(has) in ({"mean", "std"}, {"min", "max"}) and math.isfinite(shift)
+            valid = valid and 0 < width < math.inf
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise ConfigError(
+                f"the statistics of {name!r}: expected either mean and std, or min and max, with a "
+                f"finite width, got {statistics!r}; another rule is that of "
+                "Feature(name, shift=, scale=)"
+            )
+        options.append({"shift": shift, "scale": 1 / width})
+    return list(content), options
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a file; errors call it `what`.
+
+    Raises
+    ------
+    ConfigError
+        Without the error of the system, which coffea takes for that of a broken file of events.
+    """
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        problem = str(error.strerror)
+    except UnicodeDecodeError as error:
+        problem = f"expected text in UTF-8: {error}"
+    raise ConfigError(f"cannot read {what} {str(path)!r}: {problem}")
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Mapping[str, Any]:
+    """Return the object that a JSON file holds; errors call the file `what`."""
+    text, content, problem = read_text(path, what), None, "holds no JSON object"
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        problem = f"is not JSON: {error}"
+    if not isinstance(content, dict):
+        raise ConfigError(f"{what} {str(path)!r} {problem}")
+    return content

@@ -11,6 +11,7 @@ import numpy as np
 from awkward.contents import NumpyArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._structure import offsets_of, ranges
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -31,42 +32,37 @@ class FilePositions:
 
     Parameters
     ----------
-    positions : awkward array
-        ``events * var * int64``; -1 for an object that is None.
+    events, positions : array of int64
+        The event of each object, and its position; -1 for an object that is None.
     sizes : array of int64
         How many objects the file has in each event; -1 where nothing tells.
     """
 
-    positions: ak.Array
+    events: Int64
+    positions: Int64
     sizes: Int64
-
-    def find(self, events: Int64, positions: Tensor) -> tuple[Int64, Int64, Int64]:
-        """Find all objects at positions of the file, each in one of the events.
-
-        Returns
-        -------
-        order, first, count : array of int64
-            Those at a position are ``order[first:first + count]`` of all objects.
-        """
-        own = ak.to_numpy(ak.flatten(self.positions))
-        owner = np.repeat(np.arange(len(self.sizes)), ak.num(self.positions))
-        return _found([events, positions], [owner, own])
 
     def places(self, events: Int64, positions: Tensor) -> tuple[Int64, NDArray[np.bool_]]:
         """Return where objects of the file are now in their events, and which it never had.
 
         A place is -1 if an object was cut away.
         """
-        order, first, count = self.find(events, positions)
-        local = ak.to_numpy(ak.flatten(ak.local_index(self.positions)))
+        order, first, count = found([events, positions], [self.events, self.positions])
+        local = np.arange(len(self.events)) - np.searchsorted(self.events, self.events)
         places = np.full(len(positions), -1, np.int64)
         places[count > 0] = local[order[first[count > 0]]]
         sizes = self.sizes[events]
         return places, (places < 0) & ((positions < 0) | ((sizes >= 0) & (positions >= sizes)))
 
 
-def _found(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
-    """Find rows of some columns among others: those are ``order[first:first + count]``."""
+def found(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
+    """Find rows of some columns among others.
+
+    Returns
+    -------
+    order, first, count : array of int64
+        Those equal to a row are ``order[first:first + count]`` of the others.
+    """
     numbers = np.zeros(len(wanted[0]) + len(listed[0]), np.int64)
     for columns in zip(wanted, listed, strict=True):
         column = np.concatenate(columns)
@@ -119,9 +115,7 @@ def referred_positions(array: Any, name: str, index: str) -> FilePositions | Non
         each.layout.purelist_parameter("collection_name") or path
         for each, path in ((objects, name), (indexed, owner))
     )
-    if known not in file.fields or known_owner not in file.fields:
-        return None
-    if field not in file[known_owner].fields:
+    if not {known, known_owner} <= {*file.fields} or field not in file[known_owner].fields:
         return None
     fields = array if isinstance(array, dict) else array.fields
     events = {column: array[column] for column in _EVENT if column in fields}
@@ -134,15 +128,14 @@ def touch_position(events: Any, name: str, file: Any) -> None:
         ak.typetracer.touch_data(events[name][POSITION])
     elif file is not None and not _is_of_file(events[name], file[name]):
         for array in (events, file):
-            for field in {*_EVENT}.intersection(array.fields):
-                ak.typetracer.touch_data(array[field])
-            for field in {*_DIRECTION, "pt"}.intersection(array[name].fields):
-                ak.typetracer.touch_data(array[name][field])
+            for records, names in ((array, _EVENT), (array[name], (*_DIRECTION, "pt"))):
+                for field in {*names}.intersection(records.fields):
+                    ak.typetracer.touch_data(records[field])
 
 
 def _is_of_file(objects: Any, known: Any) -> bool:
     """Whether a column of a collection is still the file's own, behind indexes; nothing is read."""
-    here, own = _records(objects.layout), _records(known.layout)
+    here, own = (_records(array.layout) for array in (objects, known))
     if here is None or own is None:
         return False
     names = set(here.fields).intersection(own.fields)
@@ -172,20 +165,27 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
         If the position of an object is not known.
     """
     objects = events[name]
+    counts = ak.to_numpy(ak.fill_none(ak.num(objects), 0))
+    event, sizes = np.repeat(np.arange(len(counts)), counts), np.full(len(counts), -1)
     if POSITION in objects.fields:
-        positions = ak.fill_none(objects[POSITION], -1, axis=1)
-        return FilePositions(positions, np.full(len(positions), -1))
+        return FilePositions(event, _flat(objects[POSITION], -1), sizes)
     if file is None:
         layout = objects.layout
         while not layout.is_list and not layout.is_record:
             layout = layout.content
         if layout.is_list and layout.content.is_indexed:
             raise _unknown(name, "they were cut or sorted, and the events do not know their file")
-        counts = ak.to_numpy(ak.fill_none(ak.num(objects), 0))
-        return FilePositions(ak.fill_none(ak.local_index(objects, axis=1), [], axis=0), counts)
-    if _is_of_file(objects, file[name]):
-        return _behind_indexes(objects, file[name])
-    return _by_direction(events, name, file)
+        return FilePositions(event, _flat(ak.local_index(objects, axis=1), -1), counts)
+    known = file[name]
+    number = (
+        _flat(ak.Array(_numbered(objects.layout)), -1)
+        if _is_of_file(objects, known)
+        else _by_direction(events, name, file, event)
+    )
+    offsets = offsets_of(ak.to_numpy(ak.num(known)))
+    is_there, row = number >= 0, np.searchsorted(offsets, number, side="right") - 1
+    sizes[event[is_there]] = np.diff(offsets)[row[is_there]]
+    return FilePositions(event, np.where(is_there, number - offsets[row], -1), sizes)
 
 
 def _records(node: Content) -> Content | None:
@@ -208,62 +208,37 @@ def _flat(numbers: Any, absent: float) -> Tensor:
     return values
 
 
-def _behind_indexes(objects: Any, known: Any) -> FilePositions:
-    offsets = np.append(0, np.cumsum(ak.to_numpy(ak.num(known))))
-    numbers = ak.fill_none(ak.Array(_numbered(objects.layout)), [], axis=0)
-    counts = ak.to_numpy(ak.num(numbers))
-    flat = _flat(numbers, -1)
-    row = np.searchsorted(offsets, flat, side="right") - 1
-    is_there = flat >= 0
-    sizes = np.full(len(counts), -1, np.int64)
-    sizes[np.repeat(np.arange(len(counts)), counts)[is_there]] = np.diff(offsets)[row[is_there]]
-    positions = np.where(is_there, flat - offsets[row], -1)
-    return FilePositions(ak.unflatten(positions, counts), sizes)
-
-
-def _by_direction(events: Any, name: str, file: Any) -> FilePositions:
-    objects = events[name]
-    known = file[name][_rows(events, name, file)]
-    counts, sizes = ak.to_numpy(ak.num(objects)), ak.to_numpy(ak.num(known))
-    for field in _DIRECTION:
-        if field not in objects.fields or field not in known.fields:
-            raise _unknown(name, f"they have no {field!r}")
-    same = [f for f in (*_DIRECTION, "pt") if f in objects.fields and f in known.fields]
-    if np.array_equal(counts, sizes) and all(
-        np.array_equal(_flat(objects[f], np.nan), _flat(known[f], np.nan)) for f in same
-    ):
-        return FilePositions(ak.local_index(known, axis=1), sizes)
-    order, first, number = _found(_directions(objects), _directions(known))
-    is_none = _flat(ak.is_none(objects["eta"], axis=1), 0).astype(np.bool_)
-    for wrong in np.flatnonzero((number != 1) & ~is_none)[:1].tolist():
-        event = np.repeat(np.arange(len(counts)), counts)[wrong]
-        raise _unknown(
-            name,
-            f"the file has {number[wrong]} of them with the eta and phi of one in event {event}",
-        )
-    local = np.append(_flat(ak.local_index(known, axis=1), -1)[order], -1)
-    positions = local[np.where(is_none, -1, first)]
-    return FilePositions(ak.unflatten(positions, counts), sizes)
-
-
-def _directions(objects: Any) -> list[Tensor]:
-    """Return the event, eta and phi of each object."""
-    event = np.repeat(np.arange(len(objects)), ak.to_numpy(ak.num(objects)))
-    return [event, *(_flat(objects[field], np.nan) for field in _DIRECTION)]
-
-
-def _rows(events: Any, name: str, file: Any) -> Int64:
-    """Return where events lie in the file."""
+def _by_direction(events: Any, name: str, file: Any, event: Int64) -> Int64:
+    """Return the number in the file of each object, by its event, eta and phi; -1 for None."""
+    objects, known = events[name], file[name]
     fields = events if isinstance(events, dict) else events.fields
     for field in _EVENT:
         if field not in fields or field not in file.fields:
             raise _unknown(name, f"without {field!r} events cannot be found in the file")
-    wanted, listed = ([ak.to_numpy(x[field]) for field in _EVENT] for x in (events, file))
-    order, first, count = _found(wanted, listed)
+    both = {*objects.fields}.intersection(known.fields)
+    for field in _DIRECTION:
+        if field not in both:
+            raise _unknown(name, f"they have no {field!r}")
+    here, listed = ([ak.to_numpy(array[field]) for field in _EVENT] for array in (events, file))
+    order, first, count = found(here, listed)
     if np.any(count != 1):
         raise _unknown(name, f"{', '.join(_EVENT)} do not tell the events apart")
-    rows: Int64 = order[first]
-    return rows
+    rows, sizes = order[first], ak.to_numpy(ak.num(known))
+    if np.array_equal(event, np.repeat(np.arange(len(rows)), sizes[rows])) and all(
+        np.array_equal(_flat(objects[f], np.nan), _flat(known[rows][f], np.nan))
+        for f in both.intersection((*_DIRECTION, "pt"))
+    ):
+        return ranges((np.cumsum(sizes) - sizes)[rows], sizes[rows])
+    here, listed = (
+        [row, *(_flat(array[field], np.nan) for field in _DIRECTION)]
+        for row, array in ((rows[event], objects), (np.repeat(np.arange(len(sizes)), sizes), known))
+    )
+    order, first, count = found(here, listed)
+    is_none = _flat(ak.is_none(objects["eta"], axis=1), 0).astype(np.bool_)
+    for wrong in np.flatnonzero((count != 1) & ~is_none)[:1].tolist():
+        many = f"the file has {count[wrong]} of them with the eta and phi of one"
+        raise _unknown(name, f"{many} in event {event[wrong]}")
+    return np.where(is_none, -1, np.append(order, -1)[first])
 
 
 def _unknown(name: str, why: str) -> InputError:

@@ -7,29 +7,18 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import numpy as np
-from awkward.contents import (
-    ByteMaskedArray,
-    Content,
-    ListOffsetArray,
-    NumpyArray,
-    RecordArray,
-    RegularArray,
-    UnmaskedArray,
-)
+from awkward import contents
 from awkward.index import Index8, Index64
 
 from sonic_coffea.layouts._elements import Columns
-from sonic_coffea.layouts._structure import (
-    STRING,
-    Int64,
-    RowSelection,
-    Tensor,
-    offsets_of,
-    ranges,
-)
+from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of, ranges
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
 
 
 def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any) -> None:
@@ -137,7 +126,7 @@ class Scatter:
     def __init__(
         self, axes: Sequence[Axis], rows: int, each: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self._axes, self._rows, self.each, self.dtype = axes, rows, each, dtype
+        self._axes, self._each = axes, each
         self._counts = [
             np.full(rows, before + after)
             + (0 if columns is None else columns.counts(slice(0, rows)))
@@ -145,29 +134,25 @@ class Scatter:
         ]
         self._offsets = offsets_of(np.prod([np.ones(rows, np.int64), *self._counts], axis=0))
         self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
-        # Which values there are, once some have been truncated.
         self._kept: Tensor | None = None
+        """Which values there are, once some have been truncated."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
         begins = self._offsets[:-1][rows]
-        shape, axes = (len(begins), *(1,) * len(self._axes)), range(len(self._axes))
-        is_padded = tensor.ndim == 1 + len(axes) + len(self.each)
-        index, stride = begins.reshape(shape), np.ones(len(begins), np.int64)
-        valid: Any = True
-        for number in reversed(axes):
-            counts = self._counts[number][rows]
-            length = tensor.shape[1 + number] if is_padded else int(counts.max(initial=0))
-            places = places_of(self._axes[number], rows, len(begins), length)
-            if self._kept is None and np.any(counts > length):
-                self._kept = np.ones(len(self._values), np.bool_)
-            places = places.reshape([len(begins), *(length if n == number else 1 for n in axes)])
-            index = index + places * stride.reshape(shape)
-            valid = valid & (places >= 0)
-            stride = np.multiply(stride, counts, dtype=np.int64)
-        if self._kept is not None:
-            self._kept[ranges(begins, np.diff(self._offsets)[rows])] = False
-        sent = np.flatnonzero(np.broadcast_to(valid, index.shape))
+        sizes = self._offsets[1:][rows] - begins
+        is_padded = tensor.ndim == 1 + len(self._axes) + len(self._each)
+        index: Tensor = np.zeros(len(begins), np.int64)
+        valid: Tensor = np.ones(len(begins), np.bool_)
+        for number, (axis, all_counts) in enumerate(zip(self._axes, self._counts, strict=True), 1):
+            counts = all_counts[rows]
+            length = tensor.shape[number] if is_padded else int(counts.max(initial=0))
+            above = (len(begins), *(1,) * number)
+            places = places_of(axis, rows, len(begins), length).reshape(*above[:-1], length)
+            index = index[..., np.newaxis] * counts.reshape(above) + places
+            valid = valid[..., np.newaxis] & (places >= 0)
+        index += begins.reshape(-1, *(1,) * len(self._axes))
+        sent = np.flatnonzero(valid)
         found = index.reshape(-1).take(sent)
         values = tensor.reshape(-1, self._values.shape[1])
         if is_padded:
@@ -176,13 +161,15 @@ class Scatter:
             self._values[found[0] : found[-1] + 1] = values
         else:
             self._values[found] = values
-        if self._kept is not None:
+        if len(found) < sizes.sum():
+            self._kept = np.ones(len(self._values), np.bool_) if self._kept is None else self._kept
+            self._kept[ranges(begins, sizes)] = False
             self._kept[found] = True
 
     @property
     def values(self) -> Tensor:
         """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
-        return self._values.reshape(len(self._values), *self.each)
+        return self._values.reshape(len(self._values), *self._each)
 
     def lists(self, values: Content, *, optional: bool = False) -> Content:
         """Return content of all values as lists of each row.
@@ -190,17 +177,19 @@ class Scatter:
         Values are of an option type if some have been truncated, or may be (`optional`).
         """
         if self._kept is not None:
-            values = ByteMaskedArray(Index8(self._kept.view(np.int8)), values, valid_when=True)
+            values = contents.ByteMaskedArray(
+                Index8(self._kept.view(np.int8)), values, valid_when=True
+            )
         elif optional:
-            values = UnmaskedArray(values)
+            values = contents.UnmaskedArray(values)
         for place in reversed(range(len(self._axes))):
             above = np.prod(self._counts[:place], axis=0, dtype=np.int64)
             counts: Int64 = np.repeat(self._counts[place], above)
             columns, before, after = self._axes[place]
             if columns is None:
-                values = RegularArray(values, before + after, zeros_length=len(counts))
+                values = contents.RegularArray(values, before + after, zeros_length=len(counts))
             else:
-                values = ListOffsetArray(Index64(offsets_of(counts)), values)
+                values = contents.ListOffsetArray(Index64(offsets_of(counts)), values)
         return values
 
 
@@ -212,33 +201,15 @@ def listed(columns: Columns, tensor: Tensor, names: Sequence[str]) -> Content:
     return scatter.lists(content_of(scatter.values, names))
 
 
-def content_of(values: Tensor, names: Sequence[str] | None, each: tuple[int, ...] = ()) -> Content:
-    """Return ``[n, K]`` as records of `names`, as numbers, or as arrays of the shape `each`."""
-    if names is None:
-        flat = values.reshape(len(values), *each)
-        return strings_of(flat) if flat.dtype == STRING else NumpyArray(np.ascontiguousarray(flat))
-    fields = [content_of(column, None) for column in values.reshape(len(values), len(names)).T]
-    return RecordArray(fields, list(names), length=len(values))
-
-
-def strings_of(values: Tensor) -> Content:
-    """Return strings of any shape.
-
-    Raises
-    ------
-    UnicodeDecodeError
-        If they are no UTF-8.
-    """
-    flat = [value if isinstance(value, bytes) else b"" for value in values.reshape(-1).tolist()]
-    for string in flat:
-        string.decode()
-    offsets = offsets_of(np.asarray([len(string) for string in flat], np.int64))
-    characters = np.frombuffer(b"".join(flat), np.uint8)
-    content: Content = ListOffsetArray(
-        Index64(offsets),
-        NumpyArray(characters, parameters={"__array__": "char"}),
-        parameters={"__array__": "string"},
-    )
+def content_of(values: Tensor, names: Sequence[str] | None = None) -> Content:
+    """Return ``[n, K]`` as records of `names`; without names, numbers or strings of any shape."""
+    if names is not None:
+        fields = [content_of(column) for column in values.T]
+        return contents.RecordArray(fields, list(names), length=len(values))
+    if values.dtype != STRING:
+        return contents.NumpyArray(np.ascontiguousarray(values))
+    texts = [text.decode() if isinstance(text, bytes) else "" for text in values.reshape(-1)]
+    content: Content = ak.from_iter([*texts, ""], highlevel=False)[:-1]
     for size in reversed(values.shape[1:]):
-        content = RegularArray(content, size, zeros_length=math.prod(values.shape[:-1]))
+        content = contents.RegularArray(content, size, zeros_length=len(values))
     return content

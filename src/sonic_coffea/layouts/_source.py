@@ -1,8 +1,8 @@
-"""The arrays of a call, and the columns in them, taken apart where paths lead."""
+"""The arrays of a call, data frames among them, and their columns, taken apart where paths lead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +18,6 @@ from awkward.index import Index64
 from sonic_coffea.errors import FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
-from sonic_coffea.layouts._frames import records_of
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
@@ -58,17 +57,16 @@ class Source:
     """
 
     def __init__(self, array: Any, part: str | None = None) -> None:
-        array = records_of(array)
-        self._array, self._part = array, part
-        self._is_traced = is_tracer(array)
+        self._array, self._part = records_of(array), part
+        self._is_traced = is_tracer(self._array)
         self._places: dict[Path, Structure] = {}
-        self._read: dict[tuple[int, bool], tuple[Structure, tuple[Tensor, slice | Int64]]] = {}
+        self._read: dict[tuple[Path, str, bool], tuple[Structure, Tensor, slice | Int64]] = {}
 
     def within(self, part: str) -> Source:
         """Return the same, in which a part's collection need not be named."""
         return Source(self._array, part)
 
-    def place(self, path: Path, *, reduction: str = "", lists: bool = False) -> Structure:
+    def place(self, path: Path, reduction: str = "", *, lists: bool = False) -> Structure:
         """Return where the numbers, strings or records of a path are; only what is above is read.
 
         Of a typetracer, the column is touched, or for `lists` what is above it, and it is empty.
@@ -80,58 +78,68 @@ class Source:
         InputError
             If types are mixed in a way that no tensor has.
         """
-        if reduction == "metadata":
-            return self._constant(text_of(path))
         with of_field(path):
+            if reduction == "metadata":
+                return self._constant(text_of(path))
             full = path if self._part is None else self._full(path)
             if self._is_traced:
-                return self._traced(full, lists=lists).place(full, reduction=reduction)
+                self._touch(tuple(step for step in full if isinstance(step, str)), lists=lists)
             place = self._place(full)
             return _reduced(place, reduction) if reduction else place
 
-    def numbers(self, place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
-        """Return the numbers, or strings, of a place, which inputs share, and where they lie.
+    def numbers(
+        self, path: Path, reduction: str = "", *, strings: bool = False
+    ) -> tuple[Structure, Tensor, slice | Int64]:
+        """Return the place of a path, its numbers or strings, and where the elements lie in them.
 
-        They are read once: an array with a cache of its own may forget them.
+        They are read once, and inputs share them: an array with a cache of its own may forget them.
         """
-        key = id(place), strings
+        key = path, reduction, strings
         if key not in self._read:
-            self._read[key] = place, numbers(place, strings=strings)
-        return self._read[key][1]
+            place = self.place(path, reduction)
+            with of_field(path):
+                self._read[key] = place, *numbers(place, strings=strings)
+        return self._read[key]
 
     def _constant(self, name: str) -> Structure:
         """Return a number of the events' metadata for each event."""
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
-        known = next(filter(None, map(_metadata, arrays)), None)
-        if known is None:
-            raise InputError(
-                f"no metadata with {name!r}, as the arrays have none; give coffea's events, or "
-                "ak.with_parameter(array, 'metadata', {…})"
-            )
+        known: Any = next(filter(None, map(_metadata, arrays)), {})
         if name not in known:
-            raise FieldError(f"the events' metadata have no {name!r}; {nearest(name, known)}")
-        value = known[name]
-        with suppress(ValueError):
-            value = float(value) if isinstance(value, str) else value
-        if not isinstance(value, (int, float, np.number)):
-            raise InputError(f"{name!r} of the events' metadata is {value!r}; expected a number")
+            hint = (
+                nearest(name, known)
+                if known
+                else ("give coffea's events, or ak.with_parameter(array, 'metadata', {…})")
+            )
+            raise FieldError(f"the events' metadata have no {name!r}; {hint}")
+        try:
+            value = float(known[name])
+        except (TypeError, ValueError):
+            problem = f"of the events' metadata is {known[name]!r}; expected a number"
+            raise InputError(problem) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
-    def _traced(self, path: Path, *, lists: bool) -> Source:
-        """Touch a column of typetracers, and return arrays of length zero that have it."""
-        names = tuple(step for step in path if isinstance(step, str))
-        column = self._column(names)
-        ak.typetracer.touch_data(ak.Array(_without_leaves(column) if lists else column))
-        array, inner = self._array, names
-        if isinstance(array, dict):
-            array, inner = array[names[0]], names[1:]
-        form = _layout(array).form.select_columns(".".join(inner)) if inner else column.form
-        zero = form.length_zero_array(highlevel=False)
-        if inner and not form.columns():  # what a behaviour defines
-            source = Source(None)
-            source._places[names] = whole(column.form.length_zero_array(highlevel=False))
-            return source
-        return Source({names[0]: zero} if isinstance(self._array, dict) else zero)
+    def _touch(self, names: Path, *, lists: bool) -> None:
+        """Touch a column of typetracers, and note what a behaviour defines on the way to it."""
+        for depth in range(1, len(names) + 1):
+            if names[depth - 1] not in _fields(self._column(names[: depth - 1])):
+                place = self._whole(self._column(names[:depth]))
+                self._places.setdefault(names[:depth], place)
+        layout = _layout(self._column(names))
+        ak.typetracer.touch_data(ak.Array(_without_leaves(layout) if lists else layout))
+
+    def _column(self, path: Path) -> Any:
+        """Return the array at a path of names, in its lists: a behaviour may compute over them."""
+        array = self._array
+        for name in path:
+            known = name in _fields(array)
+            array = array[name] if known else _property(array, str(name), path)
+        return array
+
+    def _whole(self, array: Any) -> Structure:
+        """Return all elements of an array; none of a typetracer."""
+        layout = _layout(array)
+        return whole(layout.form.length_zero_array(highlevel=False) if self._is_traced else layout)
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects of a collection lie in the file that an index counts in."""
@@ -155,51 +163,47 @@ class Source:
 
     def names(self, part: str | None = None) -> list[str]:
         """Return the fields of a collection, or of all there is."""
-        if part is None and isinstance(self._array, dict):
-            return list(self._array)
-        return list((self._column((part,)) if part else _layout(self._array)).fields)
+        return _fields(self._array if part is None else self._array[part])
 
     def _place(self, path: Path) -> Structure:
+        """Return the place of a path; what is above it is looked up once."""
         if path not in self._places:
             self._places[path] = self._reached(path)
         return self._places[path]
 
     def _reached(self, path: Path) -> Structure:
-        if not path:
-            return whole(_layout(self._array))
-        step = path[-1]
-        if isinstance(step, int):
-            return _picked(self._place(path[:-1]), step, text_of(path))
-        if len(path) == 1 and isinstance(self._array, dict):
-            return self.taken_apart(path)
+        root, step, is_dict = self._array, path[-1] if path else 0, isinstance(self._array, dict)
+        if is_dict:
+            if path[0] not in root:
+                raise _missing(path[0], path, list(root))
+            root = root[path[0]]
+        if len(path) == is_dict:
+            place = self._whole(root)
+            return _with_gaps(place, "plain") if is_dict else place
         above = self._place(path[:-1])
-        node = above.node
-        if node is not None and node.is_record and step in node.fields:
-            field = node.contents[node.field_to_index(step)]
-            return _with_gaps(
-                down(above.events, above.levels, field, above.at), "None", len(above.levels)
-            )
-        if any(isinstance(name, int) for name in path):
-            raise _missing(step, path, list(node.fields) if node is not None else [])
-        return self.taken_apart(path)
+        if isinstance(step, int):
+            return _picked(above, step, text_of(path))
+        node, at = above.node, above.at
+        if step in node.fields:
+            node = node.contents[node.field_to_index(step)] if node.is_record else node[step]
+        elif any(isinstance(name, int) for name in path):
+            raise _missing(step, path, node.fields)
+        else:
+            return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
+        depth = len(above.levels)
+        return _with_gaps(down(above.events, above.levels, node, at), "None", depth)
 
-    def taken_apart(self, path: Path) -> Structure:
-        """Return a column, taken apart from the outermost axis on."""
-        return _with_gaps(whole(self._column(path)), "plain")
 
-    def _column(self, path: Path) -> Content:
-        """Return the column at a path without indices; nothing is read yet."""
-        array: Any = self._array
-        steps = list(map(str, path))
-        if isinstance(array, dict):
-            if steps[0] not in array:
-                raise _missing(steps[0], path, list(array))
-            array = array[steps.pop(0)]
-        layout = _layout(array)
-        for name in steps:
-            known = name in layout.fields
-            layout = layout[name] if known else _property(layout, array, name, path)
-        return layout
+def _of_objects(place: Structure, objects: Structure) -> Structure:
+    """Return numbers that a behaviour has of objects: one that is None is missing."""
+    option, above = (
+        merged(each.levels[len(without_options(each.levels)) :]) for each in (place, objects)
+    )
+    if option is None or place.depth != objects.depth:
+        return place
+    # In a union, awkward merges None of objects and None of their numbers.
+    present = (option if above is None else option[above >= 0]) >= 0
+    return replace(place, levels=(*objects.levels, numbered(present, gap="None")))
 
 
 def _metadata(array: Any) -> Any:
@@ -271,50 +275,61 @@ def _without_leaves(node: Content) -> Content:
 
 
 def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
-    """Return numbers of objects: one that is None is missing, and its object is not."""
-    first = max(len(without_options(place.levels)), above)
-    if place.node is None or place.node.is_record or first == len(place.levels):
+    """Return numbers, records or lists of objects: one that is None is missing, its object is not.
+
+    Below lists, a record that is None is an object that is not there.
+    """
+    if all(level.is_list for level in place.levels[above:]):
         return place
-    options = (replace(level, gap=level.gap or gap) for level in place.levels[first:])
-    return replace(place, levels=(*place.levels[:first], *options))
+    first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
+    for number, level in enumerate(levels[above:], above):
+        below = below or level.is_list
+        if number >= first and not place.node.is_record:
+            levels[number] = replace(level, gap=level.gap or gap)
+        elif not below:
+            levels[number] = replace(level, gap=level.gap or "plain")
+    return replace(place, levels=tuple(levels))
 
 
 def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
     if isinstance(array, ak.Array):
         return array.layout
-    if isinstance(array, ak.Record):
-        raise InputError("expected an array of records, got one record; array[i : i + 1] has one")
     layout = None
-    # To awkward, one number is an array of one, and a set is in any order.
-    if not isinstance(array, (int, float, complex, str, bytes, np.generic, AbstractSet)):
-        with suppress(TypeError, ValueError):
-            layout = ak.to_layout(array)
+    if isinstance(array, np.ndarray):  # awkward takes the byte order of this machine alone
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not isinstance(array, AbstractSet):  # which is in any order
+        with suppress(TypeError, ValueError, RuntimeError):  # of integers that are too large
+            layout = ak.to_layout(array, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
-        raise InputError(f"expected an array, or a dict of arrays, got {type(array).__name__}")
+        raise InputError(
+            f"expected an array, or a dict of arrays, got {type(array).__name__}; "
+            "array[i : i + 1] is an array of one record"
+        )
     return layout
 
 
-def _property(layout: Content, array: Any, name: str, path: Path) -> Content:
+def _fields(array: Any) -> list[str]:
+    return list(array) if isinstance(array, dict) else list(_layout(array).fields)
+
+
+def _property(array: Any, name: str, path: Path) -> ak.Array:
     """Read a property that a behaviour defines, such as a vector's ``pt`` or a cross-reference."""
-    behaviour: Mapping[Any, Any] | None = getattr(array, "behavior", None)
-    wrapped = ak.Array(layout, behavior=behaviour, attrs=getattr(array, "attrs", None))
-    if name.startswith("_") or not hasattr(type(wrapped), name):
-        raise _missing(name, path, layout.fields)
-    value = getattr(wrapped, name)
-    if callable(value) or not isinstance(value, ak.Array):
-        raise _missing(name, path, layout.fields)
-    return ak.to_layout(value)
+    is_known = hasattr(type(array), name) and not name.startswith("_")
+    value = getattr(array, name) if is_known else None
+    if not isinstance(value, ak.Array):
+        raise _missing(name, path, _fields(array))
+    return value
 
 
-def _missing(name: str, path: Path, known: list[str]) -> FieldError:
+def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     inside = f" (in {text_of(path)!r})" if path != (name,) else ""
-    if not known:
-        return FieldError(
-            f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
-            f"such as {{{name!r}: array}}"
-        )
-    return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
+    if known:
+        return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
+    return FieldError(
+        f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
+        f"such as {{{name!r}: array}}"
+    )
 
 
 def innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
@@ -322,9 +337,9 @@ def innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
     levels = without_options(place.levels)
     if not levels:
         raise InputError(
-            f"has one number where a list is needed (its type is {place.type}); a jagged axis is "
-            "expected, such as the constituents of a jet, and an index picks one object of it; for "
-            "one number per object use Row"
+            f"has one number where a list is needed (its type is {place.node.form.type}); a jagged "
+            "axis is expected, such as the constituents of a jet, and an index picks one object of "
+            "it; for one number per object use Row"
         )
     return levels[:-1], levels[-1].data, merged(place.levels[len(levels) :])
 
@@ -366,40 +381,78 @@ def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice |
         If there is something else.
     """
     node, at = place.node, place.at
-    assert node is not None  # noqa: S101
     if node.is_unknown:
         return np.zeros(node.length, object if strings else np.float64), at
-    if place.is_string and strings:
-        return _strings(node, at), slice(None)
-    if not node.is_numpy:
-        raise not_numbers(node)
-    if strings:
-        raise InputError(
-            f"holds {node.dtype} where strings are sent; expected strings, or a layout of numbers"
-        )
-    data = read(node)
-    if data.dtype.kind not in "fiub":
-        raise InputError(f"has dtype {data.dtype}; expected a number or a bool")
+    if strings and node.parameter("__array__") in STRINGS:
+        lists = node[at].to_ListOffsetArray64(start_at_zero=True)
+        text = np.ascontiguousarray(read(lists.content)).tobytes()
+        texts = np.empty(lists.length, object)
+        texts[:] = [text[start:stop] for start, stop in pairwise(read(lists.offsets))]
+        return texts, slice(None)
+    if node.is_record:
+        raise InputError(f"is a record; expected one of its fields; {nearest('', node.fields)}")
+    data = read(node) if node.is_numpy and not strings else None
+    if data is None or data.dtype.kind not in "fiub":
+        expected = "strings, or a layout of numbers" if strings else "numbers"
+        raise InputError(f"has type {place.node.form.type}; expected {expected}")
     return data, at
 
 
-def not_numbers(node: Content) -> InputError:
-    """Return the error for what is something else."""
-    if node.is_record:
-        names = ", ".join(node.fields)
-        return InputError(f"is a record with fields {names}; expected one of these fields")
-    if node.parameter("__array__") in STRINGS:
-        return InputError("holds strings; expected numbers")
-    if node.is_union:
-        return InputError(f"mixes types ({node.form.type}); expected one numeric type")
-    return InputError(f"has type {node.form.type}; expected numbers")
+def records_of(objects: Any) -> Any:
+    """Return a data frame as records, one for each row; anything else as it is."""
+    if not _is_frame(objects):
+        return objects
+    names = list(objects.columns)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InputError(f"expected a data frame whose columns have different names, got {names}")
+    columns = {}
+    for name, series in objects.items():
+        is_plain = isinstance(series.dtype, np.dtype) and series.dtype != object
+        with suppress(TypeError, ValueError):  # no layout could read it, such as times with zones
+            values = series.astype(object).where(series.notna(), None)
+            columns[name] = series.to_numpy() if is_plain else ak.from_iter(values)
+    return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
 
 
-def _strings(node: Content, at: slice | Int64) -> Tensor:
-    """Return some strings as bytes."""
-    lists = node[at].to_ListOffsetArray64(start_at_zero=True)
-    offsets = read(lists.offsets)
-    text = np.ascontiguousarray(read(lists.content)).tobytes()
-    strings = np.empty(len(offsets) - 1, object)
-    strings[:] = [text[a:b] for a, b in pairwise(offsets)]
-    return strings
+def _is_frame(objects: Any) -> bool:
+    # No need to import pandas for those who do not use it.
+    kind = type(objects)
+    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+
+
+def giving_back(objects: Any) -> Callable[[ak.Array], Any]:
+    """Return what makes of scores a data frame, or a dict of NumPy arrays, as the objects are."""
+    if _is_frame(objects):
+        return partial(_framed, objects[[]])  # its index
+    is_dict = isinstance(objects, dict) and bool(objects)
+    if is_dict and all(isinstance(values, np.ndarray) for values in objects.values()):
+        return _plain
+    return lambda scores: scores
+
+
+def _framed(empty: Any, scores: ak.Array) -> Any:
+    columns = {name: _plain(values) for name, values in columns_of(scores)}
+    columns = {name: list(v) if v.ndim > 1 else v for name, v in columns.items()}
+    frame = type(empty)(columns, index=empty.index)
+    frame.attrs.update(scores.attrs)
+    return frame
+
+
+def _plain(scores: ak.Array) -> Any:
+    """Return an array of NumPy, or a dict of them for records; None makes a masked array."""
+    if scores.fields:
+        return {name: _plain(scores[name]) for name in scores.fields}
+    try:
+        return ak.to_numpy(scores)
+    except ValueError:  # lists of several lengths
+        lists = np.empty(len(scores), object)
+        lists[:] = [None if each is None else ak.to_numpy(each) for each in scores]
+        return lists
+
+
+def columns_of(scores: ak.Array, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the columns of scores: labels, after the output's name where there are several."""
+    if not scores.fields:
+        return [(prefix or "score", scores)]
+    named = {f"{prefix}_{name}" if prefix else name: scores[name] for name in scores.fields}
+    return [column for name, each in named.items() for column in columns_of(each, name)]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import (
-    ByteMaskedArray,
-    Content,
-    IndexedOptionArray,
-    ListOffsetArray,
-    NumpyArray,
-    RegularArray,
-    UnionArray,
-)
+from awkward import contents
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._expressions import Path, text_of
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
 
 Tensor = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -48,7 +44,7 @@ class Level:
         The length of all lists, if their type says so.
     gap : str
         For an option that is no object's own: what is missing, such as ``"Jet[0]"`` or ``"None"``;
-        ``"plain"`` of a column that is no field of objects.
+        ``"plain"`` of a column that is no field of objects, or of an object that lacks another.
     """
 
     data: Int64
@@ -61,25 +57,16 @@ class Level:
         return int(self.data[-1] if self.is_list else np.max(self.data, initial=-1) + 1)
 
     @property
-    def places(self) -> int:
-        """How many lists, or places of an option, there are."""
-        return len(self.data) - self.is_list
-
-    @property
     def counts(self) -> Int64:
         """The length of each list."""
         counts: Int64 = np.diff(self.data)
         return counts
 
-    @property
-    def is_trivial(self) -> bool:
-        """Whether it is an option, and nothing is missing."""
-        return not self.is_list and not np.any(self.data < 0)
-
     def equals(self, other: Level) -> bool:
         """Return whether two levels have the same lists, or miss the same."""
-        alike = self.is_list == other.is_list and np.array_equal(self.data, other.data)
-        return self.data is other.data or alike
+        if self.data is other.data:
+            return True
+        return self.is_list == other.is_list and np.array_equal(self.data, other.data)
 
 
 Levels = tuple[Level, ...]
@@ -95,7 +82,7 @@ class Structure:
         The length of the outermost axis.
     levels : tuple of Level
         The lists and options.
-    node : awkward content or None
+    node : awkward content
         What holds the numbers, records or strings below them.
     at : slice or array of int64
         Where these are in the node: a range, or the place of each.
@@ -103,7 +90,7 @@ class Structure:
 
     events: int
     levels: Levels
-    node: Content | None = None
+    node: Content = field(default_factory=contents.EmptyArray)
     at: slice | Int64 = field(default_factory=lambda: slice(0, 0))
 
     def __len__(self) -> int:
@@ -114,30 +101,17 @@ class Structure:
         """How many lists there are."""
         return sum(level.is_list for level in self.levels)
 
-    @property
-    def is_unknown(self) -> bool:
-        """Whether nothing is known of what is below, as there is nothing."""
-        return self.node is not None and bool(self.node.is_unknown)
-
-    @property
-    def is_string(self) -> bool:
-        """Whether each element is a string."""
-        return self.node is not None and self.node.parameter("__array__") in STRINGS
-
-    @property
-    def type(self) -> str:
-        """The type of what is below, as awkward shows it."""
-        return "unknown" if self.node is None else str(self.node.form.type)
-
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element for each row, in the structure."""
         for level in reversed(self.levels):
             if not level.is_list:
-                content = IndexedOptionArray.simplified(Index64(level.data), content)
+                content = contents.IndexedOptionArray.simplified(Index64(level.data), content)
             elif level.size is not None:
-                content = RegularArray(content, level.size, zeros_length=level.places)
+                content = contents.RegularArray(
+                    content, level.size, zeros_length=len(level.data) - 1
+                )
             else:
-                content = ListOffsetArray(Index64(level.data), content)
+                content = contents.ListOffsetArray(Index64(level.data), content)
         return ak.Array(content, attrs=attrs)
 
     def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
@@ -147,7 +121,7 @@ class Structure:
         present = np.ones(len(self), np.int8)
         for rows in masked:
             present[rows] = 0
-        return ByteMaskedArray(Index8(present), content, valid_when=True)
+        return contents.ByteMaskedArray(Index8(present), content, valid_when=True)
 
     def event_of(self, row: int) -> int:
         """Return the event that a row belongs to, without numbering all rows."""
@@ -158,17 +132,11 @@ class Structure:
                 row = int(np.flatnonzero(level.data >= 0)[row])
         return row
 
-    def events_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first event of rows `start` to `stop`, and one past the last."""
-        if stop <= start:
-            return (0, 0)
-        return self.event_of(start), self.event_of(stop - 1) + 1
-
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
         return _below(self.levels, np.arange(self.events))
 
-    def check_same(self, other: Structure, names: tuple[str, str]) -> None:
+    def check_same(self, other: Structure, fields: tuple[Path | str, Path | str]) -> None:
         """Raise unless another field, part or input has the same rows.
 
         Raises
@@ -177,37 +145,54 @@ class Structure:
             Naming the first event that differs.
         """
         mine, theirs = _essential(self.levels), _essential(other.levels)
-        if self.events != other.events:
-            detail = f"{self.events} and {other.events} events"
-        elif len(mine) == len(theirs) and all(map(Level.equals, mine, theirs)):
-            return
-        else:
+        if self.events == other.events:
+            if len(mine) == len(theirs) and all(map(Level.equals, mine, theirs)):
+                return
             detail = f"the first difference is in event {self._first_difference(mine, theirs)}"
+        else:
+            detail = f"{self.events} and {other.events} events"
+        names = (f if isinstance(f, str) else f"field {text_of(f)!r}" for f in fields)
         raise InputError(
-            f"{names[0]} and {names[1]} do not have the same objects ({detail}); "
+            f"{' and '.join(names)} do not have the same objects ({detail}); "
             "choose both from the same collection, with the same cuts"
         )
 
     def _first_difference(self, mine: Levels, theirs: Levels) -> int:
         """Return the first event in which some levels differ."""
-        alike, event = self.events, self.events
-        for depth, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-            if a.is_list and b.is_list:
-                different = np.diff(a.data[: alike + 1]) != np.diff(b.data[: alike + 1])
-            else:  # where there is no option, nothing is missing
-                missing = [~np.full(alike, x.is_list) & (x.data[:alike] < 0) for x in (a, b)]
-                different = missing[0] != missing[1]
-            if different.any():
-                alike = int(np.argmax(different))
-                event = min(event, Structure(self.events, mine[:depth]).event_of(alike))
-            if a.is_list != b.is_list:
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+            if one.is_list != other.is_list:
                 break
-            alike = int(a.data[alike] if a.is_list else np.sum(a.data[:alike] >= 0))
-        return min(event, self.events - 1)
+            if not one.equals(other):
+                first = int(np.argmax(one.data != other.data)) - one.is_list
+                return Structure(self.events, mine[:number]).event_of(first)
+        return 0
+
+    def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
+        """Return the number of the element of another field for each row.
+
+        Elements of outer objects are repeated. -1 stands for a missing one; None for all numbers in
+        their order.
+
+        Raises
+        ------
+        InputError
+            If the other field has other lists.
+        """
+        ours, theirs = list(_essential(self.levels)), list(_essential(other.levels))
+        count = self.events
+        while ours and theirs and ours[0].equals(theirs[0]):
+            count = len(ours.pop(0))
+            theirs.pop(0)
+        if self.events != other.events or any(level.is_list for level in theirs):
+            self.check_same(other, fields)
+        index = merged(theirs)
+        if not ours:
+            return index
+        return _below(tuple(ours), np.arange(count) if index is None else index)
 
 
 def _essential(levels: Levels) -> Levels:
-    return tuple(level for level in levels if not level.is_trivial)
+    return tuple(level for level in levels if level.is_list or np.any(level.data < 0))
 
 
 def _below(levels: Levels, numbers: Int64) -> Int64:
@@ -215,30 +200,6 @@ def _below(levels: Levels, numbers: Int64) -> Int64:
     for level in levels:
         numbers = np.repeat(numbers, level.counts) if level.is_list else numbers[level.data >= 0]
     return numbers
-
-
-def align(main: Levels, other: Levels, events: int, others: int) -> Int64 | None:
-    """Return the number of the element below `other` for each one below `main`.
-
-    Elements of outer objects are repeated. -1 stands for a missing one; None for all numbers in
-    their order. The outermost axes have `events` and `others` places.
-
-    Raises
-    ------
-    ValueError
-        If `other` has other lists than `main`.
-    """
-    ours, theirs = list(_essential(main)), list(_essential(other))
-    count = events
-    while ours and theirs and ours[0].equals(theirs[0]):
-        count = len(ours.pop(0))
-        theirs.pop(0)
-    if events != others or any(level.is_list for level in theirs):
-        raise ValueError
-    index = merged(theirs)
-    if not ours:
-        return index
-    return _below(tuple(ours), np.arange(count) if index is None else index)
 
 
 def merged(options: Sequence[Level]) -> Int64 | None:
@@ -256,6 +217,13 @@ def through(places: Int64, index: Int64) -> Int64:
     return np.where(index < 0, -1, places[np.maximum(index, 0)])
 
 
+def chosen(data: Tensor, at: slice | Int64, index: Int64 | None) -> tuple[Tensor, Int64 | None]:
+    """Return numbers, and where those of an index lie in them, of elements that lie at `at`."""
+    if isinstance(at, slice):
+        return data[at], index
+    return data, at if index is None else through(at, index)
+
+
 def numbered(present: Tensor, *, gap: str = "") -> Level:
     """Return an option whose present places are numbered."""
     return Level(np.where(present, np.cumsum(present) - 1, -1), is_list=False, gap=gap)
@@ -265,6 +233,16 @@ def without_options(levels: Levels, *, keep: Sequence[str] = ()) -> Levels:
     """Return levels without the options below the lists, but for some kinds of gaps."""
     while levels and not levels[-1].is_list and levels[-1].gap not in keep:
         levels = levels[:-1]
+    return levels
+
+
+def filled(levels: Levels) -> Levels:
+    """Return levels with empty lists for objects that were picked, such as Jet[0], and are not."""
+    while len(levels) > 1 and levels[-2].gap not in ("", "None", "plain"):
+        option, lists = levels[-2:]
+        counts = np.zeros(len(option.data), np.int64)
+        counts[option.data >= 0] = lists.counts
+        levels = (*levels[:-2], Level(offsets_of(counts)))
     return levels
 
 
@@ -308,54 +286,35 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
                 break
             node = node.to_RegularArray()
         elif node.is_union:
-            # Only what is chosen, as merging copies it.
-            node = _one_kind(node[at].to_packed())
+            has_none = node.contents[0].is_option  # then all of them are
+            index, node = _of_union(node[at])
+            if has_none:
+                levels = (*levels, numbered(index >= 0))
             at = slice(0, node.length)
             if node.is_union:
                 break
-        elif node.is_option:
-            index = _index_of_option(node, at)
-            present = index >= 0
-            levels = (*levels, numbered(present))
-            if not (present.all() and isinstance(at, slice) and not node.is_indexed):
-                at = index[present]
+        elif node.is_option or node.is_indexed:
+            index = _index_of(node, at)
+            present = index[index >= 0] if node.is_option else index
+            if node.is_option:
+                levels = (*levels, numbered(index >= 0))
+            if node.is_indexed or len(present) < len(index):
+                at = present
             node = node.content
-        elif node.is_indexed:
-            node, at = node.content, np.asarray(read(node.index), np.int64)[at]
         else:
-            starts, counts = _lists(node, at)
-            level = Level(offsets_of(counts), size=node.size if node.is_regular else None)
-            levels, node, at = (*levels, level), node.content, _joined(starts, counts)
+            starts, stops = (np.asarray(ends[at], np.int64) for ends in _ends(node))
+            size = node.size if node.is_regular else None
+            levels = (*levels, Level(offsets_of(stops - starts), size=size))
+            node, at = node.content, _joined(starts, stops - starts)
     return Structure(events, levels, node, at)
 
 
-def _positions(at: slice | Int64) -> Int64:
-    return np.arange(at.start, at.stop) if isinstance(at, slice) else at
-
-
-def _index_of_option(node: Content, at: slice | Int64) -> Int64:
-    """Return where elements of an option lie in its content, and -1 where they are missing."""
-    if node.is_indexed:
-        return np.asarray(read(node.index), np.int64)[at]
-    if not hasattr(node, "mask"):  # nothing can be missing
-        return _positions(at)
-    masked = node.to_ByteMaskedArray() if hasattr(node, "lsb_order") else node
-    present = read(masked.mask)[at].astype(np.bool_) == masked.valid_when
-    return np.where(present, _positions(at), -1)
-
-
-def _lists(node: Content, at: slice | Int64) -> tuple[Int64, Int64]:
-    """Return where some lists of a node start, and their lengths."""
-    if node.is_regular:
-        starts = _positions(at) * node.size
-        return starts, np.full(len(starts), node.size)
-    if isinstance(node, ListOffsetArray):
+def _ends(node: Content) -> tuple[Tensor, Tensor]:
+    """Return where the lists of a node start and stop, reading each buffer once."""
+    if hasattr(node, "offsets"):
         offsets = read(node.offsets)
-        starts, stops = offsets[:-1][at], offsets[1:][at]
-    else:
-        starts, stops = read(node.starts)[at], read(node.stops)[at]
-    starts = starts.astype(np.int64, copy=False)
-    return starts, stops.astype(np.int64, copy=False) - starts
+        return offsets[:-1], offsets[1:]
+    return read(node.starts), read(node.stops)
 
 
 def _joined(starts: Int64, counts: Int64) -> slice | Int64:
@@ -367,40 +326,61 @@ def _joined(starts: Int64, counts: Int64) -> slice | Int64:
     return ranges(starts, counts)
 
 
-def _one_kind(union: Content) -> Content:
-    """Return a union of numbers, or of lists, as one kind; of records, it stays a union.
+def _index_of(node: Content, at: slice | Int64) -> Int64:
+    """Return where elements of an option, or an index, lie in its content; -1 for None."""
+    if node.is_indexed:
+        return np.asarray(read(node.index)[at], np.int64)
+    places = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+    if not hasattr(node, "mask"):  # nothing can be missing
+        return places
+    masked = node.to_ByteMaskedArray() if hasattr(node, "lsb_order") else node
+    present = read(masked.mask)[at].astype(np.bool_) == masked.valid_when
+    return np.where(present, places, -1)
+
+
+def _of_union(union: Content) -> tuple[Int64, Content]:
+    """Return a union as one kind of lists or numbers, if it is not one of records.
+
+    The first array is negative where elements are None, which are left out.
 
     Raises
     ------
     InputError
         If lists and numbers are mixed, or integers that no type holds together.
     """
-    kinds = union.contents
-    one = UnionArray.simplified(union.tags, union.index, kinds, mergebool=True)
-    are_lists = [_wraps(_leaf(kind, lists=False)) for kind in kinds]
-    if one.is_union and all(are_lists):
-        # Lists of records that differ have their lists in common.
-        one = UnionArray.simplified(union.tags, union.index, [_lists_only(kind) for kind in kinds])
+    tags, kinds = np.asarray(read(union.tags)), []
+    index = np.array(read(union.index)[: len(tags)], np.int64)
+    for tag, content in enumerate(union.contents):
+        here, kind = tags == tag, content
+        if kind.is_option or kind.is_indexed:
+            index[here], kind = _index_of(kind, index[here]), kind.content
+        chosen = kind[index[here & (index >= 0)]]  # merging copies all there is
+        kinds.append(chosen.to_RegularArray() if chosen.is_numpy else chosen)
+    tags = tags[index >= 0]
+    one = _in_order(tags, kinds)
+    are_lists = [kind.is_list and kind.parameter("__array__") not in STRINGS for kind in kinds]
     types = [getattr(_leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
-    if (one.is_union and any(are_lists)) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
+    if any(are_lists) != all(are_lists) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
         raise InputError(f"mixes types ({union.form.type}); expected one")
-    return one
+    if one.is_union and all(are_lists):  # of records that differ
+        counts = np.asarray(ak.num(ak.Array(one), axis=1))
+        inner = [kind.to_ListOffsetArray64(start_at_zero=True).content for kind in kinds]
+        content = _in_order(np.repeat(tags, counts), inner)
+        one = contents.ListOffsetArray(Index64(offsets_of(counts)), content)
+        if all(kind.is_regular for kind in union.contents):
+            one = one.to_RegularArray()
+    return index, one
 
 
-def _wraps(node: Content, *, lists: bool = True) -> bool:
-    """Whether a node is an option or an index, or a list, of something else."""
+def _in_order(tags: Tensor, kinds: Sequence[Content]) -> Content:
+    """Return the next element of its kind for each tag."""
+    index = np.zeros(len(tags), np.int64)
+    for tag in range(len(kinds)):
+        index[tags == tag] = np.arange(np.count_nonzero(tags == tag))
+    return contents.UnionArray.simplified(Index8(tags), Index64(index), kinds, mergebool=True)
+
+
+def _leaf(node: Content) -> Content:
+    """Return what is below lists, options and indexes."""
     is_list = node.is_list and node.parameter("__array__") not in STRINGS
-    return bool(node.is_option or node.is_indexed or (lists and is_list))
-
-
-def _leaf(node: Content, *, lists: bool = True) -> Content:
-    """Return what is below options and indexes, and below lists."""
-    while _wraps(node, lists=lists):
-        node = node.content
-    return node
-
-
-def _lists_only(node: Content) -> Content:
-    if _wraps(node):
-        return node.copy(content=_lists_only(node.content))
-    return NumpyArray(np.zeros(node.length, np.bool_))
+    return _leaf(node.content) if is_list or node.is_option or node.is_indexed else node

@@ -12,17 +12,15 @@ from sonic_coffea.model._nanoaod import (
     secondary_vertices,
     within_cone,
 )
-from sonic_coffea.model._pending import Deferred, Pending
-from sonic_coffea.model._scaffold import Scaffold, scaffold
+from sonic_coffea.model._pending import Pending
+from sonic_coffea.model._scaffold import scaffold
 from sonic_coffea.model._submission import recorded
 
 __all__ = [
     "Choice",
-    "Deferred",
     "Folds",
     "Model",
     "Pending",
-    "Scaffold",
     "constituents",
     "export",
     "has_constituents",

@@ -6,21 +6,33 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import numpy as np
 import xxhash
+from awkward.contents import Content, IndexedOptionArray, NumpyArray
+from awkward.index import Index64
 
-from sonic_coffea.errors import ConfigError, FieldError
-from sonic_coffea.layouts import Feature, is_lazy, over_partitions
-from sonic_coffea.model._cases import numbered
+from sonic_coffea.errors import ConfigError, FieldError, InputError, brief
+from sonic_coffea.layouts import (
+    Elements,
+    Feature,
+    Row,
+    Source,
+    is_lazy,
+    is_tracer,
+    over_partitions,
+    records_of,
+)
 from sonic_coffea.model._model import Model
-from sonic_coffea.model._submission import Submission
+from sonic_coffea.model._submission import Submission, as_array
 from sonic_coffea.pool import NEVER, Deadline, Pool
 from sonic_coffea.reuse import Variations
 
 if TYPE_CHECKING:
     from sonic_coffea.model._pending import Pending
 
-# Of a call that does not say it: as declared.
-_DECLARED: Any = ...
+# The fold of a call, or of a declaration, that does not say it.
+_UNSAID: Any = ...
 
 
 class Choice:
@@ -49,30 +61,32 @@ class Choice:
     _what = "case"
 
     def __init__(self, models: Mapping[Any, Model], by: str) -> None:
-        kind = type(self).__name__
-        if not isinstance(models, Mapping):
-            raise ConfigError(f"{kind}: expected a dict of models, got {type(models).__name__}")
-        if len(models) < 2:
-            raise ConfigError(f"{kind}: expected two models or more, got {len(models)}")
-        for model in models.values():
+        declared: Any = models
+        kind, expected = type(self).__name__, "a dict of two models or more"
+        if not isinstance(declared, Mapping) or len(models) < 2:
+            raise ConfigError(f"{kind}: expected {expected}, got {models!r}")
+        first, *others = models.values()
+        for model in (first, *others):
             if not isinstance(model, Model):
                 raise ConfigError(f"{kind}: expected models, got {type(model).__name__}")
-        if len({str if isinstance(key, str) else int for key in models}) > 1 or not all(
-            isinstance(key, (str, int)) for key in models
-        ):
+        if not any(all(isinstance(key, of) for key in models) for of in (int, str)):
             raise ConfigError(
                 f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
             )
-        first, *others = models.values()
         for model in others:
             if model.outputs != first.outputs:
                 raise ConfigError(
                     f"{kind}: models {first.name!r} and {model.name!r} give other outputs "
                     f"({first.outputs} and {model.outputs}); declare the same"
                 )
+        if not isinstance(by, str):
+            raise ConfigError(
+                f"{kind}: expected a field or an expression as a str, got {type(by).__name__}"
+            )
+        if isinstance(next(iter(models)), int):
+            Feature(by, expression=by)  # raises if it cannot be read
         self._cases = dict(models)
-        self._by = by
-        self._check_by(by)
+        self._by: Any = by
 
     def __repr__(self) -> str:
         models = ", ".join(f"{key}: {model.name}" for key, model in self._cases.items())
@@ -100,6 +114,7 @@ class Choice:
         for model in self.models:
             model.check(pool)
 
+    @brief
     def __call__(self, objects: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
         """Score objects and wait for the result; see `submit` for the options.
 
@@ -111,6 +126,7 @@ class Choice:
         deadline = Deadline.after(timeout_s)
         return self._send(objects, deadline, **options).result_by(deadline)
 
+    @brief
     def submit(self, objects: Any, *, events: Any = None, **options: Any) -> Pending:
         """Send objects, and return without waiting for their scores.
 
@@ -133,33 +149,33 @@ class Choice:
         """
         return self._send(objects, NEVER, events=events, **options)
 
-    def _send(
-        self,
-        objects: Any,
-        deadline: Deadline,
-        *,
-        by: Any = _DECLARED,
-        events: Any = None,
-        **how: Any,
-    ) -> Pending:
-        by = self._by if by is _DECLARED else by
-        case = None
-        if isinstance(by, str):
-            case = self._found(by, objects, events)
-        elif by is not None:
-            case = self._numbered(by, None)
-        return Submission(
-            self.models, case=case, case_name=self._what, deadline=deadline, **how
-        ).send(objects)
-
-    def _check_by(self, by: Any) -> None:
-        if not isinstance(by, str):
+    def _send(self, objects: Any, deadline: Deadline, *, events: Any = None, **how: Any) -> Pending:
+        by, case = how.pop(self._what, self._by), None
+        if by is _UNSAID:
             raise ConfigError(
-                f"{type(self).__name__}: expected a field or an expression as a str, got "
-                f"{type(by).__name__}"
+                f"which fold scores each event? Declare it once, as sonic.Folds(models, "
+                f'fold="event % {len(self.models)}"), or say fold=events.event % '
+                f"{len(self.models)} where the objects are sent; for the mean of all models, "
+                "fold=None"
             )
-        if not isinstance(next(iter(self._cases)), str):
-            Feature(by, expression=by)  # raises if it cannot be read
+        if by is None:
+            self._check_means()
+        elif isinstance(by, str):
+            case = self._found(by, objects, events)
+        else:
+            case = self._numbered(by, None)
+        what, models = self._what, self.models
+        return Submission(models, case=case, case_name=what, deadline=deadline, **how).send(objects)
+
+    def _check_means(self) -> None:
+        for name, output in self.models[0].outputs.items():
+            whole = output.choose is not None or output.dtype.kind in "iubO"
+            if whole or output.splits is not None:
+                what = "lists of its own" if output.splits else "no fractions"
+                raise ConfigError(
+                    f"output {name!r} has no mean over folds, as it has {what}; say which fold "
+                    f"scores each event: fold=events.event % {len(self.models)}"
+                )
 
     def _found(self, by: str, objects: Any, events: Any) -> Any:
         """Return the numbers of the models by a field of the objects, or else of the events."""
@@ -216,17 +232,20 @@ class Folds(Choice):
 
     _what = "fold"
 
-    def __init__(self, models: Sequence[Model], fold: str | None = _DECLARED) -> None:
+    def __init__(self, models: Sequence[Model], fold: str | None = _UNSAID) -> None:
         if isinstance(models, Mapping) or not isinstance(models, Sequence):
             raise ConfigError(f"Folds: expected a list of models, got {type(models).__name__}")
-        super().__init__(dict(enumerate(models)), fold)  # type: ignore[arg-type]
+        is_said = fold is not None and fold is not _UNSAID
+        super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]
+        self._by = fold
 
     def __repr__(self) -> str:
-        fold = "" if self._by is _DECLARED else f"; fold={self._by!r}"
+        fold = "" if self._by is _UNSAID else f"; fold={self._by!r}"
         return f"Folds({self.name}{fold})"
 
+    @brief
     def submit(
-        self, objects: Any, *, fold: Any = _DECLARED, events: Any = None, **options: Any
+        self, objects: Any, *, fold: Any = _UNSAID, events: Any = None, **options: Any
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
@@ -255,33 +274,61 @@ class Folds(Choice):
         InputError
             If there is no such fold, or the array does not fit the objects.
         """
-        return self._send(objects, NEVER, fold=fold, events=events, **options)
+        said = {} if fold is _UNSAID else {"fold": fold}
+        return self._send(objects, NEVER, events=events, **said, **options)
 
-    def _send(
-        self, objects: Any, deadline: Deadline, *, fold: Any = _DECLARED, **how: Any
-    ) -> Pending:
-        by = self._by if fold is _DECLARED else fold
-        if by is _DECLARED:
-            raise ConfigError(
-                f"which fold scores each event? Declare it once, as sonic.Folds(models, "
-                f'fold="event % {len(self.models)}"), or say fold=events.event % '
-                f"{len(self.models)} where the objects are sent; for the mean of all models, "
-                "fold=None"
-            )
-        if by is None:
-            self._check_means()
-        return super()._send(objects, deadline, by=by, **how)
 
-    def _check_by(self, by: Any) -> None:
-        if by is not None and by is not _DECLARED:
-            super()._check_by(by)
+def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.Array:
+    """Return the place among `keys` of each value: ``events * int``, ``events * var * int``, ...
 
-    def _check_means(self) -> None:
-        for name, output in self.models[0].outputs.items():
-            whole = output.choose is not None or output.dtype.kind in "iubO"
-            if whole or output.splits is not None:
-                what = "lists of its own" if output.splits else "no fractions"
-                raise ConfigError(
-                    f"output {name!r} has no mean over folds, as it has {what}; say which fold "
-                    f"scores each event: fold=events.event % {len(self.models)}"
-                )
+    Parameters
+    ----------
+    values : array, or records
+        The values, or the records from which they are computed. None stays None.
+    keys : sequence of int, or of str
+        The values that there may be.
+    by : str or None
+        A field or an expression of the records; None if `values` are values.
+    what : str
+        The name of the values in messages.
+
+    Raises
+    ------
+    FieldError
+        If the records have no such field.
+    InputError
+        If a value is none of the keys.
+    """
+    records = {what: as_array(values, what)} if by is None else records_of(values)
+    is_text = isinstance(keys[0], str)
+    field = (by or what) if is_text else Feature(what, expression=by)
+    row = Row(field, "string" if is_text else "float64", missing=keys[0])
+    source = Source(records)
+    (feature,) = row.features
+    try:
+        columns = row.bind(source).columns
+        with np.errstate(all="ignore"):
+            found, absent = Elements(columns, slice(0, len(columns.rows))).raw(feature)
+    except InputError as error:
+        raise error.within(what) from None
+    is_none = np.zeros(len(found), np.bool_) if absent is None else absent
+    numbers = np.full(len(found), -1)
+    for number, key in enumerate(keys):
+        np.copyto(numbers, number, where=found == (key.encode() if is_text else key))
+    for unknown in np.flatnonzero((numbers < 0) & ~is_none)[:1].tolist():
+        value = found[unknown].decode() if is_text else found[unknown]
+        listed = ", ".join(map(str, keys[:12])) + (", ..." if len(keys) > 12 else "")
+        raise InputError(
+            f"{what}: event {columns.rows.event_of(unknown)} has {value!s}, which has no "
+            f"model; expected one of {listed}, or None for no model"
+        )
+    content: Content = NumpyArray(numbers)
+    places = [source.place(path, reduction) for path, reduction in feature.terms]
+    # By the type, which all chunks have.
+    if any(not level.is_list for place in places for level in place.levels):
+        index = np.where(is_none, -1, np.arange(len(numbers)))
+        content = IndexedOptionArray.simplified(Index64(index), content)
+    cases = columns.rows.unflatten(content)
+    if is_tracer(records):
+        return ak.Array(cases.layout.to_typetracer(forget_length=True))
+    return cases

@@ -22,31 +22,26 @@ from sonic_coffea.layouts import (
     bind_inputs,
     check_told_apart,
     declared,
-    dtype_name,
     records_of,
 )
 from sonic_coffea.model._scaffold import fitting
-from sonic_coffea.pool import WithPool
-from sonic_coffea.reporting import tables
+from sonic_coffea.pool import Pool, WithPool, current
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
-# Of more labels, not all are printed: taggers have hundreds.
-_MOST_LABELS = 12
+# Of more names, not all are printed: taggers have hundreds of labels.
+_MOST_NAMES = 12
 
 ONE_REQUEST_PER = ("row", "event")
 
 # Parameters that mean something to Triton itself.
-_SEQUENCES = "rows are scored each by itself, and sequences are not supported"
-_RESERVED = {
-    "priority": "declare priority=",
-    "timeout": "declare server_timeout_s=",
-    **dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), _SEQUENCES),
-    **dict.fromkeys(("headers", "binary_data_output"), "the protocol has it"),
-}
+_RESERVED = (
+    *("priority", "timeout", "headers", "binary_data_output"),
+    *("sequence_id", "sequence_start", "sequence_end"),
+)
 _LONGEST_S = 1e9
 
 Parameters = tuple[tuple[str, bool | int | float | str], ...]
@@ -89,13 +84,12 @@ class Declaration(WithPool):
         priority: int | None = None,
         server_timeout_s: float | None = None,
     ) -> None:
-        if not inputs or not outputs:
-            raise ConfigError(f"model {name!r} needs at least one input and one output")
-        for side, declared_side in (("inputs", inputs), ("outputs", outputs)):
-            if not isinstance(declared_side, Mapping):
+        tensors: Any
+        for side, tensors in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(tensors, Mapping) or not tensors:
                 raise ConfigError(
                     f"model {name!r}: expected a dict for {side}, as the server names them, got "
-                    f"{type(declared_side).__name__}"
+                    f"{tensors!r}"
                 )
         for key, layout in inputs.items():
             if not isinstance(layout, Layout):
@@ -111,36 +105,19 @@ class Declaration(WithPool):
         check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
-        self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
+        carried: Any = {} if parameters is None else parameters
+        if not isinstance(carried, Mapping):
+            raise ConfigError(f"model {name!r}: expected a dict for parameters, got {carried!r}")
+        self.parameters = _parameters(name, carried, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
 
     def __repr__(self) -> str:
-        outputs = ", ".join(
-            f"{name} ({_listed(o.labels)})" if o.labels else name
-            for name, o in self.outputs.items()
-        )
+        inputs = _listed({name: layout.columns for name, layout in self.inputs.items()}, "fields")
+        outputs = _listed({name: o.labels or () for name, o in self.outputs.items()}, "labels")
         version = f", version {self.version}" if self.version else ""
-        return (
-            f"Model({self.name!r}{version}, inputs: {printable(', '.join(self.inputs))}; "
-            f"outputs: {printable(outputs)})"
-        )
-
-    def _repr_html_(self) -> str:
-        tensors = declared(self.inputs)
-        rows = []
-        for name, layout in self.inputs.items():
-            rows.append(("input", name, _shown(*tensors[name]), type(layout).__name__))
-            others = [key for key in layout.tensors(name) if key != name]
-            rows += [("", key, _shown(*tensors[key]), "") for key in others]
-        for name, output in self.outputs.items():
-            labels = _listed(output.labels or ()) or "numbers"
-            per = "a new collection" if output.splits else f"per {output.per}"
-            rows.append(("output", name, dtype_name(output.dtype), f"{labels}; {per}"))
-        version = f" version {self.version}" if self.version else ""
-        note = "check() compares this with the server's model"
-        return tables.table(f"Model {self.name}{version}", rows, notes=[note])
+        return f"Model({self.name!r}{version}, inputs: {inputs}; outputs: {outputs})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the hash, as another release may hash differently, and without what depends on it.
@@ -175,16 +152,14 @@ class Declaration(WithPool):
                 raise ContractError(
                     f"the labels of output {name!r} are declared in another order than the "
                     f"server's: declared {', '.join(ours)}; on the server {', '.join(served)}",
-                    **self._place(contract, server),
+                    server=server,
+                    model=self.name,
+                    version=contract.version,
                 )
             notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
-        differing = [
-            f"{ours!r} is {theirs!r}"
-            for ours, theirs in zip(self._channels, contract.features, strict=False)
-            if ours != theirs
-        ]
-        if differing:
-            notes.append(f"in the model's file {', '.join(differing)}")
+        pairs = zip(self._channels, contract.features, strict=False)
+        if renamed := [f"{ours!r} is {theirs!r}" for ours, theirs in pairs if ours != theirs]:
+            notes.append(f"in the model's file {', '.join(renamed)}")
         return notes
 
     @property
@@ -194,26 +169,18 @@ class Declaration(WithPool):
         features = () if others else getattr(layout, "features", ())
         return [feature.channel for feature in features]
 
-    def _compare_features(self, contract: Contract, server: str) -> None:
-        """Refuse features of the same name at different places; other names may mean the same."""
-        ours, theirs = self._channels, contract.features
-        for place, name in enumerate(ours if theirs else ()):
-            if name in theirs and theirs[place : place + 1] != (name,):
-                raise ContractError(
-                    f"feature {name!r} is number {place} as declared, and number "
-                    f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
-                    f"file {', '.join(theirs)}",
-                    **self._place(contract, server),
-                )
-
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Return a server's contract, with the declared tensors if the server lists none.
 
         If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
-        if contract.unsupported:
-            raise ContractError(contract.unsupported, **self._place(contract, server))
+        place: dict[str, Any] = {"server": server, "model": self.name, "version": contract.version}
         whole = [name for name, layout in self.inputs.items() if not layout.stacks]
+        # The first axis of [F, sum n] is no axis of rows, and does not limit them.
+        firsts = {n: self.inputs[n].width for n in whole if self.inputs[n].axes[:1] == "F"}
+        free = all(spec.rows in (-1, firsts.get(spec.name)) for spec in contract.inputs)
+        if firsts and free and not contract.stacks:
+            contract = replace(contract, max_rows=None)
         alone = self.one_request_per is not None and not contract.stacks
         if whole and contract.max_rows is not None and not alone:
             why = (
@@ -224,9 +191,7 @@ class Declaration(WithPool):
                 else "share a request, but the model has a tensor whose first axis is of fixed "
                 "length, so it takes one of them; declare Model(one_request_per='row')"
             )
-            raise ContractError(
-                f"the rows of input {whole[0]!r} {why}", **self._place(contract, server)
-            )
+            raise ContractError(f"the rows of input {whole[0]!r} {why}", **place)
         inputs = declared(self.inputs)
         outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
         for name in self.inputs_without_axis(contract):
@@ -237,17 +202,21 @@ class Declaration(WithPool):
         try:
             contract.check(inputs, outputs, server=server)
         except ContractError as error:
-            suggestion = fitting(self.inputs, self.outputs, contract, inputs, outputs)
-            raise ContractError(
-                f"{error.message}\n{suggestion}", **self._place(contract, server)
-            ) from None
-        self._compare_features(contract, server)
+            suggestion = fitting(self.inputs, self.outputs, contract)
+            raise ContractError(f"{error.message}\n{suggestion}", **place) from None
+        ours, theirs = self._channels, contract.features
+        for number, name in enumerate(ours if theirs else ()):
+            # Other names may mean the same.
+            if name in theirs and theirs[number : number + 1] != (name,):
+                raise ContractError(
+                    f"feature {name!r} is number {number} as declared, and number "
+                    f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
+                    f"file {', '.join(theirs)}",
+                    **place,
+                )
         if not contract.lists_tensors:
             _warn_of_unlisted_tensors(self.name, server)
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)
-
-    def _place(self, contract: Contract, server: str) -> dict[str, Any]:
-        return {"server": server, "model": self.name, "version": contract.version}
 
     def fitted(self, contract: Contract, *, server: str) -> Contract:
         """Return the result of `compare`, which is kept until declaration or contract change."""
@@ -273,13 +242,22 @@ class Declaration(WithPool):
                 names = objects.fields
             paths = {path for each in self.inputs.values() for path in each.columns}
             roots = {path.partition(".")[0] for path in paths}
-            fit = [name for name in names if roots <= {*ak.fields(records_of(objects[name]))}]
+            fields = {name: getattr(records_of(objects[name]), "fields", ()) for name in names}
+            fit = [name for name in names if roots <= {*fields[name]}]
             if not fit:
                 raise
             hint = f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}"
             if isinstance(objects, Mapping) and fit == names != fit[:1]:
                 hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
             raise error.because(hint) from None
+
+    def pool_of(self, given: Any) -> Pool:
+        """Return the pool that was given to a call, or else the one that scores the model."""
+        if given is None:
+            return current(self.pool_of_pickle)
+        if not isinstance(given, Pool):
+            raise ConfigError(f"expected pool to be what sonic.connect returns, got {given!r}")
+        return given
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""
@@ -321,27 +299,28 @@ def _parameters(
     """Return the parameters of each request by Triton's names; refuse other names and types."""
     for name, value in parameters.items():
         if name in _RESERVED:
-            raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")
+            raise ConfigError(
+                f"model {model!r}: parameter {name!r} is not free; declare priority= or "
+                "server_timeout_s=; sequences are not supported"
+            )
         if type(value) not in (bool, int, float, str):
             raise ConfigError(
                 f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
                 f"{type(value).__name__}"
             )
-    carried = list(parameters.items())
+    carried = dict(parameters)
     if priority is not None:
         if type(priority) is not int or priority < 1:
-            raise ConfigError(
-                f"model {model!r}: expected a priority of 1 or more, got {priority!r}"
-            )
-        carried.append(("priority", priority))
+            raise ConfigError(f"model {model!r}: expected priority of 1 or more, got {priority!r}")
+        carried["priority"] = priority
     if server_timeout_s is not None:
         if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < _LONGEST_S:
             raise ConfigError(
                 f"model {model!r}: expected server_timeout_s above 0 s and below {_LONGEST_S:g} s, "
                 f"got {server_timeout_s!r}"
             )
-        carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
-    return tuple(carried)
+        carried["timeout"] = max(1, round(server_timeout_s * 1e6))
+    return tuple(carried.items())
 
 
 @cache
@@ -355,15 +334,13 @@ def _warn_of_unlisted_tensors(model: str, server: str) -> None:
     )
 
 
-def _listed(labels: Sequence[str]) -> str:
-    """Return labels as a text; of many labels, the first and the last, and their number."""
-    if len(labels) <= _MOST_LABELS:
-        return ", ".join(labels)
-    first = ", ".join(labels[: _MOST_LABELS - 2])
-    return f"{first}, ..., {labels[-1]}: {len(labels)} labels"
-
-
-def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
-    axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
-    name = dtype_name(dtype)
-    return f"{name} [N, {axes}]" if axes else f"{name} [N]"
+def _listed(tensors: Mapping[str, Sequence[str]], kind: str) -> str:
+    """Return tensors with their labels or fields; of many, the first, the last and the count."""
+    shown = []
+    for tensor, names in tensors.items():
+        several = ", ".join(names)
+        if len(names) > _MOST_NAMES:
+            first = ", ".join(names[: _MOST_NAMES - 2])
+            several = f"{first}, ..., {names[-1]}: {len(names)} {kind}"
+        shown.append(f"{tensor} ({several})" if names else tensor)
+    return printable(", ".join(shown))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, NumpyArray, RegularArray
+from awkward.contents import NumpyArray
 
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError
 from sonic_coffea.layouts import Feature, Inputs, Row, Structure, bind_inputs
-from sonic_coffea.model._cases import as_array, values_of
+from sonic_coffea.model._submission import as_array, values_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ def export(
         "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
     }
     table = ak.zip(columns, depth_limit=1)
-    provenance.write_parquet(table, path, {"models": [made_by], "packages": provenance.versions()})
+    provenance.to_parquet(table, path, {"models": [made_by]})
 
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
@@ -84,45 +84,42 @@ def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
         for name, tensor in (alone[0] if alone else inputs.pack_all()).items():
             each = [tensors[name] for tensors in alone]
             if name in inputs.bound and name not in merged:
-                yield name, ak.Array(_content(np.concatenate(each) if each else tensor, name))
+                yield name, _array(np.concatenate(each) if each else tensor, name)
                 continue
-            whole = _content(np.concatenate(each) if each else tensor[:0], name)
+            whole = _array(np.concatenate(each) if each else tensor[:0], name)
             counts = np.asarray([len(part) for part in each], np.int64)
-            yield name, ak.unflatten(ak.Array(whole), counts)
+            yield name, ak.unflatten(whole, counts)
         return
     parts = [inputs.pack(segment.start, segment.stop) for segment in inputs.segments]
     order = np.argsort(inputs.numbers(0, len(inputs)))
     for name in parts[0]:
-        column = ak.concatenate([ak.Array(_content(part[name], name)) for part in parts])[order]
+        column = ak.concatenate([_array(part[name], name) for part in parts])[order]
         for axis, length in enumerate(inputs.bound[name].layout.row_shape(-1) or (), 1):
             if length < 0:  # in this file, all rows may be of one length
                 column = ak.from_regular(column, axis=axis)
         yield name, column
 
 
-def _content(tensor: NDArray[Any], name: str) -> Content:
-    """Return a tensor with one element for each of its first axis."""
-    flat = tensor.reshape(-1)
+def _array(tensor: NDArray[Any], name: str) -> ak.Array:
+    """Return a tensor as an array of lists of fixed lengths."""
     if tensor.dtype == object:
-        content = ak.from_iter([string.decode() for string in flat.tolist()], highlevel=False)
-        content = content if len(flat) else ak.Array([""])[:0].layout
-    elif tensor.dtype.kind not in "biuf":
+        one = np.full((1, *tensor.shape[1:]), b"") if not len(tensor) else tensor
+        decoded: Any = np.frompyfunc(bytes.decode, 1, 1)(one)
+        texts = ak.from_iter(decoded.tolist())
+        return ak.to_regular(texts, axis=None)[: len(tensor)]
+    if tensor.dtype.kind not in "biuf":
         raise ConfigError(f"input {name!r} is {tensor.dtype}, which Parquet files do not have")
-    else:
-        content = NumpyArray(np.ascontiguousarray(flat))
-    for axis in range(tensor.ndim - 1, 0, -1):
-        content = RegularArray(content, tensor.shape[axis], int(np.prod(tensor.shape[:axis])))
-    return content
+    return ak.from_numpy(np.ascontiguousarray(tensor), regulararray=True)
 
 
-def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> NDArray[Any]:
+def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> Any:
     """Return a value for each row: a field or an expression of records, or an array."""
     if not isinstance(label, str):
-        row, values = values_of(rows, as_array(label, what), what)
-        if len(row) < len(rows):
-            event = rows.event_of(int(np.setdiff1d(np.arange(len(rows)), row)[0]))
+        values, index = values_of(rows, as_array(label, what), what)
+        for row in np.flatnonzero(index < 0)[:1].tolist():
+            event = rows.event_of(row)
             raise InputError(f"{what}: event {event} has None; mask it in the objects, too")
-        return values[np.argsort(row)]
+        return values[index]
     layout = {what: Row(Feature(label, expression=label), "float64")}
     for number, record in enumerate(records):
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError
+from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError, brief
 from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
@@ -19,7 +19,7 @@ from sonic_coffea.model._export import check_export, export
 from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
-from sonic_coffea.pool import Deadline, Pool, current
+from sonic_coffea.pool import Deadline, Pool
 from sonic_coffea.reuse import Variations
 from sonic_coffea.transport import Contract, connect_transport
 
@@ -65,7 +65,7 @@ class Model(Declaration):
     ...     outputs={"scores": ["qcd", "top"]},
     ... )
     >>> model
-    Model('toptagger', inputs: features, mask; outputs: scores (qcd, top))
+    Model('toptagger', inputs: features (pf.pt, pf.eta), mask; outputs: scores (qcd, top))
     """
 
     @classmethod
@@ -124,7 +124,7 @@ class Model(Declaration):
         >>> group = {"var_names": ["pt"], "var_infos": {"pt": {}}, "var_length": 2}
         >>> file = {"input_names": ["pf_features"], "pf_features": group}
         >>> Model.from_weaver("tagger", file, labels=["qcd", "top"], rename={"pt": "pf.pt"})
-        Model('tagger', inputs: pf_features; outputs: softmax (qcd, top))
+        Model('tagger', inputs: pf_features (pf.pt); outputs: softmax (qcd, top))
         """
         layouts, names = weaver.read(
             preprocess,
@@ -251,7 +251,7 @@ class Model(Declaration):
         ModelNotFoundError, ServerLostError, AccessError
             If no server describes the model.
         """
-        pool = current(self.pool_of_pickle) if pool is None else pool
+        pool = self.pool_of(pool)
         contract = pool.contract(self.name, self.version, anew=True)
         checked = self.compare(contract, server=", ".join(pool.settings.servers))
         for server in pool.settings.servers:
@@ -355,6 +355,7 @@ class Model(Declaration):
         """
         check_export(self, path)
 
+    @brief
     def __call__(self, objects: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
         """Score objects and wait for the result; see `submit` for the options.
 
@@ -367,6 +368,7 @@ class Model(Declaration):
         call = Submission((self,), deadline=deadline, **options)
         return call.send(objects).result_by(deadline)
 
+    @brief
     def submit(
         self,
         objects: Any,

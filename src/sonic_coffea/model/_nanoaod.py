@@ -13,8 +13,10 @@ from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import (
     FilePositions,
     Int64,
+    checked,
     file_of,
     file_positions,
+    found,
     is_lazy,
     is_tracer,
     over_partitions,
@@ -200,6 +202,7 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     [[[5.0], []], []]
     """
     both = {"jets": jets, "others": others}
+    radius = checked("float", radius, "within_cone: expected radius to be")
     if is_lazy(both):
         label = "within-cone"
         function = partial(_within_cone, radius=radius)
@@ -227,6 +230,9 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
 
 def _directions(collection: Any) -> ak.Array:
     """Return eta and phi of each object; NaN of one that is None."""
+    if not {"eta", "phi"} <= {*getattr(collection, "fields", ())}:
+        got = getattr(collection, "type", type(collection).__name__)
+        raise InputError(f"expected records with eta and phi, got {got}")
     columns = {name: ak.fill_none(collection[name], np.nan, axis=1) for name in ("eta", "phi")}
     return ak.values_astype(ak.zip(columns), np.float64)
 
@@ -247,21 +253,18 @@ def _check_known(events: Any, collection: str) -> None:
 
 def _linked(events: Any, jets: str, association: Association) -> ak.Array:
     """Return the objects that a table links to each jet, with the table's other columns."""
-    if is_lazy(events):
-        label = "-".join((jets, *association))
-        function = partial(_of_partition, jets=jets, association=association)
-        both = {"events": events}
-        if "@original_array" in events.attrs:
-            both["file"] = events.attrs["@original_array"]
-        return over_partitions(function, both, label=label, token=label)
-    return _of_links(events, file_of(events), jets, association)
+    linked = partial(_of_links, jets=jets, association=association)
+    if not is_lazy(events):
+        return linked({"events": events, "file": file_of(events)})
+    both = {"events": events}
+    if "@original_array" in events.attrs:
+        both["file"] = events.attrs["@original_array"]
+    label = "-".join((jets, *association))
+    return over_partitions(linked, both, label=label, token=label)
 
 
-def _of_partition(both: Mapping[str, Any], jets: str, association: Association) -> ak.Array:
-    return _of_links(both["events"], both.get("file"), jets, association)
-
-
-def _of_links(events: Any, file: Any, jets: str, association: Association) -> ak.Array:
+def _of_links(both: Mapping[str, Any], jets: str, association: Association) -> ak.Array:
+    events, file = both["events"], both.get("file")
     table, index, objects = association
     links, stored = events[table], events[objects]
     # coffea adds indices that count over the whole file, which end with G.
@@ -303,9 +306,9 @@ def _of_links(events: Any, file: Any, jets: str, association: Association) -> ak
 
 def _chosen(jets: FilePositions, linked_jets: ak.Array) -> tuple[Int64, Int64]:
     """Return the links of all jets, jet by jet: the jet's number, and the link's."""
-    event = np.repeat(np.arange(len(jets.sizes)), ak.num(jets.positions))
-    position = ak.to_numpy(ak.flatten(jets.positions))
-    order, first, count = FilePositions(linked_jets, jets.sizes).find(event, position)
+    link_event = np.repeat(np.arange(len(linked_jets)), ak.num(linked_jets))
+    links = [link_event, ak.to_numpy(ak.flatten(linked_jets))]
+    order, first, count = found([jets.events, jets.positions], links)
     owner = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     return owner, order[first[owner] + within]

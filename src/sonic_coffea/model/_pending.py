@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import partial
-from html import escape
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import numpy as np
+from awkward.contents import IndexedOptionArray, NumpyArray
+from awkward.index import Index64
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import DeadlineError, SonicError, printable
-from sonic_coffea.model._cases import chosen, mean
+from sonic_coffea.errors import (
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    SonicError,
+    brief,
+    printable,
+)
+from sonic_coffea.layouts import Structure
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
-from sonic_coffea.reporting import Statistics, tables
+from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
-    import awkward as ak
     from awkward.contents import Content
+    from awkward.forms import Form
     from rich.console import RenderableType
+    from rich.progress import Progress
 
-    from sonic_coffea.layouts import Int64, Outputs, Structure
+    from sonic_coffea.layouts import Int64, Outputs
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
@@ -35,12 +46,27 @@ _KEPT_WITHIN_S = 1.0
 class Pending:
     """A call whose scores are on their way.
 
+    Parameters
+    ----------
+    models : sequence of Declaration
+        The models.
+    rows : Structure, optional
+        The rows, and the structure above them.
+    outputs : sequence of Outputs
+        What puts the outputs of each model together; models may share it.
+    numbers : array of int64, optional
+        The number of each row's model, and -1 for none. By default, all models score all rows.
+    is_mean : bool
+        Whether the scores are the mean of all models; a row that has it then has the number 0.
+    options : mapping
+        Options of `chosen`.
+    ready : array, optional
+        A placeholder of scores that are computed later, or never: a lazy array, or a typetracer.
+
     Attributes
     ----------
-    rows : Structure
-        The rows, and the structure above them.
     parts : list of Part
-        The rows that each version of the model scores.
+        The rows that each version of a model scores.
     lengths : mapping or None
         The number of events of each variation, if variations travel together.
     unsent : Statistics
@@ -53,31 +79,31 @@ class Pending:
     unsent = Statistics()
     give_back: Any = None
 
-    def __init__(self, model: Declaration, rows: Structure, outputs: Outputs) -> None:
-        self._model = model.name
-        # The model may be changed before the scores are there.
-        self._version, self._config_hash = model.version, model.config_hash
-        self.rows = rows
-        self._outputs = outputs
+    def __init__(
+        self,
+        models: Sequence[Declaration],
+        rows: Structure | None = None,
+        outputs: Sequence[Outputs] = (),
+        numbers: Int64 | None = None,
+        *,
+        is_mean: bool = True,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        ready: Any = None,
+    ) -> None:
+        # The models may be changed before the scores are there.
+        self._models = [(model.name, model.version, model.config_hash) for model in models]
+        self._name = ", ".join(name for name, _, _ in self._models)
+        self.rows = Structure(0, ()) if rows is None else rows
+        self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
+        self._options, self._ready = options, ready
         self._lost: list[Any] = []
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        return f"<Pending {printable(self._model)}{varied}: {len(self.rows)} rows, {self._state}>"
-
-    def _repr_html_(self) -> str:
-        s, total = self.statistics, self.statistics.total()
-        rows = [
-            ("rows", f"{len(self.rows):,}"),
-            ("scored", f"{s.scored:,}, {s.scored / max(s.objects, 1):.0%}"),
-            ("state", self._state),
-            ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
-        ]
-        failed = [part.call.failure for part in self.parts if part.call.failure is not None]
-        notes = [] if self.done() else ["result() waits for it, cancel() ends it"]
-        notes += [f"failed: {error}" for error in failed[:1]]
-        return tables.table(f"Pending {self._model}", rows, notes=notes)
+        state = f"{len(self.rows)} rows, {self._state}"
+        state = state if self._ready is None else f"later, as {self._ready!r}"
+        return f"<Pending {printable(self._name)}{varied}: {state}>"
 
     @property
     def statistics(self) -> Statistics:
@@ -108,27 +134,17 @@ class Pending:
             part.call.cancel()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for `result` in an event loop, which goes on meanwhile; cancelled, it cancels."""
+        """Wait for `result` on a thread, while the event loop goes on; cancelled, it cancels."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
-        loop = asyncio.get_running_loop()
-
-        def end(over: asyncio.Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(over.set)
-
         try:
-            for part in self.parts:
-                over = asyncio.Event()
-                part.call.on_end(partial(end, over))
-                await over.wait()
-            # On a thread, as scores are put together, and may be kept in a cache.
-            return await loop.run_in_executor(None, self.result)
+            return await asyncio.to_thread(self.result)
         except asyncio.CancelledError:
             self.cancel()
             raise
 
+    @brief
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
 
@@ -158,7 +174,13 @@ class Pending:
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores; the deadline may be that of a call that began before; see `result`."""
-        scores = self.scores_by(deadline, progress=progress)
+        if self._ready is not None:
+            return self._ready
+        self._wait(deadline, progress=progress)
+        content = self._content()
+        scoring = {part.number for part in self.parts} or range(len(self._models))
+        made_by = [self._made_by(number) for number in sorted(scoring)]
+        scores = self.rows.unflatten(content, attrs=attributes(self.provenance(), made_by))
         if self.lengths is None:
             return self.give_back(scores)
         stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
@@ -167,93 +189,91 @@ class Pending:
             for (name, length), stop in stops
         }
 
-    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
-        """Return the scores of all variations, one variation after another."""
-        content = self.content_by(deadline, progress=progress)
-        return self.rows.unflatten(content, attrs=self._attributes())
-
-    def content_by(self, deadline: Deadline, *, progress: bool) -> Content:
-        """Return the score of each row."""
+    def _wait(self, deadline: Deadline, *, progress: bool) -> None:
+        """Wait until all rows are scored, and settle which files made the scores."""
         try:
-            with self._shown_progress(show=progress):
+            with self._shown_progress() if progress else contextlib.nullcontext():
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
                         rows = len(self.rows)
                         late = DeadlineError(
                             f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-                            model=self._model,
-                            events=self.rows.events_of(0, rows),
+                            model=part.call.contract.model,
+                            events=(self.rows.event_of(0), self.rows.event_of(rows - 1) + 1),
                         )
                         part.call.abandon(late)
                     part.call.raise_failure()
-                    if not part.is_settled:
-                        _settle([part], deadline)
+                _settle([part for part in self.parts if not part.is_settled], deadline)
         except BaseException as error:
             self.cancel()
-            interrupted = isinstance(error, KeyboardInterrupt)
-            within = Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0)
-            if keeping := [part for part in self.parts if part.keeps]:
-                with contextlib.suppress(SonicError):
-                    _settle(keeping, within)
-            if interrupted and hasattr(error, "add_note"):  # Python 3.11
-                remark = "a cache would keep them"
-                if any(part.cache is not None for part in self.parts):
-                    remark = "what is in the cache is not sent again"
-                error.add_note(
-                    f"{self.statistics.scored:,} of {len(self.rows):,} rows of {self._model} "
-                    f"were scored; {remark}"
-                )
+            within_s = _KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0
+            with contextlib.suppress(SonicError):
+                _settle([part for part in self.parts if part.keeps], Deadline.after(within_s))
             raise
-        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
-        return self.rows.without(self._outputs.content(), lost)
 
-    def _attributes(self) -> dict[str, Any]:
-        return attributes(self.provenance())
+    def _content(self) -> Content:
+        """Return the score of each row: that of its model, or the mean of all."""
+        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
+        used, numbers = self._outputs, self._numbers
+        if numbers is not None and not self._is_mean:
+            # Models without rows do not know the shape of outputs that declare none.
+            used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
+        different = list(dict.fromkeys(used))
+        each = [self.rows.without(outputs.content(), lost) for outputs in different]
+        if self._is_mean and len(each) > 1:
+            each = [mean(each)]
+        if numbers is None:
+            return each[0]
+        places = [different.index(o) if o in different else -1 for o in self._outputs]
+        return chosen(np.asarray([*places, -1])[numbers], each, **self._options)
 
     def provenance(self) -> dict[str, Any]:
-        """Return the provenance of the scores: model, version, servers, the declaration's hash."""
-        calls = [part.call for part in self.parts]
-        served = set().union(*(call.served_versions for call in calls))
-        tallies = [entry for call in calls for entry in call.statistics]
+        """Return the provenance of the scores: models, versions, servers, declarations' hashes."""
+        each = [self._made_by(number) for number in range(len(self._models))]
+
+        def joined(key: str) -> str | None:
+            return ", ".join(record[key] for record in each if record[key] is not None) or None
+
         return {
-            "model": self._model,
-            "version": self._version or ", ".join(sorted(served)) or None,
-            "digest": join_digests(part.digest for part in self.parts),
+            **each[0],
+            **{key: joined(key) for key in ("model", "version", "config_hash")},
+            "digest": join_digests(record["digest"] for record in each),
+            "servers": sorted({server for record in each for server in record["servers"]}),
+        }
+
+    def _made_by(self, number: int) -> dict[str, Any]:
+        """Return the provenance of the scores by a model."""
+        name, version, config_hash = self._models[number]
+        parts = [part for part in self.parts if part.number == number]
+        served = set().union(*(part.call.served_versions for part in parts))
+        tallies = [entry for part in parts for entry in part.call.statistics]
+        return {
+            "model": name,
+            "version": version or ", ".join(sorted(served)) or None,
+            "digest": join_digests(part.digest for part in parts),
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
-            "config_hash": self._config_hash,
+            "config_hash": config_hash,
             "sonic_coffea": __version__,
         }
 
-    @contextlib.contextmanager
-    def _shown_progress(self, *, show: bool) -> Iterator[None]:
-        """Show how many rows are scored, while the block runs."""
-        if not show:
-            yield
-            return
-        from rich import get_console, progress
+    def _shown_progress(self) -> Progress:
+        """Return a bar of the rows that are scored, to be entered."""
+        from rich import get_console
+        from rich.markup import escape
+        from rich.progress import Progress
 
         pending = self
 
-        class Bar(progress.Progress):
+        class Bar(Progress):
             def get_renderables(self) -> Iterator[RenderableType]:
                 for task in self.task_ids:
                     self.update(task, completed=pending.statistics.scored)
                 yield from super().get_renderables()
 
-        columns = (
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            "{task.completed:,.0f} of {task.total:,.0f} rows",
-            progress.TimeElapsedColumn(),
-            "<",
-            progress.TimeRemainingColumn(),
-        )
-        console = get_console()
         # In a notebook, a bar that goes away would leave a gap below its cell.
-        transient = not console.is_jupyter
-        with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(printable(self._model), total=len(self.rows))
-            yield
+        bar = Bar(transient=not get_console().is_jupyter, refresh_per_second=5)
+        bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
+        return bar
 
 
 def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
@@ -263,96 +283,84 @@ def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
         for part in parts:
             part.settle()
 
-    settling = deadline.run(settle, name="sonic-cache")
-    if settling.done():
+    if parts and (settling := deadline.run(settle, name="sonic-cache")).done():
         settling.result()
 
 
-class Combined(Pending):
-    """A call of several models: each object has the scores of its model, or the mean of all.
+def chosen(
+    numbers: Int64, each: Sequence[Content], *, optional: bool, default: float | None
+) -> Content:
+    """Return the scores of each row's model; None, or the default, where there is no model.
 
     Parameters
     ----------
-    name : str
-        The names of the models.
-    sent : sequence of Pending
-        The call of each model.
-    numbers : array of int64 or None
-        The number of the model of each row, -1 for none; None if all rows are scored.
-    options : mapping
-        Options of `chosen`.
-    is_mean : bool
-        Whether scores are the mean of all models; a row then has the number 0.
+    numbers : array of int64
+        The place in `each` of the row's scores; -1 for none.
+    each : sequence
+        Scores of all rows.
+    optional : bool
+        Whether there may be None, by the type of the numbers.
+    default : float or None
+        The score of rows without a model.
+
+    Raises
+    ------
+    ContractError
+        If the models give scores of different types.
+    ConfigError
+        If the scores have no numbers that the default could be.
     """
-
-    def __init__(
-        self,
-        name: str,
-        sent: Sequence[Pending],
-        numbers: Int64 | None,
-        options: Mapping[str, Any],
-        *,
-        is_mean: bool,
-    ) -> None:
-        self._model, self._sent = name, sent
-        self._numbers, self._options, self._is_mean = numbers, options, is_mean
-        for pending in sent[1:]:
-            names = f"model {sent[0]._model!r}", f"model {pending._model!r}"  # noqa: SLF001
-            sent[0].rows.check_same(pending.rows, names)
-        self.parts = [part for pending in sent for part in pending.parts]
-        self.rows = sent[0].rows
-        self.unsent = sum((pending.unsent for pending in sent), Statistics())
-
-    def content_by(self, deadline: Deadline, *, progress: bool) -> Content:
-        used, numbers = list(range(len(self._sent))), self._numbers
-        if numbers is not None and not self._is_mean:
-            # The other models do not know the shape of outputs that declare none.
-            used = np.flatnonzero(np.bincount(numbers[numbers >= 0])).tolist() or [0]
-        try:
-            each = {n: self._sent[n].content_by(deadline, progress=progress) for n in used}
-        except BaseException:
-            self.cancel()
-            raise
-        if self._is_mean and len(each) > 1:
-            each = {0: mean(list(each.values()))}
-        return each[0] if numbers is None else chosen(numbers, each, **self._options)
-
-    def provenance(self) -> dict[str, Any]:
-        """Return the provenance of the scores: of each model, side by side."""
-        each = [pending.provenance() for pending in self._sent]
-
-        def joined(key: str) -> str | None:
-            return ", ".join(record[key] for record in each if record[key] is not None) or None
-
-        return {
-            **each[0],
-            "model": self._model,
-            **{key: joined(key) for key in ("version", "config_hash")},
-            "digest": join_digests(record["digest"] for record in each),
-            "servers": sorted({server for record in each for server in record["servers"]}),
-        }
-
-    def _attributes(self) -> dict[str, Any]:
-        """Return the provenance of all, and by its hash that of each model that scored rows."""
-        scoring = [pending for pending in self._sent if pending.parts] or self._sent
-        return attributes(self.provenance(), [pending.provenance() for pending in scoring])
+    # Masked rows make an option of any type.
+    types = {re.sub(r"option\[|[]?]", "", str(scores.form.type)) for scores in each}
+    if len(types) > 1:
+        raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
+    several = [*each, *([] if default is None else [_all(each[0].form, default)])]
+    optional = optional or (default is None and bool(np.any(numbers < 0)))
+    if len(several) == 1 and not optional:
+        return each[0]
+    whole = ak.concatenate([ak.Array(content) for content in several]).layout
+    left_out = -1 if default is None else len(whole) - 1
+    index = np.where(numbers < 0, left_out, numbers * len(numbers) + np.arange(len(numbers)))
+    return IndexedOptionArray.simplified(Index64(index), whole) if optional else whole[index]
 
 
-class Deferred(Pending):
-    """A placeholder of scores that are computed later, or never: a lazy array, or a typetracer."""
+def _all(form: Form, default: float) -> Content:
+    """Return one score of a type in which all numbers are a default."""
 
-    def __init__(self, model: str, scores: Any) -> None:
-        self._model = model
-        self._scores = scores
-        self.parts = []
+    def fill(content: Content, **_: Any) -> Content | None:
+        if content.is_list and not content.is_regular:
+            raise ConfigError(
+                "default= is for scores of numbers, and not for lists or strings; without it, "
+                "objects that mask= leaves out are None"
+            )
+        if content.is_option:
+            return _all(content.content.form, default)
+        if not content.is_numpy:
+            return None
+        numbers, fits = content.data, False
+        with contextlib.suppress(OverflowError), np.errstate(all="ignore"):
+            numbers = np.full_like(content.data, default)
+            is_real = numbers.dtype.kind == "f"
+            same = np.isfinite(numbers) == np.isfinite(default) if is_real else numbers == default
+            fits = bool(np.all(same))
+        if not fits:
+            raise ConfigError(f"the scores are {numbers.dtype}, which cannot be default={default}")
+        return NumpyArray(numbers)
 
-    def __repr__(self) -> str:
-        return f"<Deferred {printable(self._model)}: {self._scores!r}>"
+    one = form.length_one_array(highlevel=False)
+    filled: Content = ak.transform(fill, one, highlevel=False)
+    return filled
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
 
-    def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
-        """Return the array without data; nothing is waited for."""
-        del deadline, progress
-        return self._scores
+def mean(each: Sequence[Content]) -> Content:
+    """Return the mean of scores; None where one of them is None."""
+    averaged: Content = ak.transform(_mean, *each, highlevel=False)
+    return averaged
+
+
+def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
+    if not all(content.is_numpy for content in contents):
+        return None
+    numbers = [np.asarray(content.data) for content in contents]
+    averaged = np.mean(numbers, axis=0, dtype=np.float64)
+    return (NumpyArray(averaged.astype(numbers[0].dtype)),)

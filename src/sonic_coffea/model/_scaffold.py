@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,67 +25,34 @@ from sonic_coffea.layouts import (
     dtype_name,
 )
 from sonic_coffea.model._weaver import group_of
-from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, connect_transport, kserve_name
+from sonic_coffea.pool import open_transport
+from sonic_coffea.transport import DATATYPES, Contract, TensorSpec
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
 
-# A space in a string, where no line is broken.
-_SPACE = "\0"
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
 _POSITIONAL = ("fields", "field", "length", "labels")
+_TEXT = """\
+import sonic_coffea as sonic
+
+# {model} a request.
+# Fill in the fields, in the order of the training; see what is sent with model.pack(objects).
+model = sonic.Model(
+    {name},
+    inputs={{
+{inputs}
+    }},
+    outputs={{
+{outputs}
+    }},
+)
+"""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scaffold:
-    """A declaration that fits a model, with names of fields to fill in.
-
-    Attributes
-    ----------
-    contract : Contract
-        The model's contract.
-    labels : mapping
-        The labels of outputs, as far as they are known.
-    server : str
-        The server, or the file, for a comment.
-    """
-
-    contract: Contract
-    labels: Mapping[str, list[str]]
-    server: str
-
-    @property
-    def text(self) -> str:
-        """The declaration, as Python."""
-        contract, labels = self.contract, self.labels
-        limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
-        model = f"{contract.model} version {contract.version} of {self.server}"
-        lines = [
-            "import sonic_coffea as sonic",
-            "",
-            *_comment(f"{model}, {limit} rows a request."),
-            *_comment(
-                "Fill in the fields, in the order of the training; see what is sent with "
-                "model.pack(objects)."
-            ),
-            "model = sonic.Model(",
-            f"    {_quoted(contract.model)},".replace(_SPACE, " "),
-            "    inputs={",
-            *(line for s in contract.inputs for line in _entry(s, *_layout(s, contract))),
-            "    },",
-            "    outputs={",
-            *(line for s in contract.outputs for line in _output_entry(s, labels.get(s.name))),
-            "    },",
-            ")",
-        ]
-        return "\n".join(lines) + "\n"
-
-
-def scaffold(
-    source: Settings | Path, model: str | None = None, version: str | None = None
-) -> Scaffold:
-    """Return a declaration that fits a served model, or a model file.
+def scaffold(source: Settings | Path, model: str | None = None, version: str | None = None) -> str:
+    """Return a declaration, as Python, that fits a served model or a file, with names to fill in.
 
     Parameters
     ----------
@@ -101,25 +68,32 @@ def scaffold(
     ContractError
         If the server lists no tensors.
     """
+    labels: dict[str, list[str]] = {}
     if isinstance(source, Path):
-        return Scaffold(contract_of_file(source, model), {}, str(source))
-    server = source.servers[0]
-    if model is None:
-        raise ConfigError(f"expected the name of a model of {server}")
-    with connect_transport(server, options=source.connection_options()) as connection:
-        contract = connection.contract(model, version)
-        if not contract.lists_tensors:
-            raise ContractError(
-                "the server does not list what the model takes and gives, so that its declaration "
-                "cannot be written from that",
-                server=server,
-                model=model,
-                version=contract.version,
-            )
-        labels: dict[str, list[str]] = {}
-        with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
-            labels = connection.labels(contract, version)
-    return Scaffold(contract, labels, server)
+        server, contract = str(source), contract_of_file(source, model)
+    elif model is None:
+        raise ConfigError(f"expected the name of a model of {source.servers[0]}")
+    else:
+        server = source.servers[0]
+        with open_transport(server, options=source.connection_options()) as connection:
+            contract = connection.metadata(model, version)
+            if not contract.lists_tensors:
+                raise ContractError(
+                    "the server does not list what the model takes and gives, so that its "
+                    "declaration cannot be written from that",
+                    server=server,
+                    model=model,
+                    version=contract.version,
+                )
+            with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
+                labels = connection.labels(contract, version)
+    limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
+    return _TEXT.format(
+        model=f"{contract.model} version {contract.version} of {server}, {limit} rows",
+        name=_quoted(contract.model),
+        inputs="\n".join(_entry(spec, *_layout(spec, contract)) for spec in contract.inputs),
+        outputs="\n".join(_output_entry(s, labels.get(s.name)) for s in contract.outputs),
+    )
 
 
 def contract_of_file(path: Path, name: str | None) -> Contract:
@@ -155,7 +129,7 @@ def filled_in(
         if layout is not None and is_told and _fields(layout) == features:
             layouts[spec.name] = layout
         else:
-            lines += _entry(spec, layout, remark)
+            lines.append(_entry(spec, layout, remark))
     served = [spec.name for spec in (*contract.inputs, *contract.outputs)]
     for name in (*inputs, *outputs):
         if name not in served:
@@ -163,7 +137,7 @@ def filled_in(
     if lines:
         raise ConfigError(
             f"{file} does not say what its inputs take; fill in the fields, or layouts, as "
-            "inputs={\n" + "\n".join(line.removeprefix("    ") for line in lines) + "\n}"
+            "inputs={\n" + textwrap.indent(textwrap.dedent("\n".join(lines)), "    ") + "\n}"
         )
     return layouts, {s.name: _output(s, outputs.get(s.name)) for s in contract.outputs}
 
@@ -173,35 +147,14 @@ def _fields(layout: Layout | None) -> Sequence[Feature]:
     return fields
 
 
-def fitting(
-    inputs: Mapping[str, Layout],
-    outputs: Mapping[str, Output],
-    contract: Contract,
-    packed: Mapping[str, tuple[Any, Any]],
-    expected: Mapping[str, tuple[Any, Any]],
-) -> str:
-    """Return entries, as Python, for the inputs and outputs of a contract that are not as declared.
-
-    ``packed`` are the types and shapes of the inputs' tensors, ``expected`` the shapes and types of
-    the outputs' tensors.
-    """
-    lines: list[str] = []
-    for spec in contract.inputs:
-        known = packed.get(spec.name)
-        if known is None or not spec.takes(kserve_name(known[0]), known[1]):
-            lines += _entry(spec, *_layout(spec, contract, _fields(inputs.get(spec.name))))
-    for name in packed:
-        if contract.inputs and not any(spec.name == name for spec in contract.inputs):
-            lines.append(f"        # without {name!r}")
-    for spec in contract.outputs:
-        output = outputs.get(spec.name)
-        shape, dtype = expected.get(spec.name, (None, None))
-        typed = dtype is None or DATATYPES.get(spec.datatype) == dtype.name
-        if output is None or not (typed and spec.gives(shape)):
-            lines += _output_entry(spec, None if output is None else output.labels)
-    served = {spec.name for spec in contract.outputs}
-    lines += [f"        # without {name!r}" for name in outputs if served and name not in served]
-    return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
+def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
+    """Return entries, as Python, that fit a contract, with a declaration's fields and labels."""
+    known = {name: output.labels for name, output in outputs.items()}
+    lines = [
+        *(_entry(s, *_layout(s, contract, _fields(inputs.get(s.name)))) for s in contract.inputs),
+        *(_output_entry(spec, known.get(spec.name)) for spec in contract.outputs),
+    ]
+    return "what would fit:\n" + textwrap.indent(textwrap.dedent("\n".join(lines)), "    ")
 
 
 def _layout(
@@ -216,10 +169,8 @@ def _layout(
     free = min(spec.shape, default=0) < 0
     if _is_mask(spec) and dtype != "string":
         return _mask(spec, contract, dtype)
-    if len(spec.shape) < 2:
-        return _numbers(spec, fields, dtype)
-    if len(spec.shape) == 2:
-        return _constituents(spec, contract, fields, dtype)
+    if len(spec.shape) < 3:
+        return _numbers(spec, contract, fields, dtype)
     if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
         length = Bucketed("field").lengths if free else spec.shape[1]
         return Pairwise(_VECTOR, length, dtype=dtype), "of each pair"
@@ -227,25 +178,18 @@ def _layout(
     return Dense(_named(1, fields)[0], shape, dtype), "an array of each object"
 
 
-def _numbers(spec: TensorSpec, fields: Sequence[Feature], dtype: str) -> tuple[Layout, str]:
-    if not spec.shape:
-        return Row(_named(1, fields), dtype, axis_order=""), "a number of each object"
-    if spec.shape[0] > 0:
-        return Row(_named(spec.shape[0], fields), dtype), "numbers of each object"
-    layout = Bucketed(_named(1, fields), axis_order="L", dtype=dtype)
-    return layout, "a number of each constituent"
-
-
-def _constituents(
+def _numbers(
     spec: TensorSpec, contract: Contract, fields: Sequence[Feature], dtype: str
 ) -> tuple[Layout, str]:
+    """Return a layout of numbers of each object, or of each constituent."""
     order, is_sure = _axes(spec, contract, len(fields))
-    count, length = spec.shape if order == "FL" else spec.shape[::-1]
-    count = max(count, 1)
+    sizes = dict(zip(order, spec.shape, strict=True))
+    count, length = max(sizes.get("F", 1), 1), sizes.get("L", 1)
     named = _named(count, fields)
     if length == 1:
-        return Row(named, dtype, axis_order=order), "numbers of each object"
-    remark = f"{count} fields of each constituent"
+        numbers = "numbers" if order else "a number"
+        return Row(named, dtype, axis_order=order), f"{numbers} of each object"
+    remark = f"{f'{count} fields' if 'F' in order else 'a number'} of each constituent"
     if not is_sure:
         remark += f"; or {length} of them, with the axes the other way round"
     if length < 0:
@@ -277,16 +221,14 @@ def _is_mask(spec: TensorSpec) -> bool:
 
 def _axes(spec: TensorSpec, contract: Contract, fields: int) -> tuple[str, bool]:
     """Return the order of the fields and the constituents, and whether it is sure."""
-    masks = {n for s in contract.inputs if _is_mask(s) for n in s.shape if n != 1}
+    if len(spec.shape) < 2:
+        return ("L" if -1 in spec.shape else "F" * len(spec.shape)), True
     first, last = spec.shape
-    for is_length, is_sure in (
-        (lambda n: n < 0, True),
-        (lambda n: n == 1, False),  # a sequence of one
-        (lambda n: n in masks, True),
-        (lambda n: fields and n != fields, True),
-    ):
-        if bool(is_length(first)) != bool(is_length(last)):
-            return ("LF" if is_length(first) else "FL"), is_sure
+    masks = {n for s in contract.inputs if _is_mask(s) for n in s.shape if n != 1}
+    others = {n for n in spec.shape if fields and n != fields}
+    for lengths, is_sure in (({-1}, True), ({1}, False), (masks, True), (others, True)):
+        if (first in lengths) != (last in lengths):
+            return ("LF" if first in lengths else "FL"), is_sure
     return ("LF" if first > last else "FL"), False
 
 
@@ -307,8 +249,8 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
     return Output(declared, dtype or "float32", shape=shape, per=per)
 
 
-def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> Iterator[str]:
-    """Yield the lines of an output's entry, with labels to fill in."""
+def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> str:
+    """Return the lines of an output's entry, with labels to fill in."""
     width = spec.shape[-1] if spec.shape else 1
     if spec.datatype not in (*DATATYPES, "BYTES"):
         return _entry(spec, None, "of a type that is not known")
@@ -319,29 +261,11 @@ def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> Iterator[st
     return _entry(spec, _output(spec, known or None), remark)
 
 
-def _comment(text: str, indent: str = "") -> list[str]:
-    return _wrapped(text, f"{indent}# ", f"{indent}# ")
-
-
-def _entry(spec: TensorSpec, declared: Layout | Output | None, remark: str) -> Iterator[str]:
-    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output."""
+def _entry(spec: TensorSpec, declared: Layout | Output | None, remark: str) -> str:
+    """Return the lines of an entry: the server's tensor as a comment, and a layout or output."""
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
-    tensor = f"{spec.datatype} [{shape}]"
-    yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
-    code = f"{_quoted(spec.name)}: {_python(declared)},"
-    for line in _wrapped(code, " " * 8, " " * 12):
-        yield line.replace(_SPACE, " ")
-
-
-def _wrapped(text: str, first: str, others: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        100,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    tensor = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
+    return f"        # {tensor}\n        {_quoted(spec.name)}: {_python(declared)},"
 
 
 def _python(declared: Layout | Output | None) -> str:
@@ -375,4 +299,4 @@ def _value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace(" ", _SPACE)
+    return json.dumps(text, ensure_ascii=False)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
+from awkward.contents import EmptyArray, IndexedOptionArray
+from awkward.index import Index64
 
 from sonic_coffea.errors import (
     ConfigError,
@@ -27,17 +29,17 @@ from sonic_coffea.layouts import (
     Inputs,
     Int64,
     Outputs,
+    Source,
     Structure,
+    checked,
     giving_back,
     is_lazy,
     is_tracer,
-    number_of,
     over_partitions,
     trace,
 )
-from sonic_coffea.model._cases import as_array, as_mask, by_row, is_optional, values_of
-from sonic_coffea.model._pending import Combined, Deferred, Pending
-from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
+from sonic_coffea.model._pending import Pending
+from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
 from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
@@ -70,17 +72,19 @@ class Submission:
 
     Attributes
     ----------
-    of_partition : bool
-        Whether the objects are a partition of a lazy array, whose type is known beforehand.
-    case : ak.Array or None
+    version : str, int or array, optional
+        The version that scores the rows, or that of each event or object.
+    mask : array, optional
+        Which events, or objects, are scored.
+    case : array, optional
         The number of the model that scores each event, or each object; None where no model does.
         Without it, all models score all objects, and the scores are the mean.
     case_name : str
         The name of the numbers in messages.
-    mask : ak.Array or None
-        Which events, or objects, are scored.
     default : float or None
-        The score of those that are not.
+        The score of those that are not scored.
+    of_partition : bool
+        Whether the objects are a partition of a lazy array, whose type is known beforehand.
     """
 
     models: tuple[Declaration, ...]
@@ -88,17 +92,12 @@ class Submission:
     on_error: str = "raise"
     version: Any = None
     deduplicate: bool = False
-    deadline: Deadline = NEVER
-    of_partition: bool = False
-    case: Any = None
-    case_name: str = "fold"
     mask: Any = None
     default: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The names of the models."""
-        return ", ".join(model.name for model in self.models)
+    deadline: Deadline = NEVER
+    case: Any = None
+    case_name: str = "fold"
+    of_partition: bool = False
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
@@ -119,7 +118,7 @@ class Submission:
                     f"model {model.name!r} is declared with version {model.version}; leave that out"
                 )
         if self.default is not None:
-            number_of(self.default, "expected default to be a number")
+            checked("number", self.default, "expected default to be")
             if self.mask is None and self.case is None:
                 raise ConfigError("default= is the score of objects that mask= leaves out")
         if isinstance(objects, Variations):
@@ -127,23 +126,52 @@ class Submission:
         if is_lazy(objects):
             return self._lazy(objects)
         if is_tracer(objects):
-            return Deferred(self.name, self._trace(objects))
+            return Pending(self.models, ready=self._trace(objects))
         return self._send_in_memory(objects)
 
     def _send_in_memory(self, objects: Any) -> Pending:
-        sent: list[Pending] = []
+        bound = self._bound(objects)
+        rows = bound[0][0].rows
+        numbers = self._numbers(rows)
+        pending = Pending(
+            self.models,
+            rows,
+            [outputs for _, outputs in bound],
+            numbers,
+            is_mean=self.case is None,
+            options={"optional": self._is_optional, "default": self.default},
+        )
         try:
-            for number, model in enumerate(self.models):
-                sent.append(self._submit(model, number, objects))
+            for number, (inputs, outputs) in enumerate(bound):
+                some = inputs
+                if numbers is not None:
+                    wanted = 0 if self.case is None else number
+                    some = inputs.only(np.flatnonzero(numbers == wanted))
+                self._submit(pending, number, some, outputs)
         except BaseException:
-            for pending in sent:
-                pending.cancel()
+            pending.cancel()
             raise
-        numbers = self._numbers(sent[0].rows)
-        if len(sent) == 1 and numbers is None:
-            return sent[0]
-        options = {"optional": self._is_optional, "default": self.default}
-        return Combined(self.name, sent, numbers, options, is_mean=self.case is None)
+        return pending
+
+    def _bound(self, objects: Any) -> list[tuple[Inputs, Outputs]]:
+        """Return the inputs and outputs of each model, which models share where they are equal."""
+        bound: list[tuple[Inputs, Outputs]] = []
+        first = self.models[0]
+        for model in self.models:
+            is_same = (model.inputs, model.one_request_per) == (first.inputs, first.one_request_per)
+            inputs = bound[0][0] if bound and is_same else model.bind(objects)
+            if bound and not is_same:
+                names = f"model {first.name!r}", f"model {model.name!r}"
+                bound[0][0].rows.check_same(inputs.rows, names)
+            each = model.outputs.values()
+            # Outputs of rows are the same whatever the inputs; of a mean, each model has its own.
+            is_shared = is_same or all(output.per == "row" for output in each)
+            is_shared = is_shared and model.outputs == first.outputs and self.case is not None
+            if bound and is_shared and all(output.is_typed for output in each):
+                bound.append((inputs, bound[0][1]))
+            else:
+                bound.append((inputs, Outputs.of(model.outputs, inputs)))
+        return bound
 
     def _numbers(self, rows: Structure) -> Int64 | None:
         """Return the number of the model that scores each row, -1 for none; None if all do."""
@@ -153,7 +181,8 @@ class Submission:
         if self.case is not None:
             numbers = by_row(rows, self.case, self.case_name)
         if self.mask is not None:
-            numbers[by_row(rows, as_mask(self.mask), "mask") != 1] = -1
+            mask = as_array(self.mask, "mask", "True or False", "b")
+            numbers[by_row(rows, mask, "mask") != 1] = -1
         return numbers
 
     @property
@@ -164,29 +193,27 @@ class Submission:
 
     @property
     def _arrays(self) -> dict[str, Any]:
-        """The options that are arrays, with a value for each event or object."""
-        each = {"case": self.case, "mask": self.mask}
+        """The options that are arrays, with a value for each event or object, by their names."""
+        each = {self.case_name: self.case, "mask": self.mask}
         if not _is_single(self.version):
             each["version"] = self.version
         return {name: array for name, array in each.items() if array is not None}
 
-    def _label(self, option: str) -> str:
-        return self.case_name if option == "case" else option
+    def _with(self, arrays: Mapping[str, Any]) -> Submission:
+        """Return the same with other arrays as options."""
+        return replace(self, **{"case" if n == self.case_name else n: a for n, a in arrays.items()})
 
     def _send_variations(self, objects: Variations) -> Pending:
         if objects.deferred:
             # Their numbers of events are not known, so that they cannot be sent together.
             each = {}
             for name, array in objects.items():
-                own = {option: _of_variation(a, name) for option, a in self._arrays.items()}
-                each[name] = replace(self, **own)._send(array).result()  # noqa: SLF001
-            return Deferred(self.name, each)
+                own = {o: _of_variation(a, name, o) for o, a in self._arrays.items()}
+                each[name] = self._with(own)._send(array).result()  # noqa: SLF001
+            return Pending(self.models, ready=each)
         together, lengths = objects.together()
-        joined = {
-            option: _repeated(array, lengths, self._label(option))
-            for option, array in self._arrays.items()
-        }
-        pending = replace(self, **joined, deduplicate=True)._send(together)  # noqa: SLF001
+        joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
+        pending = replace(self._with(joined), deduplicate=True)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
 
@@ -194,52 +221,64 @@ class Submission:
         """Return what stands for the scores of arrays without data."""
         for array in self._arrays.values():
             ak.typetracer.touch_data(array)
-        optional = self._is_optional
         for model in self.models:
             with model.hinting(objects):
-                scores = trace(model.inputs, model.outputs, objects, optional=optional)
+                scores = trace(model.inputs, model.outputs, objects, optional=self._is_optional)
         return scores
 
-    def _submit(self, model: Declaration, number: int, objects: Any) -> Pending:
-        inputs = model.bind(objects)
-        outputs = Outputs.of(model.outputs, inputs)
-        pending = Pending(model, inputs.rows, outputs)
-        numbers = self._numbers(inputs.rows)
-        if numbers is not None:
-            wanted = 0 if self.case is None else number
-            inputs = inputs.only(np.flatnonzero(numbers == wanted))
+    def _lazy(self, objects: Any) -> Pending:
+        if self.pool is not None:
+            raise ConfigError(
+                "a lazy array is scored by the pools of the processes that compute it; name the "
+                "servers with sonic.connect, and leave pool= out"
+            )
+        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
+        own = self._arrays
+        alone = replace(self._with(dict.fromkeys(own)), deadline=NEVER, of_partition=True)
+        options = (self.on_error, alone.version, self.deduplicate, self.default)
+        token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
+        scores = over_partitions(
+            alone.score_partition,
+            {**arrays, **{f"{name}=": array for name, array in own.items()}},
+            label=f"sonic-{', '.join(model.name for model in self.models)}",
+            token=token,
+        )
+        return Pending(self.models, ready=scores)
+
+    def score_partition(self, arrays: dict[str, Any]) -> Any:
+        """Score the objects of a partition, with the options of each event or object."""
+        options = (self.case_name, "mask", "version")
+        own = {name: arrays.pop(f"{name}=") for name in options if f"{name}=" in arrays}
+        return self._with(own).send(arrays.get(_OBJECTS, arrays)).result()
+
+    def _submit(self, pending: Pending, number: int, inputs: Inputs, outputs: Outputs) -> None:
+        """Send the rows of a model, by versions."""
+        model = self.models[number]
         if len(inputs) == 0:
             self._expect(model, outputs, inputs)
-            return pending
+            return
         inputs.load()
-        pool = self._pool_of(model)
-        try:
-            for version, rows in self._by_version(model, inputs):
-                contract = self._contract(model, pool, version, rows)
-                if contract is None:
-                    pending.lose(rows.selection(0, len(rows)), len(rows))
-                    continue
-                self._set_shapes(model, outputs, contract)
-                part = Part(
-                    contract,
-                    replace(rows, without_axis=model.inputs_without_axis(contract)),
-                    replace(outputs, without_axis=model.outputs_without_axis(contract)),
-                    version=version,
-                    mask=self.on_error == "mask",
-                    deduplicate=self.deduplicate,
-                    cache=self._cache(model, pool, contract),
-                    pool=pool,
-                    deadline=self.deadline,
-                )
-                pending.parts.append(part)
-                pool.submit(part.call)
-        except BaseException:
-            pending.cancel()
-            raise
-        return pending
-
-    def _pool_of(self, model: Declaration) -> Pool:
-        return current(model.pool_of_pickle) if self.pool is None else self.pool
+        pool = model.pool_of(self.pool)
+        for version, rows in self._by_version(model, inputs):
+            contract = self._contract(model, pool, version, rows)
+            if contract is None:
+                pending.lose(rows.selection(0, len(rows)), len(rows))
+                continue
+            self._set_shapes(model, outputs, contract)
+            part = Part(
+                contract,
+                replace(rows, without_axis=model.inputs_without_axis(contract)),
+                replace(outputs, without_axis=model.outputs_without_axis(contract)),
+                number=number,
+                version=version,
+                mask=self.on_error == "mask",
+                deduplicate=self.deduplicate,
+                cache=self._cache(model, pool, contract),
+                pool=pool,
+                deadline=self.deadline,
+            )
+            pending.parts.append(part)
+            pool.submit(part.call)
 
     def _expect(self, model: Declaration, outputs: Outputs, inputs: Inputs) -> None:
         """Set the shapes of outputs that declare none, where there is no object to score.
@@ -250,7 +289,7 @@ class Submission:
             return
         version = next(self._by_version(model, inputs))[0] if _is_single(self.version) else None
         with contextlib.suppress(SonicError):
-            pool = self._pool_of(model)
+            pool = model.pool_of(self.pool)
             contract = pool.contract(model.name, version, deadline=self.deadline)
             self._set_shapes(model, outputs, contract)
 
@@ -316,47 +355,13 @@ class Submission:
         if _is_single(self.version):
             yield model.version if self.version is None else str(self.version), inputs
             return
-        versions = as_array(self.version, "version")
-        row, value = values_of(inputs.rows, versions, "version")
-        if value.dtype.kind not in "iuU":
-            raise InputError(f"expected versions as whole numbers, got {versions.type}")
-        every = np.full(len(inputs.rows), "", object)
-        every[row] = value.astype(str)
+        versions = as_array(self.version, "version", "a whole number", "iu")
         rows = inputs.numbers(0, len(inputs))
-        of_rows = every[rows]
-        if not of_rows.all():
+        of_rows = by_row(inputs.rows, versions, "version")[rows]
+        if np.any(of_rows < 0):
             raise InputError("expected a version for each event, got None for some")
-        for version in dict.fromkeys(of_rows):
-            yield version, inputs.only(rows[of_rows == version])
-
-    def _lazy(self, objects: Any) -> Pending:
-        if self.pool is not None:
-            raise ConfigError(
-                "a lazy array is scored by the pools of the processes that compute it; name the "
-                "servers with sonic.connect, and leave pool= out"
-            )
-        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
-        arrays = {**arrays, **{f"{self._label(o)}=": array for o, array in self._arrays.items()}}
-        label = f"sonic-{self.name}"
-        version = self.version if _is_single(self.version) else None
-        options = (self.on_error, version, self.deduplicate, self.default)
-        token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
-        alone = replace(self, version=version, case=None, mask=None, deadline=NEVER)
-        score = replace(alone, of_partition=True).score_partition
-        return Deferred(self.name, over_partitions(score, arrays, label=label, token=token))
-
-    def score_partition(self, arrays: dict[str, Any]) -> Any:
-        """Score the objects of a partition, with the options of each event or object."""
-        own = {
-            option: arrays.pop(f"{self._label(option)}=")
-            for option in ("case", "mask", "version")
-            if f"{self._label(option)}=" in arrays
-        }
-        return replace(self, **own).score(arrays.get(_OBJECTS, arrays))
-
-    def score(self, objects: Any) -> Any:
-        """Send objects, and wait for their scores."""
-        return self.send(objects).result()
+        for version in dict.fromkeys(of_rows.tolist()):
+            yield str(version), inputs.only(rows[of_rows == version])
 
 
 @cache
@@ -375,13 +380,17 @@ def _is_single(version: Any) -> bool:
     return version is None or isinstance(version, (str, int, np.integer))
 
 
-def _of_variation(values: Any, name: str) -> Any:
-    return values[name] if isinstance(values, Mapping) else values
+def _of_variation(values: Any, name: str, what: str) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    if name not in values:
+        raise InputError(f"no {what} for variation {name!r}; {nearest(name, values)}")
+    return values[name]
 
 
 def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
     """Return the values of the events of all variations, one variation after another."""
-    each = {name: _of_variation(values, name) for name in lengths}
+    each = {name: as_array(_of_variation(values, name, what), what) for name in lengths}
     for name, length in lengths.items():
         if length != len(each[name]):
             raise InputError(
@@ -389,3 +398,49 @@ def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
                 "vary the objects of all events, or score variations one by one"
             )
     return ak.concatenate(list(each.values()))
+
+
+def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "") -> ak.Array:
+    """Return values of events or of objects as an array, whose dtype is of one of some kinds."""
+    try:
+        array = values if isinstance(values, ak.Array) else ak.Array(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{what}: expected an array, got {type(values).__name__}: {error}"
+        ) from None
+    node = None
+    with contextlib.suppress(InputError):
+        node = Source(array).place(()).node
+    dtype: Any = getattr(node, "dtype", None)
+    fits = not kinds or getattr(node, "is_unknown", False) or (dtype and dtype.kind in kinds)
+    if node is None or node.is_record or node.is_union or not fits:
+        raise InputError(f"{what}: expected {expected} for each event or object, got {array.type}")
+    return array
+
+
+def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
+    """Return the number of each row, given the numbers of events or of objects; -1 for None."""
+    values, index = values_of(rows, numbers, what)
+    found = np.append(ak.to_numpy(values).astype(np.int64), -1)
+    return found[index]
+
+
+def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[ak.Array, Int64]:
+    """Return the values of events or of objects in one list, and which one each row has, or -1."""
+    if len(values) != rows.events:
+        raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
+    if values.ndim > 1:
+        # A list that is None, as after ak.mask of events, has no value for any of its objects.
+        here = rows.unflatten(IndexedOptionArray(Index64(np.full(len(rows), -1)), EmptyArray()))
+        absent = ak.to_numpy(ak.is_none(values)) | ak.to_numpy(ak.is_none(here))
+        if absent.any():
+            places = np.arange(len(values)) + np.where(absent, len(values), 0)
+            values = ak.concatenate([values, here])[places]
+    place: Any = Source(values).place(())
+    index = rows.align(place, ("the objects", f"the {what}s"))
+    return ak.Array(place.node[place.at]), np.arange(len(rows)) if index is None else index
+
+
+def is_optional(numbers: ak.Array) -> bool:
+    """Return whether some of the numbers may be None, by their type."""
+    return any(not level.is_list for level in Source(numbers).place(()).levels)

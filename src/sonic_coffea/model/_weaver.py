@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row, read_json
+from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row, read_json, read_text
 
 ORDERS = "cmssw", "weaver"
 
@@ -49,56 +49,65 @@ def read(
     """
     if order not in ORDERS:
         raise ConfigError(f"from_weaver: no order {order!r}; {nearest(str(order), ORDERS)}")
+    names, given = {} if rename is None else rename, {} if inputs is None else inputs
+    expected: tuple[tuple[str, Any, Any], ...] = (
+        ("a file or a dict", preprocess, (str, Path, Mapping)),
+        ("prefix as a str or a dict", prefix, (str, Mapping)),
+        ("rename as a dict", names, Mapping),
+        ("inputs as a dict", given, Mapping),
+    )
+    for what, value, kinds in expected:
+        if not isinstance(value, kinds):
+            raise ConfigError(f"from_weaver: expected {what}, got {value!r}")
     content, file = preprocess, "the preprocessing"
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
         content = read_json(content, "the preprocessing file")
-    groups = {name: _get(content, name, file) for name in _names(content, "input_names", file)}
-    names = rename or {}
+    groups = {name: _get(content, name, file) for name in _get(content, "input_names", file, list)}
     variables_of = {
-        name: _names(group, "var_names", f"input {name!r} of {file}")
+        name: _get(group, "var_names", f"input {name!r} of {file}", list)
         for name, group in groups.items()
     }
-    declared = {variable for variables in variables_of.values() for variable in variables}
-    known = [*groups, *sorted(declared)]
+    known = [*groups, *sorted({v for variables in variables_of.values() for v in variables})]
     _require(names, known, "rename: the preprocessing file has no variable or input")
     prefixes = _prefixes(prefix, groups)
-    ranges = {name: _range(group, name) for name, group in groups.items()}
-    lengths = _lengths({name: limits for name, limits in ranges.items() if limits is not None})
+    lengths = _lengths(groups)
     layouts: dict[str, Layout] = {}
-    masks: list[str] = []
     for name, group in groups.items():
         variables, where = variables_of[name], f"input {name!r} of {file}"
         if len(variables) == 1 and variables[0].endswith("mask") and name in lengths:
-            masks.append(name)
             layouts[name] = Mask()  # in the order of the file
             continue
-        infos = {v: _get(_get(group, "var_infos", where), v, where) for v in variables}
-        features = [
-            _feature(prefixes[name] + names.get(v, v), info, f"variable {v!r} of {where}", order)
-            for v, info in infos.items()
-        ]
-        fills = [
-            _number(info, "pad", 0.0, f"variable {v!r} of {where}") for v, info in infos.items()
-        ]
-        if name not in lengths:
-            layouts[name] = Row(features, axis_order="" if len(features) == 1 else "F")
-        elif len(lengths[name]) > 1:
-            layouts[name] = Bucketed(features, lengths[name], fill=fills, pad_mode=pad_mode)
-        elif lengths[name] == [1]:
-            layouts[name] = Row(features, axis_order="FL")
-        else:
-            layouts[name] = Padded(features, lengths[name][0], fill=fills, pad_mode=pad_mode)
+        features, fills = [], []
+        for variable in variables:
+            info = _get(_get(group, "var_infos", where), variable, where)
+            what = f"variable {variable!r} of {where}"
+            path = prefixes[name] + names.get(variable, variable)
+            features.append(_feature(path, info, what, order))
+            fills.append(_get(info, "pad", what, float, 0.0))
+        layouts[name] = _layout(features, fills, lengths.get(name), pad_mode)
     others = [name for name, layout in layouts.items() if layout.jagged]
-    for name in masks:
+    for name in [name for name, layout in layouts.items() if isinstance(layout, Mask)]:
         fixed = lengths[name][0] if len(lengths[name]) == 1 else None
         beside = _counted(name, others)
         layouts[name] = Mask(fixed, beside=names.get(beside, beside))
     renamed = {names.get(name, name): layout for name, layout in layouts.items()}
     if len(renamed) < len(layouts):
         raise ConfigError(f"rename: two inputs would have one name, of {', '.join(renamed)}")
-    _require(inputs or (), renamed, "the preprocessing file has no input")
-    return {**renamed, **(inputs or {})}, _labels(content, labels)
+    _require(given, renamed, "the preprocessing file has no input")
+    return {**renamed, **given}, _labels(content, labels)
+
+
+def _layout(
+    features: list[Feature], fills: list[float], lengths: list[int] | None, pad_mode: str
+) -> Layout:
+    if lengths is None:
+        return Row(features, axis_order="" if len(features) == 1 else "F")
+    if lengths == [1]:
+        return Row(features, axis_order="FL")
+    if len(lengths) == 1:
+        return Padded(features, lengths[0], fill=fills, pad_mode=pad_mode)
+    return Bucketed(features, lengths, fill=fills, pad_mode=pad_mode)
 
 
 def usual_output(inputs: Iterable[str]) -> str:
@@ -116,7 +125,8 @@ def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dic
 
 def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | None) -> list[str]:
     if isinstance(labels, (str, Path)):
-        return _lines(Path(labels))
+        lines = read_text(labels, "the labels in").split("\n")
+        return [line.strip() for line in lines if line.strip()]
     if labels is not None:
         if not isinstance(labels, Sequence):
             raise ConfigError(f"expected labels as a file or a list of names, got {labels!r}")
@@ -127,30 +137,14 @@ def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | Non
         raise ConfigError(
             f"the preprocessing file: expected output_names to be a list of names, got {names!r}"
         )
-    if not names:
+    if not names or _CLASSES in names:
+        others = ", ".join(repr(str(n)) for n in names or () if n != _CLASSES)
         raise ConfigError(
-            "the preprocessing file does not name the values of the model's output; the "
-            "option labels names them: a file with one in each line, or in Python a list"
-        )
-    if _CLASSES in names:
-        others = ", ".join(repr(str(n)) for n in names if n != _CLASSES)
-        raise ConfigError(
-            f"{_CLASSES!r} in the output_names of the preprocessing file stands for classes that "
-            "the file does not name; the option labels names all values of the output"
+            "the preprocessing file does not name all values of the model's output"
             + (f", which ends with {others}" if others else "")
-            + ": a file with one in each line, or in Python a list"
+            + "; the option labels names them: a file with one in each line, or in Python a list"
         )
     return [str(name).removeprefix("label_") for name in names]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [
-            line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()
-        ]
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the labels in {str(path)!r}: {error}"
-    raise ConfigError(message)
 
 
 def group_of(name: str) -> str:
@@ -173,12 +167,10 @@ def _counted(mask: str, others: list[str]) -> str:
 
 
 def _feature(name: str, info: Any, where: str, order: str) -> Feature:
-    if not isinstance(info, Mapping):
-        raise ConfigError(f"{where}: expected an object with its numbers, got {info!r}")
-    shift = _number(info, "median", 0.0, where)
-    scale = _number(info, "norm_factor", 1.0, where)
-    lower = _number(info, "lower_bound", -_NO_LIMIT, where)
-    upper = _number(info, "upper_bound", _NO_LIMIT, where)
+    shift = _get(info, "median", where, float, 0.0)
+    scale = _get(info, "norm_factor", where, float, 1.0)
+    lower = _get(info, "lower_bound", where, float, -_NO_LIMIT)
+    upper = _get(info, "upper_bound", where, float, _NO_LIMIT)
     is_transformed = scale != 1.0 or lower > -_NO_LIMIT or upper < _NO_LIMIT
     if info.get("median", 0.0) is None and is_transformed:
         raise ConfigError(
@@ -191,48 +183,26 @@ def _feature(name: str, info: Any, where: str, order: str) -> Feature:
         scale=scale,
         lower=None if lower <= -_NO_LIMIT else lower,
         upper=None if upper >= _NO_LIMIT else upper,
-        nonfinite=_number(info, "replace_inf_value", 0.0, where),
+        nonfinite=_get(info, "replace_inf_value", where, float, 0.0),
         nonfinite_last=order == "weaver",
     )
 
 
-def _number(info: Mapping[str, Any], key: str, default: float, where: str) -> float:
-    """Return a number of the file; null is as good as none."""
-    value = info.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{where}: expected {key} to be a number, got {value!r}")
-    return float(value)
-
-
-def _range(group: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """Return the least and the greatest length of a group; None if it is not padded."""
-    where = f"input {name!r} of the preprocessing file"
-    key = "var_length" if "var_length" in group else "max_length"
-    if key not in group:
-        raise ConfigError(f"{where} has no var_length or max_length")
-    if group[key] is None:
-        return None
-    most = _length_of(group, key, where)
-    if key == "var_length":
-        return most, most
-    least = most if group.get("min_length") is None else _length_of(group, "min_length", where)
-    return max(1, least), max(1, least, most)
-
-
-def _length_of(group: Mapping[str, Any], key: str, where: str) -> int:
-    length = group[key]
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise ConfigError(f"{where}: expected {key} to be a whole number, got {length!r}")
-    return length
-
-
-def _lengths(ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[int]]:
-    """Return the lengths to which the rows of each group may be padded.
+def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the lengths to which the rows of each group may be padded; none of a group that isn't.
 
     Rows of all groups have the same level, so that as many steps in each group waste least.
     """
+    ranges = {}
+    for name, group in groups.items():
+        where = f"input {name!r} of the preprocessing file"
+        key = "var_length" if "var_length" in group else "max_length"
+        if key not in group:
+            raise ConfigError(f"{where} has no var_length or max_length")
+        most = _get(group, key, where, int, 0)
+        least = most if key == "var_length" else _get(group, "min_length", where, int, most)
+        if group[key] is not None:
+            ranges[name] = max(1, least), max(1, least, most)
     steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
     return {
         name: sorted({_length(least, most, step, steps) for step in range(steps + 1)})
@@ -251,19 +221,28 @@ def _length(least: int, most: int, step: int, steps: int) -> int:
     return math.ceil(round(float(least * (most / least) ** (step / steps)), 6))
 
 
-def _get(content: Any, key: str, where: str) -> Any:
+def _get(
+    content: Any, key: str, where: str, kind: type = object, default: float | None = None
+) -> Any:
+    """Return a value of the file, of a type; null is as good as none where there is a default."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where}: expected an object that has {key!r}, got {content!r}")
-    _require([key], content, f"{where} has no")
-    return content[key]
-
-
-def _names(content: Any, key: str, where: str) -> list[str]:
-    """Return a list of names in the file."""
-    names = _get(content, key, where)
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{where}: expected {key} to be a list of names, got {names!r}")
-    return list(names)
+    if default is None:
+        _require([key], content, f"{where} has no")
+    value: Any = content.get(key)
+    if value is None and default is not None:
+        return default
+    kinds: dict[type, tuple[Any, str]] = {
+        float: ((int, float), "a number"),
+        int: (int, "a whole number"),
+        list: ((list, tuple), "a list of names"),
+        object: (object, "anything"),
+    }
+    types, expected = kinds[kind]
+    fits = isinstance(value, types) and not (kind in (int, float) and isinstance(value, bool))
+    if not fits or (kind is list and not all(isinstance(name, str) for name in value)):
+        raise ConfigError(f"{where}: expected {key} to be {expected}, got {value!r}")
+    return float(value) if kind is float else value
 
 
 def _require(names: Iterable[str], known: Collection[str], problem: str) -> None:

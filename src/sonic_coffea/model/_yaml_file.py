@@ -29,11 +29,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no YAML: it is not a text") from None
-    except yaml.YAMLError as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     known = _mapping(content, str(path))
     for key in known:

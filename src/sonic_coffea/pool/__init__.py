@@ -6,9 +6,8 @@ from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._check import Checks, HostCheck, Step, check, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._endpoint import ServerState
-from sonic_coffea.pool._in_flight import RttStatistics
-from sonic_coffea.pool._limits import MAX_RTT_RATIO, Quota, min_in_flight
+from sonic_coffea.pool._endpoint import RttStatistics, ServerState
+from sonic_coffea.pool._limits import Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._process import take_part
@@ -22,8 +21,9 @@ from sonic_coffea.pool._registry import (
     using,
 )
 from sonic_coffea.pool._request import ModelKey
+from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, is_in_process
-from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
+from sonic_coffea.pool._tuning import MAX_MISSES, MAX_RTT_RATIO, QUIET_S
 
 __all__ = [
     "MASKABLE",
@@ -51,6 +51,7 @@ __all__ = [
     "install",
     "is_in_process",
     "min_in_flight",
+    "open_transport",
     "rows_per_request",
     "shared",
     "take_part",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,29 +16,6 @@ if TYPE_CHECKING:
 
 # Without a limit of the server, requests of this size keep its queue short and a core busy.
 UNLIMITED_ROWS = 16_384
-
-
-class Segment(Protocol):
-    """Places of a call whose rows may share requests.
-
-    Attributes
-    ----------
-    start, stop : int
-        The first place, and one past the last.
-    row_bytes : int or array
-        Bytes of each row in a request, or of all rows if they are equal.
-    cuts : array or None
-        The place of each request's first row after `start`, and the end; None if free.
-    """
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def row_bytes(self) -> int | NDArray[np.int64]: ...
-    @property
-    def cuts(self) -> NDArray[np.int64] | None: ...
 
 
 def rows_per_request(
@@ -76,7 +54,7 @@ def rows_per_request(
 
 
 def plan(
-    segments: Sequence[Segment],
+    segments: Sequence[Any],
     *,
     max_rows: int | None,
     preferred_rows: tuple[int, ...] = (),
@@ -85,6 +63,13 @@ def plan(
     """Cut segments into requests: first place, one past the last, and bytes of each.
 
     `rows_per_request` has the other parameters.
+
+    Parameters
+    ----------
+    segments : sequence
+        Places of a call whose rows may share requests, from ``start`` to ``stop``. ``row_bytes``
+        has the bytes of each row in a request, or of all rows if they are equal. ``cuts`` has the
+        place of each request's first row after ``start``, and the end; None if free.
 
     Examples
     --------
@@ -98,26 +83,27 @@ def plan(
     [(0, 2, 600), (2, 4, 800)]
     """
     for segment in segments:
-        rows, row_bytes, cuts = segment.stop - segment.start, segment.row_bytes, segment.cuts
-        if isinstance(row_bytes, np.ndarray):
-            if cuts is None:
-                cuts = _cuts_by_bytes(row_bytes, max_rows, max_bytes)
-            sizes = np.add.reduceat(row_bytes, cuts[:-1])
+        row_bytes, cuts = segment.row_bytes, segment.cuts
+        varies = isinstance(row_bytes, np.ndarray)
+        if cuts is not None:
+            cuts = cuts.tolist()
+        elif varies:
+            cuts = _cuts_by_bytes(row_bytes, max_rows, max_bytes)
         else:
-            if cuts is None:
-                size = rows_per_request(
-                    row_bytes, max_rows=max_rows, preferred_rows=preferred_rows, max_bytes=max_bytes
-                )
-                cuts = np.append(np.arange(0, rows, size), rows)
-            sizes = np.diff(cuts) * row_bytes
-        _refuse_large(int(sizes.max(initial=0)), max_bytes)
-        starts = (cuts + segment.start).tolist()
-        yield from zip(starts[:-1], starts[1:], sizes.tolist(), strict=True)
+            size = rows_per_request(
+                row_bytes, max_rows=max_rows, preferred_rows=preferred_rows, max_bytes=max_bytes
+            )
+            rows = segment.stop - segment.start
+            if size not in preferred_rows and rows:  # as many requests, of equal size
+                size = -(-rows // -(-rows // size))
+            cuts = [*range(0, rows, size), rows]
+        for start, stop in pairwise(cuts):
+            nbytes = int(row_bytes[start:stop].sum() if varies else (stop - start) * row_bytes)
+            _refuse_large(nbytes, max_bytes)
+            yield segment.start + start, segment.start + stop, nbytes
 
 
-def _cuts_by_bytes(
-    row_bytes: NDArray[np.int64], max_rows: int | None, max_bytes: int
-) -> NDArray[np.int64]:
+def _cuts_by_bytes(row_bytes: NDArray[np.int64], max_rows: int | None, max_bytes: int) -> list[int]:
     """Return the first row of each request, and the end, for rows of different sizes."""
     _refuse_large(int(row_bytes.max(initial=0)), max_bytes)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_bytes)))
@@ -126,7 +112,7 @@ def _cuts_by_bytes(
     while cuts[-1] < len(row_bytes):
         fits = int(np.searchsorted(before, before[cuts[-1]] + max_bytes, side="right")) - 1
         cuts.append(min(fits, cuts[-1] + limit, len(row_bytes)))
-    return np.array(cuts)
+    return cuts
 
 
 def _refuse_large(row_bytes: int, max_bytes: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
@@ -22,15 +24,13 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._process import wait_for
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._signature import MAX_MISSES
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
 
-    from sonic_coffea.pool._batching import Segment
     from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.transport import Contract, Lend, Response
+    from sonic_coffea.transport import Contract, Response
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +54,13 @@ class RowSource(Protocol):
     """
 
     @property
-    def segments(self) -> Sequence[Segment]:
-        """Ranges of places, and the bytes of their rows."""
+    def segments(self) -> Sequence[Any]:
+        """Ranges of places, and the bytes of their rows: the segments of `plan`."""
 
     def __len__(self) -> int: ...
 
-    def pack(self, start: int, stop: int, lend: Lend | None = None) -> Mapping[str, Tensor]:
-        """Return the tensors of the rows at some places, by input.
-
-        They may lie in the memory that `lend` returns for a shape and a type.
-        """
+    def pack(self, start: int, stop: int) -> Mapping[str, Tensor]:
+        """Return the tensors of the rows at some places, by input."""
 
     def selection(self, start: int, stop: int) -> Any:
         """Return the rows at some places, as destinations take them."""
@@ -79,6 +76,7 @@ class Destination(Protocol):
         """Put the response for some rows in its place, or raise a `ResponseError`."""
 
 
+@dataclass(eq=False)
 class Call:
     """The rows of one call of a model, and the destinations of their scores.
 
@@ -102,36 +100,26 @@ class Call:
         Returns all rows that are lost with some rows: these, and equal rows.
     """
 
-    def __init__(
-        self,
-        contract: Contract,
-        inputs: RowSource,
-        outputs: Mapping[str, Destination],
-        requested: Sequence[str],
-        *,
-        version: str | None,
-        mask: bool = False,
-        lost_with: Callable[[Any], Sized] | None = None,
-    ) -> None:
-        self.contract = contract
-        self.inputs = inputs
-        self.outputs = outputs
-        self.requested = tuple(requested)
-        self.version = version
-        self.pin = VersionPin(contract.model, version)
-        self.key = ModelKey(contract.model, version)
-        self.statistics = Statistics(objects=len(inputs))
+    contract: Contract
+    inputs: RowSource
+    outputs: Mapping[str, Destination]
+    requested: Sequence[str]
+    _: KW_ONLY
+    version: str | None
+    mask: bool = False
+    lost_with: Callable[[Any], Sized] | None = None
+
+    def __post_init__(self) -> None:
+        self.key = ModelKey(self.contract.model, self.version)
+        self.statistics = Statistics(objects=len(self.inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
         self.served_versions: set[str] = set()
-        self._mask = mask
-        self._lost_with = lost_with
         # Ranges of places whose rows are neither placed nor masked.
         self._missing: list[tuple[int, int]] = []
         self._abandon: Callable[[Call, SonicError], None] = Call.end
-        self._complete = threading.Event()
+        self._end: Future[None] = Future()
         self._process = os.getpid()
-        self._callbacks: list[Callable[[], Any]] = []
 
     def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
         """Record how many rows are sent, and the function that ends the call early."""
@@ -143,7 +131,7 @@ class Call:
     @property
     def over(self) -> bool:
         """Whether all rows are scored or given up."""
-        return self._complete.is_set()
+        return self._end.done()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is over; False if the timeout passes first.
@@ -153,9 +141,10 @@ class Call:
         ConfigError
             If this is a forked child of the process that began the call, and alone has its scores.
         """
-        self._check_process()
+        over = threading.Event()
+        self.on_end(over.set)
         try:
-            return wait_for(self._complete, timeout_s)
+            return wait_for(over, timeout_s)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise
@@ -163,9 +152,9 @@ class Call:
     def on_end(self, callback: Callable[[], Any]) -> None:
         """Run a function when the call is over, on the thread that ends it; or now, if it is."""
         self._check_process()
-        self._callbacks.append(callback)
-        if self.over:
-            self._run_callbacks()
+        # The future keeps what it has called, and callbacks refer to their call: a cycle again.
+        once = [callback]
+        self._end.add_done_callback(lambda _: once.pop()())
 
     def raise_failure(self) -> None:
         if self.failure is not None:
@@ -194,24 +183,21 @@ class Call:
         # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.
         self.outputs = {}
         self._missing = []
-        self._complete.set()
-        self._run_callbacks()
-
-    def _run_callbacks(self) -> None:
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop()
-            except IndexError:  # another thread runs them, too
-                return
-            callback()
+        self._end.set_result(None)
 
     # For the engine
 
     def place(self, request: RequestSlice, response: Response) -> None:
         """Put a response in its place; raise `ResponseError` if it differs from the declaration."""
         selection = self.inputs.selection(request.start, request.stop)
-        for output in self.outputs.values():
-            output.place(selection, request.rows, response.outputs)
+        try:
+            for output in self.outputs.values():
+                output.place(selection, request.rows, response.outputs)
+        except SonicError:
+            raise
+        except Exception as error:
+            logger.debug("a response could not be taken", exc_info=True)
+            raise ResponseError(f"the response could not be taken: {error!r}") from None
         self.served_versions.add(response.version or self.contract.version)
 
     def missing(self, request: RequestSlice) -> list[tuple[int, int]]:
@@ -229,7 +215,7 @@ class Call:
             return
         before = [(a, min(b, request.start)) for a, b in self._missing]
         after = [(max(a, request.stop), b) for a, b in self._missing]
-        self._missing = sorted((start, stop) for start, stop in before + after if start < stop)
+        self._missing = [(start, stop) for start, stop in before + after if start < stop]
         if not self._missing:
             self._set_over()
 
@@ -238,7 +224,7 @@ class Call:
         if not (missing := self.missing(request)):
             return 0
         error = self._located(error, request.start, request.stop, rows=True)
-        if not (self._mask and isinstance(error, MASKABLE)):
+        if not (self.mask and isinstance(error, MASKABLE)):
             self.end(error)
             return 0
         level = logging.DEBUG if self.lost else logging.WARNING
@@ -246,8 +232,8 @@ class Call:
         masked = 0
         for start, stop in missing:
             lost, rows = self.inputs.selection(start, stop), stop - start
-            if self._lost_with is not None:
-                lost = self._lost_with(lost)
+            if self.lost_with is not None:
+                lost = self.lost_with(lost)
                 rows = len(lost)
             self.lost.append(lost)
             masked += rows
@@ -268,57 +254,3 @@ class Call:
             rows=(start, stop) if rows else None,
             events=self.inputs.events_of(start, stop),
         )
-
-
-class VersionPin:
-    """The version that requests ask for: the caller's, or else that of the first response.
-
-    The threads that send and receive use it.
-    """
-
-    def __init__(self, model: str, version: str | None) -> None:
-        self._model, self._requested = model, version
-        self._pinned: str | None = None
-        self._misses = 0
-        self._lock = threading.Lock()
-
-    @property
-    def version(self) -> str | None:
-        """The version for the next request; None for the latest."""
-        return self._requested or self._pinned
-
-    def answered(self, version: str) -> SonicError | None:
-        """Record a response; return an error if it is not of the version of the others."""
-        if not version:
-            return None
-        if self._requested is not None:
-            if version == self._requested:
-                return None
-            return ResponseError(
-                f"version {version} answered, and version {self._requested} was asked for"
-            )
-        with self._lock:
-            if self._pinned is None:
-                self._pinned = version
-            if version == self._pinned:
-                self._misses = 0
-                return None
-            return ModelNotFoundError(
-                f"version {version} answered, and version {self._pinned} answered earlier rows"
-            )
-
-    def missed(self, version: str | None) -> None:
-        """Record that a server lacks a version; if all seem to, another version scores the rest."""
-        with self._lock:
-            if self._pinned is None or version != self._pinned:
-                return
-            self._misses += 1
-            if self._misses < MAX_MISSES:
-                return
-            logger.warning(
-                "no server has version %s of model %s any more, which has scored some rows of a "
-                "call; another version scores the others, as its attributes say",
-                self._pinned,
-                self._model,
-            )
-            self._pinned, self._misses = None, 0

@@ -9,24 +9,24 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonic_coffea import errors
+from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.reporting import tables
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
 
-# By how much scores differ with the size of a batch, in half precision.
+# In half precision, scores differ by this much with the size of a batch.
 _TOLERANCE = 1e-2
 
 _REMEDIES: dict[type[errors.SonicError], str] = {
@@ -47,18 +47,7 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.SonicError: "use another model, other options, or a server that is less busy",
 }
 
-_PACKAGES = (
-    "sonic-coffea",
-    "awkward",
-    "coffea",
-    "dask",
-    "distributed",
-    "grpcio",
-    "numba",
-    "numpy",
-    "protobuf",
-    "tritonclient",
-)
+_PACKAGES = "sonic-coffea awkward coffea dask distributed grpcio numba numpy protobuf tritonclient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +58,8 @@ class Step:
     ----------
     name : str
         Name of the step.
-    ok : bool or None
-        None if the step was not tried, because an earlier step failed.
+    ok : bool
+        Whether it worked; no step is tried after one that failed.
     detail : str
         The result of the step, or the error.
     remedy : str
@@ -80,7 +69,7 @@ class Step:
     """
 
     name: str
-    ok: bool | None
+    ok: bool
     detail: str = ""
     remedy: str = ""
     seconds: float = 0.0
@@ -163,7 +152,7 @@ class Checks(list[HostCheck]):
 
 def _result(steps: Sequence[Step]) -> str:
     for step in steps:
-        if step.ok is False:
+        if not step.ok:
             return f"✗ {step.name}: {step.detail}\n→ {step.remedy}"
     return f"✓ {steps[-1].name}"
 
@@ -182,12 +171,11 @@ def check_here(settings: Settings, *tried: Any, process: str = "this process") -
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the main packages; None for a missing package."""
-    known: dict[str, str | None] = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
+    known: dict[str, str | None] = dict.fromkeys(("python", *_PACKAGES.split()))
+    known["python"] = platform.python_version()
+    for package in _PACKAGES.split():
+        with contextlib.suppress(metadata.PackageNotFoundError):
             known[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            known[package] = None
     return known
 
 
@@ -210,20 +198,18 @@ def check(
     """
     # Nothing is connected before the first request.
     options = settings.connection_options()
-    with connect_transport(settings.servers[0], options=options) as connection:
-        failed = False
-        for name, step in _steps(connection, settings, model, version, declared):
-            if failed:
-                yield Step(name=name, ok=None)
-                continue
+    opened = open_transport(settings.servers[0], options=options)
+    with opened as connection:
+        steps = _steps(connection, settings, model, version, declared)
+        for name in steps:
             begun = time.perf_counter()
             try:
-                detail, remedy = errors.printable(step()), ""
-            except errors.SonicError as error:
-                failed, detail = True, str(error)
+                ok, detail, remedy = True, errors.printable(next(steps)), ""
+            except errors.SonicError as error:  # it was the last step
+                ok, detail = False, str(error)
                 remedy = next(_REMEDIES[kind] for kind in type(error).__mro__ if kind in _REMEDIES)
             seconds = time.perf_counter() - begun
-            yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
+            yield Step(name=name, ok=ok, detail=detail, remedy=remedy, seconds=seconds)
 
 
 def _steps(
@@ -232,52 +218,42 @@ def _steps(
     model: str | None,
     version: str | None,
     declared: Sequence[Any],
-) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield each step and its name."""
-    yield "connection", partial(_connect, connection, settings)
-    yield "readiness", partial(_ready, connection)
-    if not model and not declared:
-        yield "models", partial(_list, connection)
-    for declaration in declared:
-        yield f"declaration of {declaration.name}", partial(_compare, connection, declaration)
-    if not model:
-        return
-    known: list[Contract] = []
-
-    def describe() -> str:
-        known.append(connection.contract(model, version))
-        return _describe(known[0])
-
-    yield f"model {model}", describe
-    # The contract is unknown if an earlier step failed.
-    if known and not known[0].lists_tensors:
-        return
-    yield "inference", lambda: _infer(connection, known[0], version)
-
-
-def _connect(connection: Connection, settings: Settings) -> str:
+) -> Iterator[str]:
+    """Yield the name of each step, and then its result."""
+    yield "connection"
     if settings.servers_file is not None:
         read_servers(settings.servers_file)
     info = connection.info()
-    return f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
-
-
-def _ready(connection: Connection) -> str:
+    yield f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
+    yield "readiness"
     if not connection.ready():
         raise errors.ModelNotReadyError("the server is not ready to serve")
-    return "ready"
+    yield "ready"
+    if not model and not declared:
+        yield "models"
+        yield _list(connection)
+    for declaration in declared:
+        yield f"declaration of {declaration.name}"
+        yield _compare(connection, declaration)
+    if model:
+        yield f"model {model}"
+        contract = connection.metadata(model, version)
+        yield _describe(contract)
+        if contract.lists_tensors:
+            yield "inference"
+            yield _infer(connection, contract, version)
 
 
 def _list(connection: Connection) -> str:
     try:
-        entries = connection.models()
+        entries = connection.index()
     except errors.SonicError as error:
         return f"the server does not list them ({error.message})"
     return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
 
 
 def _compare(connection: Connection, declared: Any) -> str:
-    contract = connection.contract(declared.name, declared.version)
+    contract = connection.metadata(declared.name, declared.version)
     server = str(connection.address)
     declared.compare(contract, server=server)
     labels: dict[str, list[str]] = {}
@@ -297,7 +273,7 @@ def _describe(contract: Contract) -> str:
 
 def _infer(connection: Connection, contract: Contract, version: str | None) -> str:
     """Score a row of zeros, alone and beside a row of ones: a row's scores are its own."""
-    response, rtt_s = connection.ask(contract, version, contract.zeros(1))
+    response, rtt_s = ask(connection, contract, version, contract.zeros(1))
     shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
     shown = f"one row of zeros: {shapes} from version {response.version}, {rtt_s * 1e3:.1f} ms"
     if contract.max_rows == 1:
@@ -306,7 +282,7 @@ def _infer(connection: Connection, contract: Contract, version: str | None) -> s
     for tensor in pair.values():
         tensor[1] = 1
     try:
-        both = connection.ask(contract, version, pair)[0].outputs
+        both = ask(connection, contract, version, pair)[0].outputs
     except errors.RequestError as error:
         return f"{shown}; a row of ones could not be tried beside it ({error.message})"
     for name, alone in response.outputs.items():

@@ -20,14 +20,15 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import MAX_RETRIES, back_off_s
+from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._breaker import back_off_s
 from sonic_coffea.pool._dispatch import Dispatcher
-from sonic_coffea.pool._failures import MAX_SPLITS, Decision, classify
+from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt
+    from sonic_coffea.pool._request import Attempt, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -54,28 +55,23 @@ class PoolCore(Dispatcher):
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
         times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
+        times += [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
         times.append(self.waiting.wakes_at)
-        for x in self.endpoints:
-            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
-        waiting = self.waiting.models()
         # A time that has passed waits for a response, which makes room.
-        due = [self.fallback.due_at(key, now) for key in waiting]
-        due += [self._joining.until(key, now) for key in waiting]
-        if waiting:
-            times += [x.in_flight.wakes_at(now) for x in self.endpoints]
-            due += [x.breaker.retry_at for x in self.endpoints]
-            due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
-        times += [at for at in due if at > now]
-        return min(times, default=math.inf)
+        due: list[float] = []
+        for key in self.waiting.models():
+            due += self.fallback.due_at(key, now), self._held_until.get(key, now)
+            due += [at for x in self.endpoints for at in x.wait_times(key)]
+        return min([*times, *(at for at in due if at > now)], default=math.inf)
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
 
     def report(self) -> list[EndpointReport]:
         """Return the events at each endpoint since the last report."""
-        models = {key for endpoint in self.endpoints for key in endpoint.in_flight.by_model}
+        models = {key for endpoint in self.endpoints for key in endpoint.by_model}
         return [endpoint.report(models) for endpoint in self.endpoints.active]
 
     def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
@@ -101,18 +97,16 @@ class PoolCore(Dispatcher):
                 self.models.withdrawn(request)
             case e.ServersChanged(servers):
                 self.endpoints.set_servers(servers, self.fallback.url)
+            case e.FallbackStarted(url, error):
+                self._fallback_started(url, error, now)
             case e.QuotasReceived():
                 self._receive_quotas(event, now)
-            case e.FallbackStarted(url, error):
-                self.fallback.started(url, error, now)
-                if url is None:
-                    logger.error("no fallback: %s", error)
-                else:
-                    logger.warning("rows are scored by the fallback %s until a server is back", url)
-                    self.endpoints.set_servers(self.endpoints.servers, url)
             case e.SchedulerJoined(starts_at, max_in_flight, quotas_within_s):
                 self.models.starts_at = starts_at
-                self._joining.join(max_in_flight, quotas_within_s)
+                self._max_without_quotas = max_in_flight
+                self._quotas_within_s = quotas_within_s
+
+    # Outcomes of attempts
 
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
@@ -121,10 +115,10 @@ class PoolCore(Dispatcher):
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
         for other in attempt.slice.attempts:
             if other.late:
-                self.endpoints.by_url[other.url].in_flight.hedge_won(now)
-        self.models.answered(attempt.key, event.response.version, now)
+                self.endpoints.by_url[other.url].hedge_won(now)
+        self.models.answered_at = now
         self._end(attempt.slice, now)
-        self.instructions.append(e.Deliver(event))
+        self.instructions.append(event)
 
     def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered."""
@@ -161,81 +155,96 @@ class PoolCore(Dispatcher):
         self.endpoints.by_url[attempt.url].retried(error, now)
         self.instructions.append(e.Count(attempt, error, retried=True))
 
-    def _probed(self, url: str, error: SonicError | None, now: float) -> None:
-        endpoint = self.endpoints.by_url.get(url)
-        if endpoint is None or not endpoint.probed(error, now) or error is None:
-            return
-        for attempt in list(endpoint.in_flight.attempts):
-            self._failed(attempt, error, now, sent=True)
-            self.instructions.append(e.Cancel(attempt))
-        # A connection that the network dropped would stay silent.
-        channels = range(len(endpoint.in_flight.channels))
-        self.instructions += [e.Reconnect(url, channel) for channel in channels]
-
-    def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
-        keys = [key for _, key in event.quotas]
-        self._joining.receive_quotas(keys, event.lease_s, now)
-        for (url, key), quota in event.quotas.items():
-            if (target := self.endpoints.by_url.get(url)) is not None:
-                target.in_flight.set_quota(key, quota, now)
-
     def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        overtaken = endpoint.in_flight.overtaken(attempt)
+        overtaken = endpoint.overtaken(attempt)
         decision, for_s = classify(error, attempt, self.settings, overtaken=overtaken)
         if decision is Decision.LOST:
-            retried = self._lost(attempt, error, failing_s, now)
-            return Decision.RETRY if retried else Decision.FAIL
+            endpoint.failed(error, now)
+            self.models.mark_stale()
+            if not getattr(error, "undelivered", False):
+                request.losses += 1
+                self._back_off(request, request.losses, now)
+            lost_since = self.lost_since(attempt.key, now)
+            if lost_since is not None:
+                again = now - lost_since < for_s
+            else:
+                again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
+            return Decision.RETRY if again else Decision.FAIL
         endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
         match error:
-            case ModelNotFoundError() if attempt.key not in endpoint.signatures.valid:
+            case ModelNotFoundError() if not endpoint.signatures[attempt.key].valid:
                 self.models.forget(attempt.key)
             case RequestTooLargeError() | InferenceError() if decision is Decision.RETRY:
                 request.inference_failures += 1
-            case RequestTooLargeError() if (back_offs := request.splits - MAX_SPLITS) > 0:
-                # It may not be the size.
-                request.retry_at = now + back_off_s(back_offs, self.rng)
+            case RequestTooLargeError():  # it may not be the size
+                self._back_off(request, request.splits, now)
         return decision if failing_s < for_s else Decision.FAIL
 
-    def _lost(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> bool:
-        """Take the loss of an attempt, and return whether its rows are sent again."""
-        request = attempt.slice
-        self.endpoints.by_url[attempt.url].failed(error, now)
-        self.models.mark_stale()
-        if not getattr(error, "undelivered", False):
-            request.losses += 1
-            if request.losses >= MAX_RETRIES:
-                back_offs = request.losses - MAX_RETRIES + 1
-                request.retry_at = now + back_off_s(back_offs, self.rng)
-        lost_since = self.lost_since(attempt.key, now)
-        if lost_since is not None:
-            return now - lost_since < self.settings.retry_timeout_s
-        return request.retries < MAX_RETRIES or failing_s < self.settings.retry_timeout_s
+    def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
+        """Have rows wait that have failed too often to be sent again at once."""
+        if failures >= tuning.MAX_RETRIES:
+            request.retry_at = now + back_off_s(failures - tuning.MAX_RETRIES + 1, self.rng)
+
+    # Servers, the fallback and quotas
+
+    def _probed(self, url: str, error: SonicError | None, now: float) -> None:
+        endpoint = self.endpoints.by_url.get(url)
+        if endpoint is None or not endpoint.probed(error, now) or error is None:
+            return
+        for attempt in list(endpoint.attempts):
+            self._failed(attempt, error, now, sent=True)
+            self.instructions.append(e.Cancel(attempt))
+        # A connection that the network dropped would stay silent.
+        self.instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
+
+    def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
+        self.fallback.started(url, error, now)
+        if url is None:
+            logger.error("no fallback: %s", error)
+        else:
+            logger.warning("rows are scored by the fallback %s until a server is back", url)
+            self.endpoints.set_servers(self.endpoints.servers, url)
+
+    def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
+        # A scheduler that is heard of may have quotas for the other models in another lease.
+        self._quotas_within_s = max(self._quotas_within_s, event.lease_s)
+        for key, until in self._held_until.items():
+            if until > -math.inf:
+                self._held_until[key] = now + self._quotas_within_s
+        for (url, key), quota in event.quotas.items():
+            self._held_until[key] = -math.inf
+            if (endpoint := self.endpoints.by_url.get(url)) is not None:
+                endpoint.set_quota(key, quota, now)
+
+    # Time
 
     def _advance(self, now: float) -> None:
         self.models.advance(now)
         for endpoint in self.endpoints:
-            if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
-                endpoint.liveness.start_probe(now)
+            if endpoint.probe_at <= now:
+                endpoint.start_probe(now)
                 self.instructions.append(e.Probe(endpoint.url))
-            if endpoint.in_flight.late_at <= now:
+            if endpoint.late_at <= now:
                 self._hedge_late(endpoint, now)
-            for channel in endpoint.in_flight.channels.take_renewals(now):
-                self.instructions.append(e.Reconnect(endpoint.url, channel))
+            due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
+            self.instructions += [e.Reconnect(endpoint.url, number) for number in due]
         self.models.validate_waiting(now)
         self.waiting.put_back_due(now)
         self.assign(now)
-        self._cancel_due(now)
+        # They are in the order of the answers, so some are cancelled a little late.
+        while self._to_cancel and self._to_cancel[0][0] <= now:
+            self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
         self.models.fail_unroutable(now)
         self.instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""
-        for attempt in endpoint.in_flight.take_late(endpoint.liveness.lives_at, now):
+        for attempt in endpoint.take_late(now):
             endpoint.breaker.spend()
             seconds = now - attempt.sent_at
             what = f"no response in {seconds:.3g} s, while others are answered"

@@ -40,7 +40,7 @@ class Deadline:
         Raises
         ------
         ConfigError
-            If the timeout is no number of seconds, or is longer than a week.
+            If the timeout is not a number of seconds, or is longer than a week.
         """
         if timeout_s is None:
             return cls()
@@ -66,21 +66,32 @@ class Deadline:
         return max(0.0, min(seconds, self.at - time.monotonic()))
 
     def run(self, work: Callable[[], T], *, name: str) -> Future[T]:
-        """Run work that may block, and return its future; it is not done if the deadline passed.
+        """Run work that may block, and return its future, which is not done if the deadline passes.
 
-        Without a deadline, the work runs here; else on a thread, where it may outlast the deadline.
+        Without a deadline, the work runs on this thread; else on another, where it may go on.
         """
         future: Future[T] = Future()
         if self.timeout_s is None:
             fulfil(future, work)
-        else:
-            threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
-            concurrent.futures.wait([future], self.left_s)
+            return future
+        future = run_apart(name, work)
+        concurrent.futures.wait([future], self.left_s)
         return future
 
 
 NEVER = Deadline()
 """The deadline of a call without a timeout."""
+
+
+def run_apart(name: str, work: Callable[[], T]) -> Future[T]:
+    """Run work that may block on a new thread."""
+    future: Future[T] = Future()
+    thread = threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads
+        future.set_exception(error)
+    return future
 
 
 def fulfil(future: Future[T], work: Callable[[], T]) -> None:

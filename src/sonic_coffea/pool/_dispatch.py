@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._channels import OLD_S
-from sonic_coffea.pool._endpoint import EndpointRegistry
-from sonic_coffea.pool._limits import Joining
+from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._endpoints import EndpointRegistry, FallbackPolicy
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Sends slices as endpoints and the bytes in flight have room for them.
+    """Sends slices as endpoints and the bytes in flight have room for them, and ends slices.
 
     Attributes
     ----------
@@ -36,12 +35,16 @@ class Dispatcher:
         self.endpoints = EndpointRegistry(settings, self.rng)
         self.fallback = FallbackPolicy(settings, self.endpoints)
         self.waiting = WaitingSlices()
-        self._joining = Joining()
         self.instructions: list[e.Instruction] = []
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
+        # Until its first quotas come, or until this time, a model may only have so many requests
+        # in flight, over all servers. The first chunks of a thousand processes come at once, and
+        # by the processes' own limits they would fill the servers' queues.
+        self._max_without_quotas, self._quotas_within_s = math.inf, 0.0
+        self._held_until: dict[ModelKey, float] = {}
 
     def assign(self, now: float) -> None:
         """Send each slice that has room now, in the order in which they came.
@@ -57,10 +60,11 @@ class Dispatcher:
         heads = self.waiting.heads()
         while heads:
             request = heads.pop(0)
-            if not self._fits(request):
+            in_flight_bytes = self._in_flight_bytes + request.nbytes
+            # A slice larger than the whole limit travels alone.
+            if in_flight_bytes > self._max_in_flight_bytes and self._in_flight_bytes:
                 return
-            in_flight = sum(x.in_flight.by_model[request.key] for x in self.endpoints)
-            if self._joining.holds_back(request.key, in_flight, now):
+            if self._holds_back(request.key, now):
                 continue
             endpoint = self.endpoints.choose(request, now)
             if endpoint is None:
@@ -70,20 +74,19 @@ class Dispatcher:
             if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
                 self._split(request, now)
             else:
-                self._in_flight_bytes += request.nbytes
+                self._in_flight_bytes = in_flight_bytes
                 self.instructions.append(e.Send(endpoint.begin(request, now)))
             heads = self.waiting.heads()
 
-    def _fits(self, request: RequestSlice) -> bool:
-        # A slice larger than the whole limit travels alone.
-        total_bytes = self._in_flight_bytes + request.nbytes
-        return self._in_flight_bytes == 0 or total_bytes <= self._max_in_flight_bytes
+    def _holds_back(self, key: ModelKey, now: float) -> bool:
+        """Whether requests of a model wait for its first quotas."""
+        if self._max_without_quotas == math.inf:
+            return False
+        until = self._held_until.setdefault(key, now + self._quotas_within_s)
+        in_flight = sum(x.by_model[key] for x in self.endpoints)
+        return now < until and in_flight >= self._max_without_quotas
 
-    def _split(self, request: RequestSlice, now: float) -> None:
-        """Queue a slice as two; answers to the whole come too late."""
-        self._end(request, now)
-        for part in request.halves():
-            self.waiting.put_back(part, now)
+    # The end of attempts and slices
 
     def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it had ended before."""
@@ -91,7 +94,7 @@ class Dispatcher:
             return False
         attempt.settled = True
         attempt.slice.attempts.remove(attempt)
-        self.endpoints.by_url[attempt.url].in_flight.settle(attempt)
+        self.endpoints.by_url[attempt.url].settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
@@ -105,24 +108,18 @@ class Dispatcher:
             self.waiting.take_chosen(request.key, lambda other: other is request)
         for attempt in list(request.attempts):
             self._settle(attempt)
-            channels = self.endpoints.by_url[attempt.url].in_flight.channels
-            old_at = attempt.begun_at + OLD_S
-            if old_at <= now or channels.resets(attempt.channel):
+            channel = self.endpoints.by_url[attempt.url].channels[attempt.channel]
+            old_at = attempt.begun_at + tuning.SILENCE_S
+            if old_at <= now or channel.reset():
                 self.instructions.append(e.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
 
-    def _end_call(self, call: Request, now: float) -> None:
-        """End all slices of a call."""
-        self.waiting.take_chosen(call.key, lambda request: request.call is call)
-        for attempt in [a for x in self.endpoints for a in x.in_flight.attempts]:
-            if attempt.slice.call is call:
-                self._end(attempt.slice, now)
-
-    def _cancel_due(self, now: float) -> None:
-        # They are in the order of the answers, so some are cancelled a little late.
-        while self._to_cancel and self._to_cancel[0][0] <= now:
-            self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
+    def _split(self, request: RequestSlice, now: float) -> None:
+        """Queue a slice as two; answers to the whole come too late."""
+        self._end(request, now)
+        for part in request.halves():
+            self.waiting.put_back(part, now)
 
     def give_up(
         self, request: RequestSlice, url: str | None, error: SonicError, now: float
@@ -134,6 +131,23 @@ class Dispatcher:
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
         self.instructions.append(e.Fail(request, error, url))
+
+    def _end_call(self, call: Request, now: float) -> None:
+        """End all slices of a call."""
+        self.waiting.take_chosen(call.key, lambda request: request.call is call)
+        for request in self._in_flight():
+            if request.call is call:
+                self._end(request, now)
+
+    def calls(self, key: ModelKey) -> set[Request]:
+        """Return the calls of a model whose slices wait or are in flight."""
+        slices = [*self.waiting.of(key), *self._in_flight()]
+        return {request.call for request in slices if request.key == key}
+
+    def _in_flight(self) -> list[RequestSlice]:
+        return [attempt.slice for x in self.endpoints for attempt in x.attempts]
+
+    # The fallback
 
     def start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
         """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
@@ -150,46 +164,3 @@ class Dispatcher:
         if self.fallback.awaited(key, now):
             return None
         return self.endpoints.all_lost_since(key, now)
-
-
-class FallbackPolicy:
-    """Decides when to start the fallback: while no server has a model, or all of them are lost.
-
-    Attributes
-    ----------
-    url : str or None
-        Where it serves, or has served.
-    error : SonicError or None
-        Why it cannot be used: it is not started again.
-    """
-
-    def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
-        self._settings = settings
-        self._endpoints = endpoints
-        self._started_at = -math.inf
-        self.error: SonicError | None = None
-        self.url: str | None = None
-        self.starting = False
-
-    def due_at(self, key: ModelKey, now: float) -> float:
-        """Return when it is to be started for a model; infinity if it is not."""
-        if self._settings.fallback is None or self.error is not None or self.starting:
-            return math.inf
-        endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
-        if endpoint is not None:
-            lost_since = endpoint.breaker.failing_since
-            # It runs, with whatever models, or was restarted in vain.
-            if lost_since is None or lost_since <= self._started_at:
-                return math.inf
-        since = self._endpoints.all_lost_since(key, now)
-        return math.inf if since is None else since + self._settings.fallback_after_s
-
-    def awaited(self, key: ModelKey, now: float) -> bool:
-        """Whether rows of a model may still be scored by it."""
-        return self.starting or self.due_at(key, now) < math.inf
-
-    def started(self, url: str | None, error: SonicError | None, now: float) -> None:
-        """Record where it serves, or why it does not."""
-        self.starting, self.error = False, error or self.error
-        if url is not None:
-            self.url, self._started_at = url, now

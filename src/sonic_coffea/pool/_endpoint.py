@@ -1,10 +1,11 @@
-"""An endpoint: a server's address, and its state as this process sees it."""
+"""An endpoint: a server's address, its state as this process sees it, and what is in flight."""
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
@@ -15,31 +16,28 @@ from sonic_coffea.errors import (
     RouteTimeoutError,
     TokenExpiredError,
 )
-from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
-from sonic_coffea.pool._in_flight import InFlight
-from sonic_coffea.pool._signature import VALID_S, Signatures
+from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._breaker import CircuitBreaker
+from sonic_coffea.pool._channels import Channels
+from sonic_coffea.pool._limits import AdaptiveLimit
+from sonic_coffea.pool._request import Attempt, ModelKey
+from sonic_coffea.pool._signature import Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from random import Random
 
     from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._in_flight import RttStatistics
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._limits import Quota
+    from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# An endpoint that owes responses is probed after this time without any.
-SILENCE_S = 2.0
-LOG_INTERVAL_S = 10.0
-# After this time, larger requests are tried again: the server may have more memory by then.
-REFUSED_S = 60.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What a pool knows of a server at the moment."""
+    """A server as a pool sees it at this moment."""
 
     url: str
     in_flight: int
@@ -49,15 +47,15 @@ class ServerState:
     @property
     def usable(self) -> bool:
         """Whether requests may be sent to it."""
-        return self.circuit != Circuit.OPEN.value
+        return self.circuit != "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointReport:
     """What a pool reports of an endpoint to the scheduler.
 
-    ``models`` has, by model, the requests in flight and the RTT statistics since the last report;
-    ``network_s`` is the time to the server and back, 0 if it is unknown.
+    ``models`` has, for each model, the requests in flight and the RTT statistics since the last
+    report. ``network_s`` is the time to the server and back; 0 if it is unknown.
     """
 
     url: str
@@ -66,291 +64,361 @@ class EndpointReport:
     models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
+@dataclass(slots=True)
+class RttStatistics:
+    """Round trips of a model's requests to an endpoint since the last report.
+
+    Attributes
+    ----------
+    rows, refused : int
+        Rows that were answered, and requests that were refused for lack of capacity.
+    full : float
+        Requests like the last one that make a full batch.
+    trips : dict
+        By size of the requests (bits of the number of rows): number, sum and minimum of the RTTs.
+    """
+
+    rows: int = 0
+    refused: int = 0
+    full: float = 1.0
+    trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+
+    def answered(self, rtt_s: float, rows: int, full: float) -> None:
+        self.rows += rows
+        self.full = full
+        size = rows.bit_length()
+        number, sum_s, min_s = self.trips.get(size, (0, 0.0, rtt_s))
+        self.trips[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
+
+
 class Endpoint:
     """A server as this process sees it.
 
     Attributes
     ----------
-    priority : int
-        Requests go to it while no endpoint of a lower number can take them.
+    priority : float
+        It gets requests only while no usable endpoint has a lower number.
     draining : bool
-        Whether it gets no more requests, and is closed when the last one has ended.
+        Whether it gets no more requests, and is closed after the last one.
+    signatures : dict
+        Whether it has each model.
+    limits : dict
+        The adaptive limit of each model.
+    attempts : dict
+        The attempts in flight, in the order in which they began. Late ones may be at a server that
+        hangs, so they do not count for limits.
+    by_model : Counter
+        The number of attempts in flight that are not late.
+    taken : int
+        The number of attempts so far: by it, endpoints with equal load take turns.
+    late_at : float
+        When an attempt may be late, at the earliest.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
         self._rng = rng
-        self._revalidates_at = 0.0
-        self.priority: float = 0  # the fallback comes after all servers that are named
+        self.priority: float = 0
         self.draining = False
-        self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
-        self.liveness = Liveness()
+        self.signatures = defaultdict[ModelKey, Signature](Signature)
+        self._revalidates_at = 0.0
+        self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
+        # What is in flight
+        self.channels = Channels(settings.channels)
+        limits = settings.max_in_flight, settings.retry_timeout_s
+        self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(*limits))
+        self._quotas: dict[ModelKey, Quota] = {}
+        self.attempts: dict[Attempt, None] = {}
+        self.by_model: Counter[ModelKey] = Counter()
+        self.taken = 0
+        self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
+        # Late responses
+        self._hedges_at_once = settings.hedge_after_s is not None
+        self._most_late_s = self._least_late_s = settings.hedge_after_s or tuning.LATE_S
+        self._answered_from = 0.0  # when the youngest request began that was answered
+        self.late_at = math.inf
+        # Liveness. It owes a response if it was sent a request since its last sign of life, even if
+        # the request was given up; `_active_at` is that sign, or when it began to owe a response.
+        self._owes, self._active_at = False, 0.0
+        self._probed_at: float | None = None
+        self._lives_at = 0.0  # when it last answered a probe
+        # The log
         self._retry_timeout_s = settings.retry_timeout_s
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
-        self.signatures = Signatures(rng)
-        self.in_flight = InFlight(url, settings)
+
+    # Whether it can take requests
+
+    @property
+    def models(self) -> list[ModelKey]:
+        """The models that it has."""
+        return [key for key, signature in self.signatures.items() if signature.valid]
+
+    @property
+    def awaited(self) -> int:
+        """The number of attempts that are not late."""
+        return self.by_model.total()
 
     def lost_since(self, key: ModelKey) -> float | None:
-        """Return since when it is lost, or lacks a model; None if it can serve the model."""
-        since = self.breaker.failing_since, self.signatures.missing_since(key)
+        """Return when it was lost, or was found without a model; None if it can serve the model."""
+        since = self.breaker.failing_since, self.signatures[key].missing_since
         return min((at for at in since if at is not None), default=None)
 
     def retry_at(self, key: ModelKey) -> float:
         """Return when all back-offs that concern a model are over."""
-        paused_until = self.in_flight.limits[key].paused_until
-        return max(self.breaker.retry_at, paused_until, self.signatures.retry_at(key))
+        paused_until = self.limits[key].paused_until
+        return max(self.breaker.retry_at, paused_until, self.signatures[key].retry_at)
 
     def usable(self, key: ModelKey, now: float) -> bool:
         """Whether requests for a model may be sent to it."""
-        passes = self.breaker.circuit(now) is not Circuit.OPEN
-        return passes and not self.draining and key in self.signatures.valid
+        passes = self.breaker.circuit(now) != "open"
+        return passes and not self.draining and self.signatures[key].valid
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
-        room = self.in_flight.room(key, now)
-        if self.breaker.circuit(now) is Circuit.HALF_OPEN:
-            return min(room, 1 - self.in_flight.awaited)
-        # Until something gets through, or all requests in flight are lost, too.
-        held = self.breaker.exhausted(now) and self.in_flight.awaited > 0
-        return 0 if held else room
+        in_flight, limit = self.by_model[key], self.limits[key]
+        if (quota := self.quota(key, now)) is None:
+            room = limit.room(in_flight, now)
+        else:
+            room = min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
+        if self.breaker.circuit(now) == "half-open":
+            return min(room, 1 - self.awaited)
+        if self.breaker.exhausted(now) and self.awaited:
+            return 0  # until a response comes, or these requests are lost, too
+        return room
 
-    def begin(self, request: RequestSlice, now: float) -> Attempt:
-        """Begin an attempt to send a slice."""
-        self.liveness.request_sent(len(self.in_flight), now)
-        return self.in_flight.begin(request, now)
-
-    def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
-        self.liveness.answered(now)
-        if self.breaker.succeed() and self._loss_is_logged:
-            self._loss_is_logged = False
-            logger.warning("%s answers again", self.url)
-        self.signatures.answered(attempt.key)
-        self.in_flight.answered(attempt, rtt_s, now)
-
-    def failed(self, error: SonicError, now: float) -> None:
-        """Take the loss of a request; the endpoint is lost only if all requests are."""
-        self.liveness.owes = False
-        hopeless = self.in_flight.awaited == 0
-        if self.breaker.fail(error, now, hopeless=hopeless):
-            self._lost(error, now)
-        elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:
-            # Its only server may have been restarted, with another model.
-            self._revalidates_at = now + VALID_S
-            self.signatures.revalidate()
-        self.in_flight.channels.plan_renewals(now)
-
-    def probed(self, error: SonicError | None, now: float) -> bool:
-        """Take a probe's result, and return whether the server is silent."""
-        silent = self.liveness.probed(now, live=error is None)
-        if silent and error is not None and self.breaker.open(error, now):
-            self._lost(error, now)
-        return silent
-
-    def _lost(self, error: SonicError, now: float) -> None:
-        """Start slowly and validate again, as another server may come back at this URL."""
-        if now >= self._logs_at:
-            what = "%s; nothing gets through, and requests are sent again for up to %g s"
-            logger.warning(what, error, self._retry_timeout_s)
-            self._loss_is_logged, self._logs_at = True, now + LOG_INTERVAL_S
-        self.in_flight.limits.clear()
-        self.signatures.revalidate()
-
-    def retried(self, error: SonicError, now: float) -> None:
-        """Log how many requests are sent again, at most once in `LOG_INTERVAL_S`."""
-        self._retries += 1
-        if now >= self._logs_at:
-            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
-            logger.warning("%s; %s sent again", error, requests)
-            self._retries, self._logs_at = 0, now + LOG_INTERVAL_S
-
-    def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
-        """Take an error that it gave, other than a loss: perhaps because of the request's size."""
-        key, limit = attempt.key, self.in_flight.limits[attempt.key]
-        if not isinstance(error, (DeadlineError, CancelledError)):
-            self.liveness.answered(now)
-        if too_large:
-            self._refuse_size(error, attempt.slice, now)
-        match error:
-            case RouteTimeoutError():
-                self.breaker.last_error = error
-                limit.halve(now)
-                if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
-                    limit.pause(now, self._rng)
-            case OverloadError():
-                self.breaker.last_error = error
-                self.in_flight.refused(key, now, self._rng, error.retry_after_s)
-            case TokenExpiredError():
-                limit.pause(now, self._rng)
-            case ModelNotFoundError():
-                self.signatures.miss(key, now)
-
-    def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
-        """Send smaller requests for some time, as it refused this one for its size."""
-        if not self.takes(request, now):
-            return
-        _, until = self._refused_bytes.get(request.key, (0, -math.inf))
-        level = logging.DEBUG if now < until else logging.WARNING
-        logger.log(level, "%s; requests of %d bytes are split", error, request.nbytes)
-        self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+    def load(self, key: ModelKey) -> tuple[float, int]:
+        """Return a sort key: of several endpoints, the one with the lowest is used least."""
+        return self.by_model[key] / self.limits[key].value, self.taken
 
     def takes(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
 
-    def state(self, now: float) -> ServerState:
-        error = self.breaker.last_error
-        return ServerState(
-            url=self.url,
-            in_flight=len(self.in_flight),
-            circuit=self.breaker.circuit(now).value,
-            last_error=str(error) if error else None,
-        )
+    def quota(self, key: ModelKey, now: float) -> Quota | None:
+        """Return the quota of a model, unless its lease has ended."""
+        quota = self._quotas.get(key)
+        return quota if quota is not None and now < quota.expires_at else None
 
-    def report(self, models: Iterable[ModelKey]) -> EndpointReport:
-        """Return the events since the last report, also for models without requests here."""
-        valid = [key for key in models if key in self.signatures.valid]
-        return EndpointReport(
-            url=self.url,
-            circuit_open=self.breaker.failing_since is not None,
-            network_s=self.in_flight.channels.round_trip_s,
-            models=self.in_flight.report(valid),
-        )
+    def set_quota(self, key: ModelKey, quota: Quota, now: float) -> None:
+        self._quotas[key] = quota.after(self.quota(key, now))
 
+    def wait_times(self, key: ModelKey) -> list[float]:
+        """Return the times at which the next request for a model may leave."""
+        times = [
+            self.breaker.retry_at,
+            self.limits[key].paused_until,
+            self.signatures[key].retry_at,
+        ]
+        if (quota := self._quotas.get(key)) is not None:
+            times += quota.next_turn_at, quota.expires_at
+        return times
 
-class Liveness:
-    """Probing: whether a server that owes responses is silent.
+    # Requests and their outcomes
 
-    Attributes
-    ----------
-    active_at : float
-        When it last answered anything, or was sent a request while it owed no response.
-    lives_at : float
-        When it last answered a probe.
-    owes : bool
-        Whether it was sent a request since, with no known outcome; also if that was given up.
-    """
+    def begin(self, request: RequestSlice, now: float) -> Attempt:
+        """Begin an attempt to send a slice."""
+        if not self.attempts and not self._owes:
+            self._active_at = now
+        self._owes = True
+        key = request.key
+        used = {attempt.channel for attempt in request.attempts if attempt.url == self.url}
+        channel = self.channels.choose(used, now)
+        self.channels[channel].in_flight += 1
+        self.channels[channel].nbytes += request.nbytes
+        self.by_model[key] += 1
+        self.taken += 1
+        if (quota := self.quota(key, now)) is not None:
+            quota.sent(now)
+        attempt = Attempt(request, self.url, channel, now, self.by_model[key])
+        self.attempts[attempt] = None
+        self.late_at = min(self.late_at, now + self._least_late_s)
+        request.attempts.append(attempt)
+        return attempt
 
-    def __init__(self) -> None:
-        self.active_at = self.lives_at = 0.0
-        self.owes = False
-        self._probed_at: float | None = None
+    def settle(self, attempt: Attempt) -> None:
+        """Make room for others, as an attempt has ended."""
+        channel = self.channels[attempt.channel]
+        channel.in_flight -= 1
+        channel.nbytes -= attempt.slice.nbytes
+        del self.attempts[attempt]
+        if not attempt.late:
+            self.by_model[attempt.key] -= 1
 
-    def answered(self, now: float) -> None:
-        self.active_at, self.owes = now, False
+    def spoke(self, now: float) -> None:
+        """Take a sign of life: any answer."""
+        self._active_at, self._owes = now, False
 
-    def request_sent(self, others_in_flight: int, now: float) -> None:
-        if not others_in_flight and not self.owes:
-            self.active_at = now
-        self.owes = True
+    def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
+        """Take a response to a request."""
+        self.spoke(now)
+        if self.breaker.succeed() and self._loss_is_logged:
+            self._loss_is_logged = False
+            logger.warning("%s answers again", self.url)
+        self.signatures[attempt.key].answered()
+        self.channels[attempt.channel].answered()
+        self._answered_from = max(self._answered_from, attempt.begun_at)
+        if attempt.late:  # it was slow, and did not hang
+            self._least_late_s = min(2 * self._least_late_s, self._most_late_s)
+        key, rows = attempt.key, attempt.slice.rows
+        full = (attempt.slice.call.contract.max_rows or rows) / rows
+        self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
+        self._rtt[key].answered(rtt_s, rows, full)
 
-    def due_at(self, in_flight: int) -> float:
-        """Return when it is to be probed, unless it answers before."""
-        waits = in_flight and self._probed_at is None
-        return self.active_at + SILENCE_S if waits else math.inf
+    def failed(self, error: SonicError, now: float) -> None:
+        """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
+        self._owes = False
+        hopeless = self.awaited == 0
+        if self.breaker.fail(error, now, hopeless=hopeless):
+            self._lost(error, now)
+        elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:
+            # Its only server may have been restarted, with another model.
+            self._revalidates_at = now + tuning.VALID_S
+            self.revalidate()
+        self.channels.plan_renewals(now)
+
+    def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
+        """Take an error other than a loss; `too_large`: the size of the request may be why."""
+        key, limit = attempt.key, self.limits[attempt.key]
+        if not isinstance(error, (DeadlineError, CancelledError)):
+            self.spoke(now)
+        if too_large:
+            self._refuse_size(error, attempt.slice, now)
+        match error:
+            case RouteTimeoutError():
+                self.breaker.last_error = error
+                limit.halve(now)
+                if not self.by_model[key]:  # the route may cut all requests, and at once
+                    limit.pause(now, self._rng)
+            case OverloadError():
+                self.breaker.last_error = error
+                limit.refused(self.by_model[key], now, self._rng, error.retry_after_s)
+                self._rtt[key].refused += 1
+            case TokenExpiredError():
+                limit.pause(now, self._rng)
+            case ModelNotFoundError():
+                self.signatures[key].miss(now, self._rng)
+
+    def retried(self, error: SonicError, now: float) -> None:
+        """Log the number of requests that are sent again, at most once in `LOG_INTERVAL_S`."""
+        self._retries += 1
+        if now >= self._logs_at:
+            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
+            logger.warning("%s; %s sent again", error, requests)
+            self._retries, self._logs_at = 0, now + tuning.LOG_INTERVAL_S
+
+    def revalidate(self) -> None:
+        """Have its models validated again, as another server may come back at this URL."""
+        for signature in self.signatures.values():
+            signature.valid = False
+
+    def _lost(self, error: SonicError, now: float) -> None:
+        """Forget its limits and validate again, as another server may come back at this URL."""
+        if now >= self._logs_at:
+            what = "%s; nothing gets through, and requests are sent again for up to %g s"
+            logger.warning(what, error, self._retry_timeout_s)
+            self._loss_is_logged, self._logs_at = True, now + tuning.LOG_INTERVAL_S
+        self.limits.clear()
+        self.revalidate()
+
+    def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
+        """Have requests of this size split for some time, as it refused this one for its size."""
+        if not self.takes(request, now):
+            return
+        _, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        level = logging.DEBUG if now < until else logging.WARNING
+        logger.log(level, "%s; requests of %d bytes are split", error, request.nbytes)
+        self._refused_bytes[request.key] = request.nbytes, now + tuning.RECHECK_S
+
+    # Silence and late responses
+
+    @property
+    def probe_at(self) -> float:
+        """When to probe it, unless it answers before; infinity if it owes nothing."""
+        waits = self.attempts and self._probed_at is None
+        return self._active_at + tuning.SILENCE_S if waits else math.inf
 
     def start_probe(self, now: float) -> None:
         self._probed_at = now
 
-    def probed(self, now: float, *, live: bool) -> bool:
-        """Take the probe's result, and return whether the server is silent.
+    def probed(self, error: SonicError | None, now: float) -> bool:
+        """Take a probe's result, and return whether the server is lost.
 
-        An answer since the probe began counts more than the probe.
+        It is not if it has answered a request since the probe began.
         """
         probed_at, self._probed_at = self._probed_at, None
-        self.owes = False
-        if live:
-            self.active_at = self.lives_at = now
+        self._owes = False
+        if error is None:
+            self._active_at = self._lives_at = now
             return False
-        return probed_at is None or self.active_at <= probed_at
+        silent = probed_at is None or self._active_at <= probed_at
+        if silent and self.breaker.open(error, now):
+            self._lost(error, now)
+        return silent
 
+    def overtaken(self, attempt: Attempt) -> bool:
+        """Whether a request that was sent later, or at the same time, has been answered."""
+        return attempt.begun_at <= self._answered_from
 
-class EndpointRegistry:
-    """The endpoints of a pool, by URL.
+    def hedge_won(self, now: float) -> None:
+        """Hedge the next late request sooner, as the server of this one hung."""
+        self._least_late_s = max(self._least_late_s / 2, tuning.MIN_LATE_S)
+        self.late_at = min(self.late_at, now + self._least_late_s)
 
-    Attributes
-    ----------
-    by_url : dict
-        The endpoints; that of an attempt stays while the attempt is in flight.
-    servers : tuple of str
-        Their URLs, without the fallback's.
-    """
+    def take_late(self, now: float) -> list[Attempt]:
+        """Return the attempts that have become late, which no longer count for limits."""
+        awaited = [attempt for attempt in self.attempts if not attempt.late]
+        late = [attempt for attempt in awaited if self._is_late(attempt, now)]
+        if late and self._least_late_s == self._most_late_s:
+            # While they were in flight, the limit has grown by the places that they held.
+            for key, places in Counter(attempt.key for attempt in late).items():
+                self.limits[key].release(places)
+        for attempt in late:
+            attempt.late = True
+            self.by_model[attempt.key] -= 1
+            self.channels[attempt.channel].late(now)
+        least_s, self.late_at = self._least_late_s, math.inf
+        if oldest := next((attempt for attempt in awaited if not attempt.late), None):
+            self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
+        return late
 
-    def __init__(self, settings: Settings, rng: Random) -> None:
-        self._settings = settings
-        self._rng = rng
-        self.by_url: dict[str, Endpoint] = {}
-        self.set_servers(settings.servers, None)
+    def _is_late(self, attempt: Attempt, now: float) -> bool:
+        """Whether an attempt has waited longer than usual, while the server answers others."""
+        attempts = len(attempt.slice.attempts)
+        late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
+        if late_s is None:
+            travels_s = attempt.slice.nbytes / tuning.UNKNOWN_BYTES_PER_S
+            late_s = 0.0 if self._hedges_at_once else tuning.UNKNOWN_S * attempts + travels_s
+        back_off = max(1.0, attempts / tuning.MAX_RETRIES)
+        late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
+        if now < late_at:
+            return False
+        hangs = self._hedges_at_once or self._least_late_s < self._most_late_s
+        return hangs or self.overtaken(attempt) or self._lives_at > late_at
 
-    def __iter__(self) -> Iterator[Endpoint]:
-        return iter(self.by_url.values())
+    # What others are told
 
-    @property
-    def active(self) -> list[Endpoint]:
-        """The endpoints that are not draining."""
-        return [endpoint for endpoint in self if not endpoint.draining]
+    def state(self, now: float) -> ServerState:
+        error = self.breaker.last_error
+        return ServerState(
+            url=self.url,
+            in_flight=len(self.attempts),
+            circuit=self.breaker.circuit(now),
+            last_error=str(error) if error else None,
+        )
 
-    def set_servers(self, servers: Sequence[str], fallback: str | None) -> None:
-        """Add and drain endpoints, so that these are the active ones."""
-        self.servers = tuple(servers)
-        urls = list(servers) if fallback is None else [*servers, fallback]
-        new = [url for url in urls if url not in self.by_url]
-        # Many processes start at the same time, and must not all turn to the same server.
-        self._rng.shuffle(new)
-        for url in new:
-            self.by_url[url] = Endpoint(url, self._settings, self._rng)
-        ordered = self._settings.balance == "priority"
-        for url, endpoint in self.by_url.items():
-            endpoint.draining = url not in urls
-            endpoint.priority = urls.index(url) if ordered and url in urls else 0
-        if fallback is not None and fallback not in servers:
-            self.by_url[fallback].priority = math.inf
+    def report(self, models: Iterable[ModelKey]) -> EndpointReport:
+        """Return what happened since the last report.
 
-    def remove_drained(self) -> list[str]:
-        """Remove endpoints that are draining and have nothing in flight; return their URLs."""
-        urls = [e.url for e in self if e.draining and not e.in_flight]
-        for url in urls:
-            del self.by_url[url]
-        return urls
-
-    def candidates(self, key: ModelKey, now: float) -> list[Endpoint]:
-        """Return the endpoints that may have a model: those that have not been rejected for it."""
-        return [e for e in self.active if e.signatures.rejection(key, now) is None]
-
-    def all_lost_since(self, key: ModelKey, now: float) -> float | None:
-        """Return since when the last endpoint of a model is lost, or lacks it."""
-        since = [endpoint.lost_since(key) for endpoint in self.candidates(key, now)]
-        lost = [at for at in since if at is not None]
-        return max(lost, default=-math.inf) if len(lost) == len(since) else None
-
-    def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
-        """Return the endpoint that is to get a slice, if one has room for it."""
-        usable = [e for e in self if e.usable(request.key, now)]
-        if request.inference_failures:  # the endpoint that failed on these rows comes last
-            usable = [e for e in usable if e.url != request.last_url] or usable
-        late = {attempt.url for attempt in request.attempts}
-        elsewhere = [e for e in usable if e.url not in late] if late else []
-        return self._least_used(elsewhere, request, now) or self._least_used(usable, request, now)
-
-    def _least_used(
-        self, usable: list[Endpoint], request: RequestSlice, now: float
-    ) -> Endpoint | None:
-        if not usable:
-            return None
-        key = request.key
-        highest = min([e.priority for e in usable])
-        usable = [e for e in usable if e.priority == highest]
-        # An endpoint without a quota, beside others that have one, will soon have one, too.
-        allocated = [e for e in usable if e.in_flight.quota(key, now)]
-        able = [e for e in allocated or usable if e.room(key, now) > 0]
-        if len(able) <= 1:
-            return able[0] if able else None
-
-        def load(endpoint: Endpoint) -> tuple[bool, float, int]:
-            in_flight = endpoint.in_flight
-            used = in_flight.by_model[key] / in_flight.limits[key].value
-            # The endpoint that has just lost these rows is the last to get them again.
-            return endpoint.url == request.last_url, used, in_flight.taken
-
-        return min(able, key=load)
+        It has the models with requests here, and those of the given models that are served here.
+        """
+        keys = [*self.by_model, *(key for key in models if self.signatures[key].valid)]
+        report = EndpointReport(
+            url=self.url,
+            circuit_open=self.breaker.failing_since is not None,
+            network_s=self.channels.round_trip_s,
+            models={key: (self.by_model[key], self._rtt[key]) for key in dict.fromkeys(keys)},
+        )
+        self._rtt.clear()
+        return report

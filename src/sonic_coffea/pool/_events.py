@@ -1,9 +1,12 @@
-"""The events that the pool's core takes, and the instructions that it returns."""
+"""The events that the pool's core takes, and the instructions that it returns.
+
+A response is both: the core returns the event `Answered` if this response is the one that counts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,18 +17,6 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract, Response
 
 
-class Event:
-    """Anything that the core has to know."""
-
-    __slots__ = ()
-
-
-class Instruction:
-    """Anything that the engine has to do for the core."""
-
-    __slots__ = ()
-
-
 @dataclass(slots=True, eq=False)
 class ContractRequest:
     """A caller that waits for a contract; errors name its timeout."""
@@ -34,30 +25,29 @@ class ContractRequest:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted(Event):
+# Events
+
+
+class Submitted(NamedTuple):
     """A call has slices to send."""
 
     slices: Sequence[RequestSlice]
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded(Event):
+class CallEnded(NamedTuple):
     """A call is over: its slices need not be sent."""
 
     call: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Sent(Event):
+class Sent(NamedTuple):
     """The rows of an attempt are packed, and leave this process."""
 
     attempt: Attempt
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answered(Event):
+class Answered(NamedTuple):
     """A response has come; ``packing_at`` is when packing began."""
 
     attempt: Attempt
@@ -67,26 +57,23 @@ class Answered(Event):
     received_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(Event):
-    """A request has failed: `sent`, or before it left, so that no other endpoint helps."""
+class Failed(NamedTuple):
+    """An attempt has failed; if it was not `sent`, no other endpoint helps."""
 
     attempt: Attempt
     error: SonicError
     sent: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Probed(Event):
+class Probed(NamedTuple):
     """A liveness probe has ended: with an error if the server does not live."""
 
     url: str
     error: SonicError | None
 
 
-@dataclass(frozen=True, slots=True)
-class Validated(Event):
-    """A server has given a model's contract, or has failed to.
+class Validated(NamedTuple):
+    """A server has described a model, or has failed to.
 
     ``round_trip_s`` is the time to the server and back; 0 if that is not known.
     """
@@ -97,30 +84,26 @@ class Validated(Event):
     round_trip_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ContractRequested(Event):
+class ContractRequested(NamedTuple):
     """A caller asks for a contract; `anew`: from the servers, even if one is known."""
 
     request: ContractRequest
     anew: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContractWithdrawn(Event):
+class ContractWithdrawn(NamedTuple):
     """The deadline of a caller that waits for a contract has passed."""
 
     request: ContractRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ServersChanged(Event):
+class ServersChanged(NamedTuple):
     """These are the servers from now on."""
 
     servers: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerJoined(Event):
+class SchedulerJoined(NamedTuple):
     """The scheduler bounds the start.
 
     Before ``starts_at``, no server is contacted. Until a model's quotas come, within
@@ -132,45 +115,43 @@ class SchedulerJoined(Event):
     quotas_within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class QuotasReceived(Event):
+class QuotasReceived(NamedTuple):
     """The scheduler allocates quotas, for the length of a lease."""
 
     quotas: Mapping[tuple[str, ModelKey], Quota]
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FallbackStarted(Event):
+class FallbackStarted(NamedTuple):
     """The fallback serves at a URL, or there is an error why it cannot be used."""
 
     url: str | None
     error: SonicError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Send(Instruction):
+CallEvent = Submitted | CallEnded | ContractRequested | ContractWithdrawn
+AttemptEvent = Sent | Answered | Failed
+ServerEvent = Probed | Validated | ServersChanged | FallbackStarted
+Event = CallEvent | AttemptEvent | ServerEvent | SchedulerJoined | QuotasReceived
+"""Anything that the core has to know."""
+
+
+# Instructions
+
+
+class Send(NamedTuple):
     """Pack the rows of an attempt, and send them."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel(Instruction):
+class Cancel(NamedTuple):
     """Cancel an attempt, whose outcome does not matter any more."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver(Instruction):
-    """Put a response in its place."""
-
-    answered: Answered
-
-
-@dataclass(frozen=True, slots=True)
-class Count(Instruction):
+class Count(NamedTuple):
     """Count a failed attempt: as a retry if its rows are sent again."""
 
     attempt: Attempt
@@ -178,8 +159,7 @@ class Count(Instruction):
     retried: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fail(Instruction):
+class Fail(NamedTuple):
     """Give up a slice; ``url`` is the endpoint whose failure it was."""
 
     slice: RequestSlice
@@ -187,52 +167,51 @@ class Fail(Instruction):
     url: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Probe(Instruction):
+class Probe(NamedTuple):
     """Ask a server whether it lives."""
 
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class Validate(Instruction):
+class Validate(NamedTuple):
     """Ask a server for a model's contract."""
 
     url: str
     key: ModelKey
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve(Instruction):
+class Resolve(NamedTuple):
     """Give a caller a model's contract, or an error."""
 
     request: ContractRequest
     outcome: Contract | SonicError
 
 
-@dataclass(frozen=True, slots=True)
-class Publish(Instruction):
+class Publish(NamedTuple):
     """Keep a model's contract for callers on other threads; None: drop it."""
 
     key: ModelKey
     contract: Contract | None
 
 
-@dataclass(frozen=True, slots=True)
-class StartFallback(Instruction):
+class StartFallback(NamedTuple):
     """Start the fallback, or use the one that runs on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect(Instruction):
+class Reconnect(NamedTuple):
     """Replace a connection to a server; it carries no requests."""
 
     url: str
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class Close(Instruction):
+class Close(NamedTuple):
     """Close the connections to a drained server."""
 
     url: str
+
+
+AttemptInstruction = Send | Cancel | Answered | Count
+ServerInstruction = Probe | Validate | Reconnect | Close | StartFallback
+Instruction = AttemptInstruction | ServerInstruction | Fail | Resolve | Publish
+"""Anything that the engine has to do for the core."""

@@ -16,15 +16,12 @@ from sonic_coffea.errors import (
     ServerLostError,
     TokenExpiredError,
 )
+from sonic_coffea.pool import _tuning as tuning
 
 if TYPE_CHECKING:
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._request import Attempt
     from sonic_coffea.pool._settings import Settings
-
-# A request that a route cuts is split into eighths, while others are in flight beside it. Smaller
-# parts of a request that is too large back off.
-MAX_SPLITS = 3
 
 
 class Decision(Enum):
@@ -49,7 +46,7 @@ def classify(  # noqa: PLR0911  a table
     request = attempt.slice
     splits = request.rows > 1 and not request.whole
     # Other requests in flight may be why a route is slow; then parts take as long.
-    cut = splits and (attempt.in_flight == 1 or request.splits < MAX_SPLITS)
+    cut = splits and (attempt.in_flight == 1 or request.splits < tuning.MAX_RETRIES - 1)
     match error:
         case RouteTimeoutError() if cut:
             return Decision.SPLIT, settings.request_timeout_s

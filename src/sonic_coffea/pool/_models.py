@@ -1,28 +1,18 @@
-"""The models of servers: what each server has, whether it is the one meant, and who asks."""
+"""The models of servers: which server has a model, and whether it is the right one."""
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import (
-    CancelledError,
-    ContractError,
-    DeadlineError,
-    InferenceError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    OverloadError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import Circuit
-from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._signature import QUIET_S, VALID_S, merge, serves
+from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._signature import merge, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,18 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After the first answer, the other servers have this time: one that hangs must not delay a call.
-OTHERS_S = 1.0
-# If no server was ever reached, its URL is wrong or it does not run: it is not one that restarts.
-FIRST_CONTACT_S = 3.0
 TRANSIENT = (
-    CancelledError,
-    DeadlineError,
-    InferenceError,
-    ModelNotReadyError,
-    OverloadError,
-    ServerLostError,
-    TokenExpiredError,
+    errors.CancelledError,
+    errors.DeadlineError,
+    errors.InferenceError,
+    errors.ModelNotReadyError,
+    errors.OverloadError,
+    errors.ServerLostError,
+    errors.TokenExpiredError,
 )
 """Failures after which another try may succeed."""
 
@@ -56,12 +42,30 @@ def passes(error: SonicError) -> bool:
 
 
 @dataclass(slots=True)
-class KnownContract:
-    """A contract, and when servers gave it; stale if there was a reason to doubt it since."""
+class Known:
+    """What is known of a model.
 
-    contract: Contract
-    received_at: float
+    Attributes
+    ----------
+    contract : Contract or None
+        What servers said last, at `received_at`; None before that, or if it must be asked again.
+    stale : bool
+        Whether there has been a reason to doubt it since.
+    of_servers : Contract or None
+        The last contract that did not come from the fallback alone. It is kept, because a fallback
+        must have the model of the servers, however long they have been gone.
+    described : bool
+        Whether any server has ever described the model.
+    compared : bool
+        Whether a warning has said that nobody knows if the fallback has the same file.
+    """
+
+    contract: Contract | None = None
+    received_at: float = -math.inf
     stale: bool = False
+    of_servers: Contract | None = None
+    described: bool = False
+    compared: bool = False
 
 
 @dataclass(slots=True)
@@ -71,35 +75,34 @@ class Discovery:
     Attributes
     ----------
     wakes_at : float
-        When it goes on without an event: with the next round, or without servers that hang.
-    in_round : bool
-        Whether the servers are being asked.
+        When it continues without an event: with the next round, or without servers that hang.
+    awaited : set of str or None
+        The servers that have not answered in this round; None between rounds.
     contracts, failures : dict
-        By URL: the contracts of this round, and each server's last error.
-    failing_since : float or None
-        When the first round without a contract ended.
+        By URL: the contracts, with which the last round ends, and each server's last error.
+    failing_since : float
+        When the first round without a contract ended; infinity before that.
     transient : bool
         Whether a server failed in a way that may pass. A lost server may be back before its model
-        is, so later failures do not change this.
+        is loaded, so later failures do not change this.
     """
 
     key: ModelKey
     wakes_at: float
-    in_round: bool = False
     requests: list[e.ContractRequest] = field(default_factory=list)
-    awaited: set[str] = field(default_factory=set)
+    awaited: set[str] | None = None
     contracts: dict[str, Contract] = field(default_factory=dict)
     failures: dict[str, SonicError] = field(default_factory=dict)
-    failing_since: float | None = None
+    failing_since: float = math.inf
     transient: bool = False
 
     def unavailable(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
         name, version = self.key
-        errors = [*self.failures.values(), ServerLostError("no server has answered")]
-        missing = (error for error in errors if isinstance(error, ModelNotFoundError))
-        error = next(missing, errors[0]).at(model=name, version=version)
-        if isinstance(error, ServerLostError) and "sonic-coffea check" not in error.message:
+        told = [*self.failures.values(), errors.ServerLostError("no server has answered")]
+        missing = (error for error in told if isinstance(error, errors.ModelNotFoundError))
+        error = next(missing, told[0]).at(model=name, version=version)
+        if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
             where = error.server or next(iter(servers))
             return error.because(f"sonic-coffea check {where} {name} tries it step by step")
         return error
@@ -112,52 +115,31 @@ class ServedModels:
     ----------
     starts_at : float
         Before it, no discovery begins.
+    answered_at : float
+        When a request was answered last.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._endpoints = dispatcher.endpoints
-        self._fallback = dispatcher.fallback
-        self._waiting = dispatcher.waiting
-        self._instructions = dispatcher.instructions
-        self._timeout_s = dispatcher.settings.retry_timeout_s
-        self._known: dict[ModelKey, KnownContract] = {}
-        # Not forgotten: a fallback must have the model of the servers, however long they are gone.
-        self._of_servers: dict[ModelKey, Contract] = {}
-        self._seen: set[ModelKey] = set()
-        self._answered_at = -math.inf
+    def __init__(self, core: Dispatcher) -> None:
+        self._core = core
+        self._endpoints = core.endpoints
+        self._fallback = core.fallback
+        self._waiting = core.waiting
+        self._instructions = core.instructions
+        self._timeout_s = core.settings.retry_timeout_s
+        self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
         self.discoveries: dict[ModelKey, Discovery] = {}
-        self._not_compared: set[str] = set()
-        self.starts_at = -math.inf
+        self.answered_at = self.starts_at = -math.inf
 
     def advance(self, now: float) -> None:
-        """Go on with the discoveries that are due."""
+        """Continue the discoveries that are due."""
         for discovery in list(self.discoveries.values()):
-            if not discovery.in_round:
+            if discovery.awaited is None:
                 self._begin_round(discovery, now)
             elif not discovery.awaited or now >= discovery.wakes_at:
                 if discovery.contracts:
                     self._conclude(discovery, now)
                 else:
                     self._plan_round(discovery, now)
-
-    def _valid(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract, unless it is in doubt."""
-        if (known := self._known.get(key)) is None:
-            return None
-        # Only while rows wait or are in flight, a lost server is noticed.
-        used = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        quiet_since = now if used else max(self._answered_at, known.received_at)
-        lost = known.stale and now - known.received_at >= VALID_S
-        return None if lost or now - quiet_since >= QUIET_S else known.contract
-
-    def answered(self, key: ModelKey, version: str, now: float) -> None:
-        """Take the version of a response; if it is a new one, servers are asked anew."""
-        self._answered_at = now
-        known = self._contract(key)
-        # Some servers name no version.
-        if known and key.version is None and len({version, known.version} - {""}) > 1:
-            self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -178,262 +160,299 @@ class ServedModels:
             return
         discovery.requests.remove(request)
         what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
-        error: SonicError = DeadlineError(what, model=request.key.name, version=request.key.version)
+        error: SonicError = errors.DeadlineError(
+            what, model=request.key.name, version=request.key.version
+        )
         for reason in list(discovery.failures.values())[:1]:
             error = error.because(str(reason))
         self._instructions.append(e.Resolve(request, error))
         if not discovery.requests:
             del self.discoveries[request.key]
 
-    def validated(self, event: e.Validated, now: float) -> None:
-        """Take a server's contract of a model, or its error."""
-        key, url, outcome = event.key, event.url, event.outcome
-        expected = self._contract(key)
-        if (
-            url == self._fallback.url
-        ):  # it must have the model of the servers, even if they are gone
-            expected = expected or self._of_servers.get(key)
-        if (discovery := self.discoveries.get(key)) is not None:
-            self._discovered(discovery, event, expected, now)
-            if url != self._fallback.url:
-                expected = None  # compared when the others have answered, too
-        endpoint = self._endpoints.by_url.get(url)
-        if endpoint is None:
-            return
-        # A server that answers late must have the model that is known by now.
-        expected = endpoint.signatures.validating.pop(key, None) or expected
-        if not isinstance(outcome, SonicError):
-            endpoint.liveness.answered(now)
-            endpoint.in_flight.channels.round_trip_s = event.round_trip_s
-            self._seen.add(key)
-            if expected is None or serves(outcome, expected):
-                endpoint.signatures.accept(key, now)
-                self._compare_files(endpoint, outcome, expected)
-                if expected is not None and outcome.digest != expected.digest:
-                    self.mark_stale()  # the digest of the rows that it gets is unknown
-            else:
-                self._reject(endpoint, key, outcome, expected, now)
-        else:
-            self._not_told(endpoint, key, outcome, now)
-
-    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
-        """Take the error of a server that was asked for a contract; it is asked again later."""
-        if isinstance(error, ModelNotFoundError):
-            endpoint.liveness.answered(now)
-            endpoint.signatures.lack(key, now)
-            self._fail_if_lost(key, endpoint.url, error, now)
-            return
-        if isinstance(error, OverloadError):
-            endpoint.liveness.answered(now)
-            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, error.retry_after_s)
-            return
-        if not isinstance(error, ServerLostError):  # the retry budget bounds losses
-            endpoint.signatures.failed(key, now)
-        if isinstance(error, CancelledError):  # its connection was renewed
-            return
-        if isinstance(error, DeadlineError):
-            endpoint.in_flight.channels.late(0, now - SILENT_S)
-        endpoint.failed(error, now)
-        self.mark_stale()
-        self._fail_if_lost(key, endpoint.url, error, now)
-
-    def _discovered(
-        self, discovery: Discovery, event: e.Validated, expected: Contract | None, now: float
-    ) -> None:
-        """Have a discovery take an answer."""
-        url, outcome = event.url, event.outcome
-        if url not in discovery.awaited:
-            return
-        discovery.awaited.discard(url)
-        if isinstance(outcome, SonicError):
-            discovery.failures[url] = outcome
-            discovery.transient |= passes(outcome)
-            return
-        discovery.wakes_at = min(discovery.wakes_at, now + OTHERS_S)
-        # A fallback tells nothing new of a model that is known, or that it has otherwise.
-        fits = expected is None or (discovery.key not in self._known and serves(outcome, expected))
-        if fits or url != self._fallback.url:
-            discovery.contracts[url] = outcome
-
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
         for key in self._waiting.models():
             for endpoint in self._endpoints:
-                passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
-                paused = now < endpoint.in_flight.limits[key].paused_until
+                passes = endpoint.breaker.circuit(now) != "open"
+                paused = now < endpoint.limits[key].paused_until
                 asks = passes and not endpoint.draining and not paused
-                if asks and endpoint.signatures.due(key, now):
+                if asks and endpoint.signatures[key].due(now):
                     self._validate(endpoint, key)
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
-        request = self._waiting.first(key)
-        endpoint.signatures.validating[key] = None if request is None else request.call.contract
-        self._instructions.append(e.Validate(endpoint.url, key))
+    def validated(self, event: e.Validated, now: float) -> None:
+        """Take a server's contract of a model, or its error."""
+        key, url, outcome = event.key, event.url, event.outcome
+        known, is_fallback = self._known[key], url == self._fallback.url
+        # A fallback must have the model of the servers, even if they are gone.
+        expected = known.contract or (known.of_servers if is_fallback else None)
+        discovery = self.discoveries.get(key)
+        if discovery is not None and discovery.awaited and url in discovery.awaited:
+            discovery.awaited.discard(url)
+            self._discovered(discovery, event, expected, now)
+        if discovery is not None and not is_fallback:
+            expected = None  # compared when the others have answered, too
+        endpoint = self._endpoints.by_url.get(url)
+        if endpoint is None:
+            return
+        signature = endpoint.signatures[key]
+        # A server that answers late must have the model that is known by now.
+        expected = signature.expected or expected
+        signature.asked, signature.expected = False, None
+        if isinstance(outcome, SonicError):
+            self._not_told(endpoint, key, outcome, now)
+            return
+        endpoint.spoke(now)
+        endpoint.channels.round_trip_s = event.round_trip_s
+        known.described = True
+        if expected is not None and not serves(outcome, expected):
+            self._reject(endpoint, key, outcome, expected, now)
+        elif expected is not None and self._lacks_version(endpoint, key, outcome, expected, now):
+            signature.lack(now, self._core.rng)
+        else:
+            signature.accept(now)
+            if is_fallback and not known.compared:
+                known.compared = self._warn_if_not_comparable(url, outcome, expected)
+            if expected is not None and outcome.digest != expected.digest:
+                self.mark_stale()  # the digest of the rows that it gets is unknown
 
     def fail_unroutable(self, now: float) -> None:
         """Give up slices that no endpoint can take any more."""
         for key in self._waiting.models():
             candidates = self._endpoints.candidates(key, now)
             if not candidates and not self._fallback.awaited(key, now):
-                gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
-                error = self._unroutable(key, now, gone)
-                for request in self._waiting.take_all(key):
-                    self._dispatcher.give_up(request, None, error, now)
+                gone = errors.ModelNotFoundError(f"no server has model {key.name!r} any more")
+                self._give_up_waiting(key, None, gone, now)
 
-    def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
-        """Return why no endpoint can take a model: another model counts more than none."""
-        reasons = [x.signatures.rejection(key, now) for x in self._endpoints.active]
-        return next((reason for reason in reasons if reason is not None), error)
+    def forget(self, key: ModelKey) -> None:
+        """Have the servers asked for a contract again."""
+        if self._known[key].contract is not None:
+            self._known[key].contract = None
+            self._instructions.append(e.Publish(key, None))
+
+    def mark_stale(self) -> None:
+        """Doubt contracts, as a server refused rows, or was lost and may have other models now."""
+        for key, known in self._known.items():
+            if known.contract is not None and not known.stale:
+                known.stale = True
+                self._instructions.append(e.Publish(key, None))
+
+    def _valid(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract, unless it is in doubt."""
+        known = self._known[key]
+        # A lost server is noticed only while rows wait or are in flight.
+        used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
+        quiet_since = now if used else max(self.answered_at, known.received_at)
+        lost = known.stale and now - known.received_at >= tuning.VALID_S
+        return None if lost or now - quiet_since >= tuning.QUIET_S else known.contract
+
+    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
+        request, signature = self._waiting.first(key), endpoint.signatures[key]
+        signature.asked = True
+        signature.expected = None if request is None else request.call.contract
+        self._instructions.append(e.Validate(endpoint.url, key))
+
+    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+        """Take the error of a server that was asked for a contract; it is asked again later."""
+        rng = self._core.rng
+        if isinstance(error, errors.ModelNotFoundError):
+            endpoint.spoke(now)
+            endpoint.signatures[key].lack(now, rng)
+            self._fail_if_lost(key, endpoint.url, error, now)
+            return
+        if isinstance(error, errors.OverloadError):
+            endpoint.spoke(now)
+            endpoint.limits[key].pause(now, rng, error.retry_after_s)
+            return
+        # The retry budget bounds losses, unless requests in flight keep the circuit closed.
+        if not isinstance(error, errors.ServerLostError) or endpoint.breaker.exhausted(now):
+            endpoint.signatures[key].failed(now, rng)
+        if isinstance(error, errors.CancelledError):  # its connection was renewed
+            return
+        if isinstance(error, errors.DeadlineError):
+            endpoint.channels[0].late(now - tuning.LATE_S)
+        endpoint.failed(error, now)
+        self.mark_stale()
+        self._fail_if_lost(key, endpoint.url, error, now)
+
+    def _lacks_version(
+        self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
+    ) -> bool:
+        """Return whether requests for the newest version did not find it at an endpoint.
+
+        If no server has it any more, the version that is there scores the rows that are left.
+        """
+        newer = key.version is None and actual.version != expected.version
+        if not newer or endpoint.signatures[key].missing_since is None:
+            return False
+        if self._endpoints.all_lost_since(key, now) is None:
+            return True
+        logger.warning(
+            "no server has version %s of model %s any more, which has scored some rows of a call; "
+            "version %s scores the others, as its attributes say",
+            *(expected.version, key.name, actual.version),
+        )
+        self.forget(key)
+        for call in self._core.calls(key):
+            version, digest = actual.version, actual.digest
+            call.contract = replace(call.contract, version=version, digest=digest)
+        return False
+
+    def _discovered(
+        self, discovery: Discovery, event: e.Validated, expected: Contract | None, now: float
+    ) -> None:
+        """Record a server's answer in a discovery."""
+        url, outcome = event.url, event.outcome
+        if isinstance(outcome, SonicError):
+            discovery.failures[url] = outcome
+            discovery.transient |= passes(outcome)
+            return
+        discovery.wakes_at = min(discovery.wakes_at, now + tuning.LATE_S)
+        # A fallback counts only if no contract is known, and if it has the model of the servers.
+        new = self._known[discovery.key].contract is None
+        fits = expected is None or (new and serves(outcome, expected))
+        if fits or url != self._fallback.url:
+            discovery.contracts[url] = outcome
 
     def _begin_round(self, discovery: Discovery, now: float) -> None:
-        """Ask the servers, if it is time; a fallback that starts is waited for."""
+        """Ask the servers if it is time, but wait for a fallback that is starting."""
         key = discovery.key
-        self._dispatcher.start_fallback(key, now)
+        self._core.start_fallback(key, now)
         if self._fallback.starting:
             discovery.wakes_at = math.inf
         elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
-            endpoints = self._endpoints.active
-            # If no server answers now, the contract that is known serves.
-            until = now + OTHERS_S if key in self._known else math.inf
-            discovery.in_round, discovery.wakes_at, discovery.contracts = True, until, {}
-            discovery.awaited = {endpoint.url for endpoint in endpoints}
-            failures = discovery.failures.items()
-            discovery.failures = {u: error for u, error in failures if u in discovery.awaited}
-            for endpoint in endpoints:
-                if key not in endpoint.signatures.validating:
+            known = self._known[key].contract is not None
+            # If no server answers in this time, the known contract is used.
+            discovery.wakes_at = now + tuning.LATE_S if known else math.inf
+            awaited = {endpoint.url for endpoint in self._endpoints.active}
+            discovery.failures = {u: x for u, x in discovery.failures.items() if u in awaited}
+            discovery.awaited = awaited
+            for endpoint in self._endpoints.active:
+                if not endpoint.signatures[key].asked:
                     self._validate(endpoint, key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
-        key = discovery.key
-        for url in discovery.awaited:
+        """Merge the contracts of a round; a server that alone has another model gets no rows."""
+        key, contracts = discovery.key, discovery.contracts
+        for url in discovery.awaited or ():
             logger.warning("%s has not described model %r in time", url, key.name)
-        known, contracts = self._contract(key), discovery.contracts
-        as_before = {u: c for u, c in contracts.items() if known is not None and serves(c, known)}
+        known = self._known[key]
+        before = known.contract
+        as_before = {u: c for u, c in contracts.items() if before is not None and serves(c, before)}
+        fitting = as_before or contracts
         try:
-            contract = merge(as_before or contracts)
-        except ContractError as error:
+            contract = merge(fitting)
+        except errors.ContractError as error:
             self._resolve(discovery, error)
             return
         for url, actual in contracts.items():
             if (endpoint := self._endpoints.by_url.get(url)) is None:
                 continue
-            if url in (as_before or contracts):
-                endpoint.signatures.accept(key, now)
+            if url in fitting:
+                endpoint.signatures[key].accept(now)
             else:
-                self._reject(endpoint, key, actual, known or contract, now)
-        self._known[key] = KnownContract(contract, now)
+                self._reject(endpoint, key, actual, contract, now)
+        known.contract, known.received_at, known.stale = contract, now, False
         if set(contracts) != {self._fallback.url}:
-            self._of_servers[key] = contract
+            known.of_servers = contract
         self._instructions.append(e.Publish(key, contract))
-        # Slices that were packed for a model that the servers have replaced cannot be sent.
+        # Slices that were packed for a model that has been replaced cannot be sent.
         for request in self._waiting.take_all(key):
             if serves(contract, request.call.contract):
                 self._waiting.put_back(request, now)
             else:
-                changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._dispatcher.give_up(request, None, changed, now)
+                changed = errors.ContractError(
+                    f"the servers' model {key.name!r} has changed meanwhile"
+                )
+                self._core.give_up(request, None, changed, now)
         self._resolve(discovery, contract)
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
-        key, discovery.in_round = discovery.key, False
-        known, failures = self._contract(key), discovery.failures.values()
-        lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
-        has_fallback = self._dispatcher.settings.fallback is not None
-        # Servers that are all lost may come back with another model, and a fallback may not.
-        if known is not None and (has_fallback or not lost):
-            self._resolve(discovery, known)
-            return
-        if discovery.failing_since is None:
-            discovery.failing_since = now
-        since = self._endpoints.all_lost_since(key, now)
-        if since is None:
-            since = discovery.failing_since
-        retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
-        # A model that was there is being loaded, or its server was started anew.
-        transient = discovery.transient or key in self._seen
-        self._dispatcher.start_fallback(key, now, at_once=not transient)
-        due_at = self._fallback.due_at(key, now)
-        # A worker that joins a cluster may come while the servers of the others are restarted.
-        never = lost and not self._seen and self.starts_at == -math.inf
-        never = never and all(getattr(error, "unreached", False) for error in failures)
-        expired = now - since >= (
-            min(FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
+        key, discovery.awaited = discovery.key, None
+        known, failures = self._known[key], discovery.failures.values()
+        lost = bool(failures) and all(
+            isinstance(error, errors.ServerLostError) for error in failures
         )
+        has_fallback = self._core.settings.fallback is not None
+        # Lost servers may come back with another model; a fallback may not have another.
+        if known.contract is not None and (has_fallback or not lost):
+            self._resolve(discovery, known.contract)
+            return
+        # A model that was there is being loaded again, or its server is being restarted.
+        transient = discovery.transient or known.described
+        self._core.start_fallback(key, now, at_once=not transient)
+        fallback_at = self._fallback.due_at(key, now)
+        discovery.failing_since = min(discovery.failing_since, now)
+        lost_since = self._endpoints.all_lost_since(key, now)
+        failing_s = now - (discovery.failing_since if lost_since is None else lost_since)
+        # A worker may join a cluster while the servers are being restarted.
+        joined = self.starts_at > -math.inf
+        unreached = all(getattr(error, "unreached", False) for error in failures)
+        described = joined or any(other.described for other in self._known.values())
+        never = lost and unreached and not described
+        patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
         if self._fallback.starting:
             discovery.wakes_at = math.inf
-        elif due_at == math.inf and (expired or not transient):
+        elif fallback_at == math.inf and (failing_s >= patience_s or not transient):
             error = discovery.unavailable(self._endpoints.servers)
             self._resolve(discovery, error.because("nothing was ever reached") if never else error)
         else:
-            discovery.wakes_at = min([*retries, due_at], default=now)
+            retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
+            discovery.wakes_at = min([*retries, fallback_at])
 
     def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
         del self.discoveries[discovery.key]
         self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
 
-    def forget(self, key: ModelKey) -> None:
-        """Have the servers asked for a contract anew."""
-        if self._known.pop(key, None) is not None:
-            self._instructions.append(e.Publish(key, None))
-
-    def _contract(self, key: ModelKey) -> Contract | None:
-        """Return the contract that servers gave last, however old it is."""
-        return self._known[key].contract if key in self._known else None
-
-    def mark_stale(self) -> None:
-        """Doubt contracts: a server was lost, which may come back with other models, or refused."""
-        for key, known in self._known.items():
-            if not known.stale:
-                known.stale = True
-                self._instructions.append(e.Publish(key, None))
-
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
-        lost_since = self._dispatcher.lost_since(key, now)
-        passing = passes(error) or isinstance(error, ModelNotFoundError)
-        patience_s = self._timeout_s if passing else 0.0
+        lost_since = self._core.lost_since(key, now)
+        missing = isinstance(error, errors.ModelNotFoundError)
+        patience_s = self._timeout_s if missing or passes(error) else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
-            if isinstance(error, ModelNotFoundError):
+            if missing:
                 self.forget(key)
-                error = self._unroutable(key, now, error)
-            for request in self._waiting.take_all(key):
-                self._dispatcher.give_up(request, url, error, now)
+            self._give_up_waiting(key, url, error, now)
+
+    def _give_up_waiting(
+        self, key: ModelKey, url: str | None, error: SonicError, now: float
+    ) -> None:
+        """Give up what waits for a model; a server that has another model is the better reason."""
+        if isinstance(error, errors.ModelNotFoundError):
+            reasons = [x.signatures[key].rejection(now) for x in self._endpoints.active]
+            error = next((reason for reason in reasons if reason is not None), error)
+        for request in self._waiting.take_all(key):
+            self._core.give_up(request, url, error, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
     ) -> None:
         """Send no rows to an endpoint whose model is not the one that they are packed for."""
+        is_fallback = endpoint.url == self._fallback.url
         what = (
             f"the server's model {key.name!r} differs from that of the other servers, so it gets "
             "none of their rows"
         )
-        if endpoint.url == self._fallback.url:
-            what = "the fallback has another model"
-            if actual.digest != expected.digest:
-                what += (
-                    f": its files have the digest {actual.digest}, those of the servers "
-                    f"{expected.digest}"
-                )
-        error = ContractError(what, server=endpoint.url, model=key.name)
+        if is_fallback:
+            files = f"its files have the digest {actual.digest}, those of the servers"
+            other = actual.digest != expected.digest
+            what = "the fallback has another model" + f": {files} {expected.digest}" * other
+        error = errors.ContractError(what, server=endpoint.url, model=key.name)
         logger.warning("%s", error)
-        endpoint.signatures.reject(key, error, now)
+        endpoint.signatures[key].reject(error, now)
         self.forget(key)
-        if endpoint.url == self._fallback.url:
+        if is_fallback:
             self._fallback.started(None, error, now)
         self._fail_if_lost(key, endpoint.url, error, now)
 
-    def _compare_files(
-        self, endpoint: Endpoint, actual: Contract, expected: Contract | None
-    ) -> None:
-        """Warn once if nobody knows whether the fallback has the servers' file."""
-        if endpoint.url != self._fallback.url or actual.model in self._not_compared:
-            return
-        if expected is None or not (actual.digest and expected.digest):
-            self._not_compared.add(actual.model)
+    @staticmethod
+    def _warn_if_not_comparable(url: str, actual: Contract, expected: Contract | None) -> bool:
+        """Warn if nobody knows whether the fallback has the servers' file."""
+        unknown = expected is None or not (actual.digest and expected.digest)
+        if unknown:
             logger.warning(
                 "the fallback %s cannot be compared with the servers: not all of them say which "
                 "file model %r is",
-                endpoint.url,
-                actual.model,
+                *(url, actual.model),
             )
+        return unknown

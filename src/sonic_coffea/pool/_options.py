@@ -1,8 +1,10 @@
-"""Checks of options: each returns what a value should be instead, or None."""
+"""How options are read: each reader returns the value to use, or raises what it expected."""
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from numbers import Integral, Real
@@ -16,64 +18,77 @@ MAX_TIME_S = 604_800
 _PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
 
 
-Check = Callable[[Any], str | None]
-"""Returns what a value should be instead; None if it can be used."""
+Read = Callable[[Any], Any]
+"""Returns the value to use; a ValueError says what was expected instead."""
 
 
-def option(default: Any, expects: Check, *, secret: bool = False) -> Any:
+def option(default: Any, read: Read, *, secret: bool = False) -> Any:
     """Return a field of `Settings` that users set; a secret one is never shown."""
-    return field(default_factory=lambda: default, repr=not secret, metadata={"expects": expects})
+    metadata = {"read": read, "default": default}
+    return field(default_factory=lambda: default, repr=not secret, metadata=metadata)
 
 
-def _instance(text: str, *types: type) -> Check:
-    return lambda value: None if isinstance(value, types) else text
+def _reader(expected: str, usable: Callable[[Any], bool], convert: Read | None = None) -> Read:
+    """Return a function that reads usable values."""
+
+    def read(value: Any) -> Any:
+        if not usable(value):
+            raise ValueError(expected)
+        return value if convert is None else convert(value)
+
+    return read
 
 
-def one_of(*choices: Any) -> Check:
-    text = "one of " + ", ".join(str(c) for c in choices)
-    return lambda value: None if value in choices else text
+def _number(expected: str, kind: type, minimum: float, maximum: float, convert: type) -> Read:
+    """Return a reader of numbers; those of numpy become Python's, as float32 is too coarse."""
+
+    def usable(value: Any) -> bool:
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number and minimum <= value <= maximum
+
+    return _reader(expected, usable, convert)
 
 
-def whole(minimum: int) -> Check:
-    text = f"a whole number of at least {minimum}"
-    return lambda value: None if isinstance(value, Integral) and int(value) >= minimum else text
+def one_of(*choices: Any) -> Read:
+    return _reader("one of " + ", ".join(choices), lambda value: value in choices)
 
 
-def positive(value: Any) -> str | None:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return None if number and float(value) > 0 else "a number of more than 0"
+def whole(minimum: int) -> Read:
+    return _number(f"a whole number of at least {minimum}", Integral, minimum, math.inf, int)
 
 
-def seconds(value: Any) -> str | None:
-    if positive(value) is None and 0.001 <= value <= MAX_TIME_S:
-        return None
-    return f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
+_SECONDS = f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
+seconds = _number(_SECONDS, Real, 0.001, MAX_TIME_S, float)
+nbytes = _number("a number of bytes of at least 1", Real, 1, sys.float_info.max, int)
+_REQUEST = f"from 1 to {_MAX_REQUEST_BYTES} bytes, as a message of gRPC holds less than 2 GiB"
+request_bytes = _number(_REQUEST, Real, 1, _MAX_REQUEST_BYTES, int)
 
 
-def request_bytes(value: Any) -> str | None:
-    if (expected := positive(value)) or value <= _MAX_REQUEST_BYTES:
-        return expected
-    return f"at most {_MAX_REQUEST_BYTES}, as a message of gRPC holds less than 2 GiB"
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path)
 
 
-def a_proxy(value: Any) -> str | None:
-    expected = "a URL such as http://proxy.example:3128, without a user or a password"
-    return None if isinstance(value, str) and _PROXY.fullmatch(value) else expected
+def _is_source(value: Any) -> bool:
+    return _is_path(value) or callable(value)
 
 
-def auto_or(expects: Check) -> Check:
-    def check(value: Any) -> str | None:
-        expected = None if value == "auto" else expects(value)
-        return expected and f"auto, or {expected}"
-
-    return check
+def _same_everywhere(path: Any) -> Any:
+    """Return a path that processes in other folders can use; a token is no path."""
+    return path.expanduser().absolute() if isinstance(path, Path) else path
 
 
-def or_none(expects: Check) -> Check:
-    return lambda value: None if value is None else expects(value)
+def _same_on_hosts(path: Any) -> str:
+    """Return a path that processes in other folders can use; "~" stays, as homes differ."""
+    return str(path) if str(path).startswith("~") else str(Path(path).absolute())
 
 
-a_bool = _instance("True or False", bool)
-a_file = _instance("str, Path or None", str, Path, type(None))
-headers = _instance("a mapping of names to values", Mapping)
-a_source = _instance("a path, a function or None", str, Path, Callable, type(None))  # type: ignore[arg-type]
+flag = _reader("True or False", lambda value: isinstance(value, bool))
+headers = _reader("a mapping of names to values", lambda value: isinstance(value, Mapping))
+path = _reader("a path", _is_path)
+source = _reader("a path or a function", _is_source)
+token = _reader("a token, a path or a function", _is_source, _same_everywhere)
+tls_file = _reader("a path", _is_path, _same_on_hosts)
+proxy = _reader(
+    "a URL such as http://proxy.example:3128, without a user or a password",
+    lambda value: bool(_PROXY.fullmatch(str(value))),
+)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import math
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
-from sonic_coffea.pool._deadline import NEVER, Deadline
+from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._engine import Engine
+from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._settings import is_in_process, read_servers
-from sonic_coffea.pool._wake import show_status, wake
+from sonic_coffea.pool._servers import WAKE_INTERVAL_S, open_transport
+from sonic_coffea.pool._settings import is_in_process
 from sonic_coffea.reporting import tables
-from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +39,9 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Connection, ConnectionOptions, Contract, ModelStatistics
+    from sonic_coffea.transport import Contract, ModelStatistics, Transport
 
 logger = logging.getLogger(__name__)
-
-WATCH_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,11 +49,11 @@ class Block:
     """A ``with`` block in which a pool scores the calls.
 
     A `connect` that was not entered names the pool for the rest of the block around it. Event loops
-    take a context with them, to other threads and past the end of a block. Neither counts.
+    carry contexts into other threads, and past the end of a block, where it does not count.
     """
 
     pool: Pool
-    entered: bool = True
+    entered: bool
     over: bool = False
     thread: int = field(default_factory=threading.get_ident)
 
@@ -65,26 +67,20 @@ def blocks_around() -> list[Block]:
     return [block for block in _blocks.get() if not block.over and block.thread == thread]
 
 
-def enter(block: Block) -> None:
+def enter(pool: Pool, *, entered: bool = True) -> Block:
+    """Begin a block in which a pool scores the calls of this thread."""
+    block = Block(pool, entered)
     _blocks.set((*blocks_around(), block))
+    return block
 
 
 def leave(block: Block) -> None:
+    """End a block, and those inside of it."""
     around = blocks_around()
-    if block in around:  # else it was entered elsewhere
-        for inner in around[around.index(block) :]:
-            inner.over = True
-    block.over = True
+    inner = around[around.index(block) :] if block in around else []  # it was entered elsewhere
+    for each in (block, *inner):
+        each.over = True
     _blocks.set(tuple(blocks_around()))
-
-
-def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
-    """Return a way to a server, or to the models of a repository in this process."""
-    if is_in_process(url):
-        from sonic_coffea.server import InProcessTransport
-
-        return cast("Connection", InProcessTransport(url))
-    return connect_transport(url, options=options)
 
 
 class Pool:
@@ -96,7 +92,7 @@ class Pool:
     it any more: no variable, and no scores that are on their way.
 
     A pickle of a pool has its settings without secrets, and becomes the pool with these settings
-    in the process that reads it. A forked child has the pool with connections of its own.
+    in the process that loads it. A forked child has the pool with connections of its own.
 
     Parameters
     ----------
@@ -107,28 +103,48 @@ class Pool:
     """
 
     def __init__(
-        self, settings: Settings, *, connect: Callable[..., Connection] | None = None
+        self, settings: Settings, *, connect: Callable[..., Transport] | None = None
     ) -> None:
-        self._connect = connect or open_transport
-        # Also called by `check`, for other hosts.
+        # `check` calls it for the other hosts of a cluster.
         self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
-        # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
+        # The number of `connect` calls whose pool was not entered, and the blocks that entered it.
         self._claims, self._entered = 0, list[Block]()
-        self.begin(settings)
+        self._connect = connect or open_transport
+        self._begin(settings)
 
-    def begin(self, settings: Settings) -> Engine | None:
-        """Begin with an engine that is not started; return the one before, a forked parent's."""
-        before = getattr(self, "_engine", None)
+    def _begin(self, settings: Settings) -> None:
         self._engine = Engine(settings, self._connect)
-        self._counting = threading.Lock()
-        self._ending = False
-        # The collector of garbage may run anywhere, so that this must neither lock nor wait.
-        weakref.finalize(self, self._engine.post, None).atexit = False
-        return before
+        # The garbage collector may run anywhere, so this must neither lock nor wait.
+        weakref.finalize(self, self._engine.inbox.put, None).atexit = False
+
+    def begin_anew(self) -> Engine:
+        """Begin with a new engine in a forked child, and return that of the parent."""
+        old = self._engine
+        self._begin(old.settings)
+        return old
+
+    @property
+    def settings(self) -> Settings:
+        """The servers and the limits."""
+        return self._engine.settings
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return self._engine.closing.is_set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return bool(self._engine.calls)
+
+    def close(self) -> None:
+        """Cancel the requests in flight, and close all connections. May be called again."""
+        self._engine.close()
 
     def claim(self) -> bool:
         """Keep the pool open for one more user; False if it is closing."""
-        with self._counting:
+        with self._engine.lock:
             if self.closed:
                 return False
             self._claims += 1
@@ -140,25 +156,24 @@ class Pool:
         return bool(self._claims or self._entered)
 
     def __enter__(self) -> Pool:
-        inner = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
-        block = inner[0] if inner else Block(self)
+        named = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
+        block = named[0] if named else enter(self)
         block.entered = True
-        with self._counting:
+        with self._engine.lock:
             self._claims = max(self._claims - 1, 0)
             self._entered.append(block)
-        if not inner:
-            enter(block)
         return self
 
     def __exit__(self, *_: object) -> None:
         around = blocks_around()
-        with self._counting:
+        with self._engine.lock:
             mine = [block for block in self._entered if block in around] or self._entered
             block = mine[-1]
             self._entered.remove(block)
-            self._ending = not self.claimed
+            if not self.claimed:
+                self._engine.closing.set()
         leave(block)
-        if self._ending:
+        if self.closed:
             self.close()
 
     def _repr_html_(self) -> str:
@@ -177,21 +192,6 @@ class Pool:
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
 
     @property
-    def settings(self) -> Settings:
-        """The servers and the limits."""
-        return self._engine.settings
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool is closed."""
-        return self._ending or self._engine.closing.is_set()
-
-    @property
-    def busy(self) -> bool:
-        """Whether calls are under way."""
-        return self._engine.busy
-
-    @property
     def threads(self) -> frozenset[int]:
         """The threads that are in a ``with`` block of the pool."""
         return frozenset(block.thread for block in tuple(self._entered))
@@ -204,9 +204,8 @@ class Pool:
     @property
     def servers(self) -> list[ServerState]:
         """The state of each server."""
-        engine = self._engine
-        return engine.run_on_thread(
-            lambda: engine.core.states(time.monotonic()) if engine.started else []
+        return self._engine.run_on_thread(
+            lambda: self._engine.core.states(time.monotonic()) if self._engine.senders else []
         )
 
     def set_servers(self, servers: Any) -> None:
@@ -225,7 +224,82 @@ class Pool:
         ConfigError
             If a URL cannot be used.
         """
-        self._engine.set_servers(self.settings.with_servers(servers).servers)
+        self._engine.set_servers(servers)
+
+    def contract(
+        self,
+        model: str,
+        version: str | None,
+        *,
+        anew: bool = False,
+        deadline: Deadline = NEVER,
+    ) -> Contract:
+        """Return a model's contract: the known one if it is recent, or a new one from a server.
+
+        Raises
+        ------
+        ConfigError
+            If the pool is closed.
+        DeadlineError
+            If the deadline passed.
+        ModelNotFoundError
+            If no server has the model.
+        ServerLostError
+            If no server could be reached.
+        """
+        key = ModelKey(model, version)
+        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
+        quiet_s = time.monotonic() - max(received_at, self._engine.delivered_at)
+        in_doubt = anew or self.closed or (quiet_s >= tuning.QUIET_S and not self.busy)
+        if contract is not None and not in_doubt:
+            return contract
+        request = e.ContractRequest(key, deadline.timeout_s)
+        future: Future[Contract | SonicError] = Future()
+
+        def requested() -> e.Event:
+            self._engine.futures[request] = future
+            return e.ContractRequested(request, anew)
+
+        self._engine.post(requested)
+        try:
+            outcome = future.result(deadline.left_s)
+        except BaseException as error:
+            self._engine.inbox.put(e.ContractWithdrawn(request))
+            if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
+                raise
+            outcome = future.result()
+        if isinstance(outcome, SonicError):
+            raise outcome.at()
+        return outcome
+
+    def submit(self, call: Call) -> None:
+        """Queue a call; its requests leave as soon as there is room for them.
+
+        Raises
+        ------
+        ConfigError
+            If the pool has been closed.
+        """
+        segments = call.inputs.segments
+        cuts = plan(
+            segments,
+            max_rows=call.contract.max_rows,
+            preferred_rows=call.contract.preferred_rows,
+            max_bytes=self.settings.max_request_bytes,
+        )
+        whole = any(segment.cuts is not None for segment in segments)
+        slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]
+
+        def submitted() -> e.Event | None:
+            if call.over:  # it was cancelled at once
+                return None
+            self._engine.calls.add(call)
+            self._engine.statistics += call.statistics
+            return e.Submitted(slices)
+
+        call.begin(sum(request.rows for request in slices), self._engine.abandon)
+        if slices:
+            self._engine.post(submitted)
 
     def check(
         self,
@@ -261,11 +335,9 @@ class Pool:
         """
         if model is not None and not isinstance(model, str):
             own = _declarations(model)
-            declared = [*own, *declared]
-            model = own[0].name if len(own) == 1 else None
+            declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
-        declared = [declaration for one in declared for declaration in _declarations(one)]
-        tried = self.settings, model, version, declared
+        tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
         elsewhere = self.check_elsewhere
         return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
 
@@ -300,16 +372,44 @@ class Pool:
         DeadlineError
             If no server was ready after `timeout_s`.
         """
-        limit_s = Deadline.after(timeout_s).timeout_s
-        limit_s = math.inf if limit_s is None else limit_s
+        from rich.console import Console
+        from rich.text import Text
+
+        deadline, begun_at = Deadline.after(timeout_s), time.monotonic()
+        limit_s = math.inf if timeout_s is None else timeout_s
         keys = []
         for model in models:
             if isinstance(model, str):
                 keys.append(ModelKey(model, None))
             else:
                 keys += [ModelKey(each.name, each.version) for each in _declarations(model)]
-        with show_status(progress=progress) as show:
-            return wake(self.connections(), keys, limit_s, self._engine.closing, show)
+        self._engine.start()
+        status: Any = (
+            Console(stderr=True).status("waking the servers") if progress else nullcontext()
+        )
+        with status as shown:
+            while True:
+                senders = self._engine.run_on_thread(
+                    lambda: [self._engine.senders[url] for url in self.settings.servers]
+                )
+                failures = _ask([partial(_wake, s.connections[0], keys) for s in senders])
+                waited_s = time.monotonic() - begun_at
+                if None in failures:
+                    return waited_s
+                transient = [failure for failure in failures if isinstance(failure, TRANSIENT)]
+                if not transient:
+                    raise failures[0]
+                state = (
+                    f"no server is ready after {waited_s:.0f} s of {limit_s:g} s: {transient[0]}"
+                )
+                logger.info("%s", state)
+                if shown is not None:
+                    shown.update(Text(state))
+                if deadline.within(WAKE_INTERVAL_S) < WAKE_INTERVAL_S:
+                    late = errors.DeadlineError(f"no server was ready within {limit_s:g} s")
+                    raise late.because(str(transient[0]))
+                if self._engine.closing.wait(WAKE_INTERVAL_S):
+                    raise errors.CancelledError("the pool was closed while it waited for a server")
 
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.
@@ -324,7 +424,7 @@ class Pool:
             How long they may take.
         """
         event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
-        self._engine.post(event)
+        self._engine.inbox.put(event)
 
     def dump(self, path: str | Path) -> None:
         """Write the pool's last events and decisions as lines of JSON, for a bug report.
@@ -346,34 +446,37 @@ class Pool:
             Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
         except OSError as error:
             message = f"cannot write the dump {str(path)!r}: {error.strerror}"
-        else:
-            return
-        raise ConfigError(message)  # none is raised from an OSError
+            raise errors.ConfigError(message) from None
 
     def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
         """Return what happened at each server since the last call, and the requests that wait.
 
         Models that run in this process are no other process's concern.
         """
-        engine = self._engine
-        return engine.run_on_thread(
+        return self._engine.run_on_thread(
             lambda: (
-                [report for report in engine.core.report() if not is_in_process(report.url)],
-                engine.core.waiting.counts(),
+                [report for report in self._engine.core.report() if not is_in_process(report.url)],
+                self._engine.core.waiting.counts(),
             )
         )
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
-        served = {(url, key): c for url, c, keys in self._engine.served() for key in keys}
-        outcomes = _ask([partial(c.statistics, *key) for (_, key), c in served.items()])
-        each = zip(served, outcomes, strict=True)
-        return {which: given for which, given in each if not isinstance(given, SonicError)}
-
-    def connections(self) -> list[Connection]:
-        """Return a connection to each server."""
-        self._open()
-        return [connection for _, connection, _ in self._engine.served()]
+        served = self._engine.run_on_thread(
+            lambda: [
+                (self._engine.senders[x.url].connections[0], x.url, key)
+                for x in self._engine.core.endpoints.active
+                for key in x.models
+            ]
+        )
+        # Not every transport has statistics.
+        questions = {
+            (url, key): partial(connection.statistics, *key)
+            for connection, url, key in served
+            if hasattr(connection, "statistics")
+        }
+        answers = zip(questions, _ask([*questions.values()]), strict=True)
+        return {which: told for which, told in answers if not isinstance(told, SonicError)}
 
     def set_quotas(
         self,
@@ -389,35 +492,7 @@ class Pool:
         lease_s : float
             For how long they are valid.
         """
-        self._engine.post(e.QuotasReceived(quotas, lease_s))
-
-    def contract(
-        self,
-        model: str,
-        version: str | None,
-        *,
-        anew: bool = False,
-        deadline: Deadline = NEVER,
-    ) -> Contract:
-        """Return a model's contract: the known one if it is recent, or a new one from a server.
-
-        Raises
-        ------
-        ConfigError
-            If the pool is closed.
-        DeadlineError
-            If the deadline passed.
-        ModelNotFoundError
-            If no server has the model.
-        ServerLostError
-            If no server could be reached.
-        """
-        key = ModelKey(model, version)
-        known = None if anew or self.closed else self._engine.recent_contract(key)
-        if known is not None:
-            return known
-        self._open()
-        return self._engine.contract(key, deadline, anew=anew)
+        self._engine.inbox.put(e.QuotasReceived(quotas, lease_s))
 
     def last_contract(self, model: str, version: str | None) -> tuple[Contract | None, float]:
         """Return the contract that servers gave last, and how many seconds ago they did.
@@ -446,64 +521,51 @@ class Pool:
         list
             The answers, empty where a server tells no digest, or why there is none.
         """
-        connections = self._engine.connections(servers)
+        senders = self._engine.senders.copy()
+        connections = [list(senders[url].connections) for url in servers if url in senders]
         asked = [c for each in connections for c in islice(cycle(each), max(times, len(each)))]
-        outcomes = _ask(
-            [partial(c.digest, contract.model, contract.version) for c in asked], timeout_s
-        )
-        lost = ServerLostError("no connection to it is left", model=contract.model)
-        return outcomes + [
-            lost.at(server=url) for url, each in zip(servers, connections, strict=True) if not each
-        ]
 
-    def submit(self, call: Call) -> None:
-        """Queue a call; its requests leave as soon as there is room for them.
+        def digest(connection: Any) -> str:
+            if hasattr(connection, "digest"):  # it says why there is none
+                return str(connection.digest(contract.model, contract.version))
+            return str(connection.metadata(contract.model, contract.version).digest)
 
-        Raises
-        ------
-        ConfigError
-            If the pool has been closed.
-        """
-        cuts = plan(
-            call.inputs.segments,
-            max_rows=call.contract.max_rows,
-            preferred_rows=call.contract.preferred_rows,
-            max_bytes=self.settings.max_request_bytes,
-        )
-        whole = any(segment.cuts is not None for segment in call.inputs.segments)
-        slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]
-        self._open()
-        self._engine.submit(call, slices)
-
-    def close(self) -> None:
-        """Cancel the requests in flight, and close all connections. May be called again."""
-        self._engine.close()
-
-    def _open(self) -> None:
-        """Start the engine, and watch the file of servers if there is one."""
-        if self._engine.start() and (path := self.settings.servers_file) is not None:
-            args = path, self.settings.servers, self._engine.set_servers, self._engine.closing
-            # On a thread of its own, as a file system may hang.
-            threading.Thread(
-                target=watch_servers, args=args, name="sonic-servers", daemon=True
-            ).start()
+        outcomes = _ask([partial(digest, connection) for connection in asked], timeout_s)
+        lost = errors.ServerLostError("no connection to it is left", model=contract.model)
+        return outcomes + [lost.at(server=url) for url in servers if url not in senders]
 
 
 def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None) -> list[Any]:
     """Ask servers at the same time, and return each answer, or why there is none."""
+    futures = [run_apart("sonic-ask", question) for question in questions]
+    concurrent.futures.wait(futures, timeout_s)
+    late = errors.DeadlineError(f"the server has not answered within {timeout_s} s")
+    outcomes = []
+    for future in futures:
+        error = future.exception() if future.done() else late
+        if error is not None and not isinstance(error, SonicError):
+            raise error
+        outcomes.append(error or future.result())
+    return outcomes
 
-    def ask(question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except SonicError as error:
-            return error
 
-    threads = ThreadPoolExecutor(len(questions) or 1, thread_name_prefix="sonic-ask")
-    futures = [threads.submit(ask, question) for question in questions]
-    threads.shutdown(wait=False)
-    done, _ = wait(futures, timeout_s)
-    late = DeadlineError(f"the server has not answered within {timeout_s} s")
-    return [future.result() if future in done else late for future in futures]
+def _wake(connection: Any, models: Sequence[ModelKey]) -> None:
+    """Ask for a server's models, which wakes it; raise if it is not ready, or lacks some models.
+
+    The first request is for the index of its repository: proxies count these requests, and wake a
+    server by the count.
+    """
+    reason: SonicError = errors.ModelNotReadyError("the server is not ready")
+    try:
+        connection.index()
+    except errors.AccessError:
+        raise
+    except SonicError as error:  # a ready server may refuse this request alone
+        reason = error
+    if not connection.ready():
+        raise reason
+    for key in models:
+        connection.metadata(*key)
 
 
 def _declarations(model: Any) -> Sequence[Any]:
@@ -511,37 +573,7 @@ def _declarations(model: Any) -> Sequence[Any]:
     declared = getattr(model, "models", (model,))
     for each in declared:
         if not hasattr(each, "compare"):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"expected the name of a model, or a Model, got {type(each).__name__}"
             )
     return tuple(declared)
-
-
-def watch_servers(
-    path: str,
-    servers: Sequence[str],
-    changed: Callable[[Sequence[str]], None],
-    closing: threading.Event,
-    interval_s: float = WATCH_INTERVAL_S,
-) -> None:
-    """Read a file of servers whenever it changes, until `closing` is set.
-
-    `changed` takes the new servers; if it raises, it is called again with the same ones.
-    """
-    read_at, problem = 0, ""
-    while True:
-        try:
-            changed_at = Path(path).stat().st_mtime_ns
-            if changed_at != read_at:
-                new = read_servers(path)
-                if new != servers:
-                    changed(new)
-                    logger.warning("the servers are now %s", ", ".join(new))
-                read_at, servers, problem = changed_at, new, ""
-        except Exception as error:  # noqa: BLE001  a wrong file must not stop the servers in use
-            # A missing file, such as a certificate, may come later; each problem is logged once.
-            if str(error) != problem:
-                problem = str(error)
-                logger.warning("the servers stay as they are, %s: %s", path, problem)
-        if closing.wait(interval_s):
-            return

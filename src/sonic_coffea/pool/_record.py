@@ -16,11 +16,13 @@ from sonic_coffea.pool._request import Attempt, RequestSlice
 from sonic_coffea.transport import Contract, Response
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sonic_coffea.pool._settings import Settings
 
 # Events, slices and instructions that are kept: some 4 MB.
 MAX_ITEMS = 20_000
-# What the core goes by.
+# The settings that decisions depend on.
 SETTINGS = (
     "servers balance channels max_in_flight hedge_after_s fallback_after_s request_timeout_s "
     "retry_timeout_s"
@@ -28,7 +30,7 @@ SETTINGS = (
 
 
 class RecordedCore(PoolCore):
-    """A core that remembers its last turns, without rows, tokens or anything that rows need."""
+    """A core that remembers its last turns, without rows and tokens."""
 
     def __init__(self, settings: Settings, memory_bytes: float | None) -> None:
         seed = Random().getrandbits(32)
@@ -40,9 +42,9 @@ class RecordedCore(PoolCore):
         self._last: deque[Any] = deque()
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
-        taken = plain(events)
+        taken = named(events)
         instructions = super().handle(now, *events)
-        self._last.append((now, taken, plain(instructions)))
+        self._last.append((now, taken, named(instructions)))
         self._turns += 1
         self._items += items(self._last[-1])
         while self._items > MAX_ITEMS:
@@ -61,12 +63,14 @@ def items(turn: tuple[float, list[Any], list[Any]]) -> int:
     return 1 + len(taken) + slices + len(decided)
 
 
-def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a table
-    """Return what JSON takes, except contracts; others are known by a number from now on."""
+def named(items: Sequence[e.Event | e.Instruction]) -> list[Any]:
+    """Return events or instructions, each as its name and its plain fields."""
+    return [[type(item).__name__, *map(plain, item)] for item in items]
+
+
+def plain(value: Any) -> Any:  # noqa: PLR0911  a table
+    """Return a value for JSON; an object without one, such as a call, becomes a number."""
     match value:
-        case e.Event() | e.Instruction():
-            fields: tuple[str, ...] = type(value).__slots__
-            return [type(value).__name__, *(plain(getattr(value, name)) for name in fields)]
         case Attempt(slice=request):
             return id(value), value.url, value.channel, request.start, request.stop
         case RequestSlice(call=call):

@@ -16,18 +16,19 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool._pool import Block, Pool, blocks_around, enter, leave
+from sonic_coffea.pool._pool import Pool, blocks_around, enter, leave
 from sonic_coffea.pool._process import pool_of_task
 from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Pools that stay open without a user: of pickles whose next one may come, and of `connect`. Chunks
-# of more settings at a time would open some of them anew.
+# Pools of pickles, and of `connect`, that stay open without a user, for the next chunk. If more
+# settings alternate, some pools are opened again and again.
 _KEPT = 4
 
 _lock = threading.Lock()
@@ -48,7 +49,7 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
             pool = _new(settings)
         _keep(_connected, pool)
     if blocks_around():
-        enter(Block(pool, entered=False))
+        enter(pool, entered=False)
     return pool
 
 
@@ -90,12 +91,10 @@ def current(pool: Pool | None = None) -> Pool:
             "no servers: call sonic.connect('grpc://host:8001') first, or set DASK_SONIC__SERVERS"
         )
     if withheld := pool.settings.withheld:
-        options = " and ".join(f"{option}=" for option in withheld)
         raise ConfigError(
-            f"sonic.connect was given {options} in another process, where "
-            f"{'they stay' if len(withheld) > 1 else 'it stays'}: secrets are not "
-            "pickled; use token_file= with a path that this process can read, or name the servers "
-            "in dask's configuration, with 'token: $VARIABLE'"
+            f"sonic.connect was given {' and '.join(f'{option}=' for option in withheld)} in "
+            "another process, and secrets are not pickled; use token_file= with a path that this "
+            "process can read, or name the servers in dask's configuration, with 'token: $VARIABLE'"
         )
     return pool
 
@@ -103,15 +102,12 @@ def current(pool: Pool | None = None) -> Pool:
 @contextlib.contextmanager
 def using(pool: Pool | None) -> Iterator[None]:
     """Have a pool score the calls of a block; None changes nothing."""
-    if pool is None:
-        yield
-        return
-    block = Block(current(pool))
-    enter(block)
+    block = None if pool is None else enter(current(pool))
     try:
         yield
     finally:
-        leave(block)
+        if block is not None:
+            leave(block)
 
 
 def shared(settings: Settings, pool: Pool | None = None) -> Pool:
@@ -160,7 +156,7 @@ def forget() -> None:
 
 
 def _named() -> Pool | None:
-    """Return the pool of a call whose model came by no pickle; None if no servers are named."""
+    """Return the pool of a call whose model was not pickled; None if no servers are named."""
     return _connected_here() or _configured()
 
 
@@ -178,20 +174,19 @@ def _default() -> Pool | None:
     """Return the last pool that was connected; raise if ``with`` blocks of threads name several."""
     with _lock:
         connected = [pool for pool in _connected if not pool.closed]
-    if not connected or not connected[-1].threads:
-        return connected[-1] if connected else None
     entered = [pool for pool in connected if pool.threads]
-    if len(entered) > 1 and len(frozenset().union(*(pool.threads for pool in entered))) > 1:
+    threads = {thread for pool in entered for thread in pool.threads}
+    if len(entered) > 1 and len(threads) > 1 and entered[-1] is connected[-1]:
         several = " and ".join(", ".join(pool.settings.servers) for pool in entered)
         raise ConfigError(
             f"this thread is in no `with sonic.connect(...)`, and other threads are in several, of "
             f"{several}; pass pool=, or connect in this thread"
         )
-    return connected[-1]
+    return connected[-1] if connected else None
 
 
 def _known(settings: Settings) -> Pool | None:
-    """Return a pool that is right for settings; one without their secrets only if need be."""
+    """Return an open pool with these settings; one that lacks their secrets only if need be."""
     identity = settings.identity()
     pools = [pool for pool in _pools if not pool.closed and pool.settings.identity() == identity]
     if not settings.withheld:
@@ -206,7 +201,7 @@ def _new(settings: Settings) -> Pool:
 
 
 def _keep(kept: list[Pool], pool: Pool) -> None:
-    """Keep a pool open, and as many of the others as are kept."""
+    """Keep a pool open, with the last few before it."""
     kept[:] = [*(other for other in kept if other is not pool and not other.closed), pool][-_KEPT:]
 
 
@@ -214,9 +209,11 @@ def _with_secrets(settings: Settings) -> Settings:
     """Return settings with the withheld secrets, if a profile here equals the rest of them."""
     for profile in (None, *Settings.profiles()) if settings.withheld else ():
         with contextlib.suppress(ConfigError):
-            configured = Settings.from_config(profile)
-            if configured is not None and settings.lacks_secrets_of(configured):
-                return configured
+            known = Settings.from_config(profile)
+            # Each process has its own identifiers of secrets.
+            public = known and replace(known.without_secrets(), secrets_id=settings.secrets_id)
+            if known is not None and public == settings:
+                return known
     return settings
 
 
@@ -229,10 +226,10 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """Neither close nor free engines whose threads and sockets are the parent's."""
+    """Leave threads and sockets to the parent: its engines are neither closed nor freed."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-    _of_parents.extend(pool.begin(pool.settings) for pool in list(_pools) if not pool.closed)
+    _of_parents.extend(pool.begin_anew() for pool in list(_pools) if not pool.closed)
 
 
 copyreg.pickle(Pool, lambda pool: (opened, (pool.settings.without_secrets(),)))

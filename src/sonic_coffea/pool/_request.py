@@ -77,10 +77,10 @@ class RequestSlice:
         """Return its rows as two slices, with its place in the order."""
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
-        first = replace(self, stop=middle, nbytes=nbytes, splits=self.splits + 1, attempts=[])
-        second = replace(first, start=middle, stop=self.stop, nbytes=self.nbytes - nbytes)
-        second.order, second.attempts = (self.order[0], middle), []
-        return first, second
+        half = replace(self, splits=self.splits + 1, attempts=[])
+        first = replace(half, stop=middle, nbytes=nbytes)
+        rest, order = self.nbytes - nbytes, (self.order[0], middle)
+        return first, replace(half, start=middle, nbytes=rest, order=order, attempts=[])
 
     @property
     def key(self) -> ModelKey:

@@ -13,26 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.pool._options import (
-    a_bool,
-    a_file,
-    a_proxy,
-    a_source,
-    auto_or,
-    headers,
-    one_of,
-    option,
-    or_none,
-    positive,
-    request_bytes,
-    seconds,
-    whole,
-)
-from sonic_coffea.transport import Address, ConnectionOptions, Tls, read_text
+from sonic_coffea.pool import _options as o
+from sonic_coffea.pool._options import option
+from sonic_coffea.transport import Address, ConnectionOptions, read_text
 
-# What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
+# Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
-# Of this process, so that its secrets cannot be guessed from what tells them apart.
+# Random for each process, so that nobody can guess secrets from their identifier.
 _KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
@@ -43,63 +30,65 @@ _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 class Settings:
     """The servers of a pool, and how it uses them: the options of `sonic_coffea.connect`.
 
-    `make` checks the options, and takes them from wherever they are given. Times are from 0.001 s
-    to a week.
+    Times are from 0.001 s to a week.
 
     Parameters
     ----------
     servers : sequence of str
-        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``, or
-        ``file:///path`` of a model repository whose models run in this process.
+        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``unix:/path``,
+        ``triton+grpc://host:port``, or ``file:///path`` of a model repository whose models run in
+        this process.
     servers_file : str or None
-        Path of a file with a server's URL on each line; it is read again when it changes. Lines may
-        be empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and
-        is logged.
+        Path of a file with a server's URL on each line, read again when it changes. Lines may be
+        empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and is
+        logged.
     token : str, path, callable or None
         Bearer token. A `pathlib.Path` is read for every call, because tokens expire.
     headers : mapping
         Headers of every call.
     tls_root : str or None
-        PEM file with the certificate authority to trust; by default those of gRPC.
+        PEM file with the certificate authority to trust; by default, gRPC's own.
     tls_cert, tls_key : str or None
-        PEM files of the certificate, and its key, that this client shows (mutual TLS).
+        PEM files of this client's certificate and its key (mutual TLS).
     proxy : str or None
-        URL of an HTTP proxy that leads to the servers, ``http://host:port``. The proxies that the
-        environment names (``http_proxy``) are for web pages, and not used.
+        URL of an HTTP proxy that leads to the servers, ``http://host:port``. ``http_proxy`` of the
+        environment is not used.
     compression : {"gzip", "deflate"} or None
-        Compression of requests; it helps if the network is slower than the compression.
+        Compression of requests; it helps only on a slow network.
     shared_memory : bool
-        Whether the server, which has to be on this machine and to allow it, reads large tensors
-        from shared memory instead of messages.
+        Whether servers on this machine read large tensors from shared memory; an error for a server
+        that does not allow it.
     channels : int or "auto"
         Connections to one URL; more than one if a balancer leads each connection to another server.
-        ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
-        connection carries in a round trip.
+        ``"auto"``: one, and up to four to a distant server, because TCP limits what a connection
+        carries in a round trip.
     max_in_flight : int
-        Requests in flight, for each model and server, from this process. The adaptive in-flight
-        limit stays below.
+        Most requests in flight, for each model and server, from this process. The adaptive
+        in-flight limit stays below.
     max_in_flight_bytes : int or None
-        Tensor bytes in flight, over all servers. None: 128 MB, or 1/32 of a dask worker's memory.
+        Most tensor bytes in flight, over all servers. None: 128 MB, or 1/32 of a dask worker's
+        memory limit if that is less.
     max_request_bytes : int
-        Tensor bytes of one request.
+        Most tensor bytes of one request.
     max_suspended_chunks : int or None
-        Suspended chunks for each thread of a dask worker. None: chosen by the memory of a thread.
+        Most suspended chunks for each thread of a dask worker. None: one for each 2 GB of the
+        thread's memory, from 1 to 4.
     request_timeout_s, metadata_timeout_s : float
-        Deadlines of one inference request, and of a call that carries no tensors.
+        Deadlines of one inference request, and of a call without tensors.
     retry_timeout_s : float
         How long all servers may be lost before a call fails. The default is long enough to restart
         a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
         model, and after 24 to 35 s with ten models.
     hedge_after_s : float or None
-        Least time after which a request that takes longer than usual is sent a second time, to
-        another server with capacity or over another connection; the first response counts. None: 1
-        s, while the server answers others.
+        Shortest time after which a request that takes longer than usual is sent a second time, to
+        another server or over another connection; the first response counts. None: 1 s, while the
+        server answers others.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
     fallback : str, path, callable or None
         What scores rows while no server has their model: a model repository, whose models run in
-        this process, or a function that returns the URL of a running server. None: nothing.
+        this process, the URL of a running server, or a function that returns one. None: nothing.
     fallback_after_s : float
         How long all servers of a model must be lost before the fallback starts.
     cache : str, path or None
@@ -107,39 +96,39 @@ class Settings:
     cache_bytes : int
         Approximate size limit of that file.
     cache_trusts_versions : bool
-        Whether scores are kept for servers that tell no digest of a version. Such a server may
-        serve another file under the same version later, unnoticed.
+        Whether scores are kept for servers that tell no digest of a version. If such a server
+        serves another file under the same version later, nobody notices.
     withheld : tuple of str
-        Options that are secret, and so stayed in the process that set them.
+        Secret options, which stayed in the process that set them.
     secrets_id : str
-        Tells settings with other secrets apart, also where these are withheld.
+        Differs between settings with different secrets, also where these are withheld.
     """
 
     servers: tuple[str, ...]
-    servers_file: str | None = option(None, a_file)
-    token: str | Path | Callable[[], str] | None = option(None, a_source, secret=True)
-    headers: Mapping[str, str] = option({}, headers, secret=True)
-    tls_root: str | None = option(None, a_file)
-    tls_cert: str | None = option(None, a_file)
-    tls_key: str | None = option(None, a_file)
-    proxy: str | None = option(None, or_none(a_proxy), secret=True)
-    compression: str | None = option(None, one_of("gzip", "deflate", None))
-    shared_memory: bool = option(False, a_bool)
-    channels: int | str = option("auto", auto_or(whole(1)))
-    max_in_flight: int = option(256, whole(1))
-    max_in_flight_bytes: int | None = option(None, or_none(positive))
-    max_request_bytes: int = option(32_000_000, request_bytes)
-    max_suspended_chunks: int | None = option(None, or_none(whole(0)))
-    request_timeout_s: float = option(120.0, seconds)
-    metadata_timeout_s: float = option(10.0, seconds)
-    retry_timeout_s: float = option(60.0, seconds)
-    hedge_after_s: float | None = option(None, or_none(seconds))
-    balance: str = option("load", one_of("load", "priority"))
-    fallback: str | Path | Callable[[], str] | None = option(None, a_source)
-    fallback_after_s: float = option(5.0, seconds)
-    cache: str | Path | None = option(None, a_file)
-    cache_bytes: int = option(1_000_000_000, positive)
-    cache_trusts_versions: bool = option(False, a_bool)
+    servers_file: str | None = option(None, o.path)
+    token: str | Path | Callable[[], str] | None = option(None, o.token, secret=True)
+    headers: Mapping[str, str] = option({}, o.headers, secret=True)
+    tls_root: str | None = option(None, o.tls_file)
+    tls_cert: str | None = option(None, o.tls_file)
+    tls_key: str | None = option(None, o.tls_file)
+    proxy: str | None = option(None, o.proxy, secret=True)
+    compression: str | None = option(None, o.one_of("gzip", "deflate"))
+    shared_memory: bool = option(False, o.flag)
+    channels: int | str = option("auto", o.whole(1))
+    max_in_flight: int = option(256, o.whole(1))
+    max_in_flight_bytes: int | None = option(None, o.nbytes)
+    max_request_bytes: int = option(32_000_000, o.request_bytes)
+    max_suspended_chunks: int | None = option(None, o.whole(0))
+    request_timeout_s: float = option(120.0, o.seconds)
+    metadata_timeout_s: float = option(10.0, o.seconds)
+    retry_timeout_s: float = option(60.0, o.seconds)
+    hedge_after_s: float | None = option(None, o.seconds)
+    balance: str = option("load", o.one_of("load", "priority"))
+    fallback: str | Path | Callable[[], str] | None = option(None, o.source)
+    fallback_after_s: float = option(5.0, o.seconds)
+    cache: str | Path | None = option(None, o.path)
+    cache_bytes: int = option(1_000_000_000, o.nbytes)
+    cache_trusts_versions: bool = option(False, o.flag)
     withheld: tuple[str, ...] = ()
     secrets_id: str = field(default="", repr=False)
 
@@ -152,26 +141,28 @@ class Settings:
         ConfigError
             Naming the nearest option or the expected value.
         """
-        token_file = options.pop("token_file", None)
-        if token_file is not None:
-            if not isinstance(token_file, (str, Path)) or not str(token_file):
+        if (token_file := options.pop("token_file", None)) is not None:
+            if not (isinstance(token_file, (str, Path)) and str(token_file)):
                 got = type(token_file).__name__
                 raise ConfigError(f"token_file: expected a path, got {got}")
-            options["token"] = Path(token_file).expanduser()
+            options["token"] = Path(token_file)
         if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
-        urls = _urls(servers)
-        known = {f.name: f for f in fields(cls) if f.metadata}
+        known, given = {f.name: f for f in fields(cls) if f.metadata}, {}
         for name, value in options.items():
             if name not in known:
                 hint = nearest(name, [*known, "token_file"])
                 raise ConfigError(f"connect has no option {name!r}; {hint}")
-            if (expected := known[name].metadata["expects"](value)) is not None:
+            read, default = known[name].metadata["read"], known[name].metadata["default"]
+            try:
+                by_default = isinstance(value, str | None) and value == default
+                given[name] = value if by_default else read(value)
+            except ValueError as expected:
                 got = repr(value) if known[name].repr else type(value).__name__
-                raise ConfigError(f"{name}: expected {expected}, got {got}")
-        given = {name: _from_anywhere(name, value) for name, value in options.items()}
-        settings = cls(servers=urls, **given)
+                message = f"{name}: expected {expected} (by default {default!r}), got {got}"
+                raise ConfigError(message) from None
+        settings = cls(servers=_urls(servers), **given)
         if settings.secrets:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
@@ -183,11 +174,11 @@ class Settings:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
 
     def with_options(self, **options: Any) -> Settings:
-        """Return the same with other options, which are checked."""
+        """Return these settings with other options, which are checked."""
         return Settings.make(self.servers, **{**self.options(), **options})
 
     def with_servers(self, servers: Any) -> Settings:
-        """Return the same for other servers."""
+        """Return these settings for other servers."""
         return replace(self, servers=_urls(servers))
 
     @classmethod
@@ -216,10 +207,10 @@ class Settings:
         if profile is not None and profile not in profiles:
             raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
         own = {} if profile is None else _underscored(profiles[profile])
-        options |= own
-        for name in _EXPANDED:
-            if isinstance(options.get(name), str):
-                options[name] = os.path.expandvars(options[name])
+        options = {
+            name: os.path.expandvars(value) if isinstance(value, str) else value
+            for name, value in {**options, **own}.items()
+        }
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
         if servers_file is not None and "servers" not in own:
@@ -234,7 +225,7 @@ class Settings:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The options that are not pickled; a token's path is."""
+        """The names of options that are not pickled; the path of a token file is pickled."""
         secrets = {
             "token": self.token is not None and not isinstance(self.token, Path),
             "headers": bool(self.headers),
@@ -242,17 +233,13 @@ class Settings:
         return tuple(name for name, secret in secrets.items() if secret)
 
     def without_secrets(self) -> Settings:
-        """Return what may be written into pickles: a token's path, but no token and no header."""
+        """Return the settings for pickles: with a token file's path, but no token or headers."""
         token = self.token if isinstance(self.token, Path) else None
         withheld = self.withheld + self.secrets
         return replace(self, token=token, headers={}, withheld=withheld)
 
-    def lacks_secrets_of(self, settings: Settings) -> bool:
-        """Whether these, from a pickle, are other settings without the secrets."""
-        return self == replace(settings.without_secrets(), secrets_id=self.secrets_id)
-
     def identity(self) -> Settings:
-        """Return what two settings have in common if one pool is right for both."""
+        """Return what two settings must have in common to share a pool."""
         public = self.without_secrets()
         return public if self.servers_file is None else replace(public, servers=())
 
@@ -294,33 +281,26 @@ class Settings:
         _offer_defaults()
         return list(dask.config.get("sonic.profiles", None) or {})
 
+    def read_certificates(self) -> None:
+        """Raise if certificates cannot be used, which connections read first; this may block."""
+        if any(url.startswith("grpcs://") for url in self.servers):
+            self.connection_options().read_certificates()
+
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
         return ConnectionOptions(
-            token=self.token,
-            headers=self.headers,
-            tls=Tls(root=self.tls_root, cert=self.tls_cert, key=self.tls_key),
-            compression=self.compression,
-            shared_memory=self.shared_memory,
-            proxy=self.proxy,
-            request_timeout_s=self.request_timeout_s,
-            metadata_timeout_s=self.metadata_timeout_s,
+            **{f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
         )
 
 
-# In these options, the configuration may name variables of the environment.
-_EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls_key", "cache")
-
-
 def _secrets_id(settings: Settings) -> str:
-    """Return what is another for other secrets, and says nothing about them elsewhere."""
+    """Return a text that differs between secrets, and reveals nothing about them."""
     text = repr((settings.token, sorted(settings.headers.items())))
     return hashlib.blake2b(text.encode(), key=_KEY, digest_size=8).hexdigest()
 
 
 def _check_tls(settings: Settings) -> None:
-    tls = {name: value for name, value in settings.options().items() if name.startswith("tls_")}
-    present = [name for name, value in tls.items() if value]
+    present = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(settings, name)]
     plain = [url for url in settings.servers if url.startswith("grpc://")]
     if present and plain:
         raise ConfigError(
@@ -330,20 +310,6 @@ def _check_tls(settings: Settings) -> None:
     if bool(settings.tls_cert) != bool(settings.tls_key):
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
-
-
-def _from_anywhere(option: str, value: Any) -> Any:
-    """Return a value that means the same everywhere.
-
-    Processes in other folders can read a path; "~" stays, as homes differ. Times are floats.
-    """
-    if isinstance(value, Path) and option == "token":
-        return value.expanduser().absolute()
-    if option.startswith("tls_") and value and not str(value).startswith("~"):
-        return str(Path(value).absolute())
-    if option.endswith("_s") and value is not None:
-        return float(value)  # numpy's float32 is too coarse for times of a clock
-    return value
 
 
 def read_servers(path: str) -> tuple[str, ...]:
@@ -359,7 +325,7 @@ def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _offer_defaults() -> None:
-    """Put ``sonic.yaml`` below whatever dask's configuration has, once."""
+    """Give dask's configuration the defaults of ``sonic.yaml``, once."""
     import dask.config
     import yaml
 
@@ -382,7 +348,7 @@ def _urls(servers: Any) -> tuple[str, ...]:
 
 
 def _folder_url(server: str) -> str:
-    """Return the URL of a folder, whose models run in this process; others are as they are."""
+    """Return the URL of a folder, whose models run in this process; return others unchanged."""
     if "://" in server or server.startswith("unix:") or not server:
         return server
     folder = Path(server).expanduser()

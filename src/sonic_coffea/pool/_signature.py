@@ -1,4 +1,4 @@
-"""Signatures: which models an endpoint has, and whether they are the declared ones."""
+"""Signatures: whether an endpoint has a model, and whether it is the right one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ContractError
+from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
 
 if TYPE_CHECKING:
@@ -15,126 +16,97 @@ if TYPE_CHECKING:
     from random import Random
 
     from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
-# After this time, a server may have loaded the model that is meant in the place of another one.
-REJECTED_S = 30.0
-# The endpoint lacks a model after this number of requests in a row that did not find the model. If
-# one of four servers behind it has the model, 16 requests find this server in 99 % of the cases.
-MAX_MISSES = 16
-# Losses have an endpoint's models validated again at most once in this time. A balancer that does
-# not know yet which server is dead may lead each second request there, and the endpoint would only
-# be validated.
-VALID_S = 5.0
-# If nothing was answered for this time, a server may have been restarted with other models.
-QUIET_S = 1.0
-
 
 @dataclass(slots=True)
-class Missing:
-    """A model that an endpoint lacks, `since` a time, or that it could not be asked for."""
-
-    since: float | None = None
-    at: float = -math.inf
-    times: int = 0
-    retry_at: float = -math.inf
-
-
-class Signatures:
-    """An endpoint's models: valid, missing, rejected, or not known yet.
+class Signature:
+    """A model at an endpoint: valid, missing, rejected, or not known yet.
 
     If a server lacks a model, others behind the same endpoint may have it, and it may be loaded
-    soon. An endpoint that has another model of the name is left alone for `REJECTED_S`.
+    soon. An endpoint that has another model of the name is left alone for some time.
 
     Attributes
     ----------
-    valid : set
-        The models that the endpoint has.
-    validating : dict
-        The models that it is being asked for, with the contract that is expected.
+    valid : bool
+        Whether requests for the model may be sent to it.
+    asked : bool
+        Whether it is being asked for the model.
+    expected : Contract or None
+        The contract that the answer must fit.
+    lacking_since : float or None
+        Since when neither requests nor questions have found it.
+    retry_at : float
+        Before it, it is not asked again.
     """
 
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-        self._misses: dict[ModelKey, int] = {}
-        self._missing: dict[ModelKey, Missing] = {}
-        self.valid: set[ModelKey] = set()
-        self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
-        self.validating: dict[ModelKey, Contract | None] = {}
+    valid: bool = False
+    asked: bool = False
+    expected: Contract | None = None
+    lacking_since: float | None = None
+    retry_at: float = -math.inf
+    _missed_at: float = -math.inf
+    _misses: int = 0
+    _failures: int = 0
+    _rejection: SonicError | None = None
+    _rejected_until: float = -math.inf
 
-    def rejection(self, key: ModelKey, now: float) -> SonicError | None:
-        """Return the error of a model that was rejected lately; None otherwise."""
-        until, error = self._rejected.get(key, (0.0, None))
-        return error if now < until else None
+    @property
+    def missing_since(self) -> float | None:
+        """Since when the endpoint lacks the model; None if it may have it."""
+        return None if self.valid else self.lacking_since
 
-    def due(self, key: ModelKey, now: float) -> bool:
-        """Whether the endpoint has to be asked for a model."""
-        known = key in self.valid or key in self.validating or now < self.retry_at(key)
-        return not known and self.rejection(key, now) is None
+    def rejection(self, now: float) -> SonicError | None:
+        """Return why it was rejected lately; None if it was not."""
+        return self._rejection if now < self._rejected_until else None
 
-    def retry_at(self, key: ModelKey) -> float:
-        """Return when the endpoint may be asked again for a model."""
-        return self._missing[key].retry_at if key in self._missing else -math.inf
+    def due(self, now: float) -> bool:
+        """Whether the endpoint has to be asked for the model."""
+        waits = self.valid or self.asked or now < self.retry_at
+        return not waits and self.rejection(now) is None
 
-    def failed(self, key: ModelKey, now: float) -> Missing:
+    def failed(self, now: float, rng: Random) -> None:
         """Record that it could not be asked; it is asked again after a back-off."""
-        missing = self._missing.setdefault(key, Missing())
-        missing.times += 1
-        missing.retry_at = now + back_off_s(missing.times, self._rng)
-        return missing
+        self._failures += 1
+        self.retry_at = now + back_off_s(self._failures, rng)
 
-    def missing_since(self, key: ModelKey) -> float | None:
-        """Return since when the endpoint lacks a model; None if it may have the model."""
-        if key in self.valid or key not in self._missing:
-            return None
-        return self._missing[key].since
+    def accept(self, now: float) -> None:
+        """Record that it has described the right model."""
+        self.valid, self._misses, self._rejection = True, 0, None
+        # A server that confirms the model, but refuses each request for it, still lacks it.
+        if now - self._missed_at > tuning.VALID_S:
+            self.answered()
 
-    def accept(self, key: ModelKey, now: float) -> None:
-        self._rejected.pop(key, None)
-        self._misses.pop(key, None)
-        self.valid.add(key)
-        # A server that confirms the model, and refuses each request for it, still lacks it.
-        if key in self._missing and now - self._missing[key].at > VALID_S:
-            del self._missing[key]
-
-    def answered(self, key: ModelKey) -> None:
+    def answered(self) -> None:
         """Record a response: at least one of its servers has the model."""
-        self._misses.pop(key, None)
-        self._missing.pop(key, None)
+        self._misses = self._failures = 0
+        self.lacking_since, self.retry_at = None, -math.inf
 
-    def miss(self, key: ModelKey, now: float) -> None:
+    def miss(self, now: float, rng: Random) -> None:
         """Record a request without the model; the next may reach another server, which has it."""
-        self._misses[key] = self._misses.get(key, 0) + 1
-        if key in self.valid and self._misses[key] >= MAX_MISSES:
-            self.lack(key, now)
+        self._misses += 1
+        if self.valid and self._misses >= tuning.MAX_MISSES:
+            self.lack(now, rng)
 
-    def lack(self, key: ModelKey, now: float) -> None:
+    def lack(self, now: float, rng: Random) -> None:
         """Record that the endpoint does not have the model; it is asked again after a back-off."""
-        self.valid.discard(key)
-        self._misses.pop(key, None)
-        missing = self.failed(key, now)
-        missing.at, missing.since = now, now if missing.since is None else missing.since
+        self.valid, self._misses, self._missed_at = False, 0, now
+        self.failed(now, rng)
+        if self.lacking_since is None:
+            self.lacking_since = now
 
-    def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
+    def reject(self, error: SonicError, now: float) -> None:
         """Record that the endpoint has another model of this name."""
-        self.valid.discard(key)
-        self._rejected[key] = now + REJECTED_S, error
-
-    def revalidate(self) -> None:
-        """Have models validated again, as another server may come back at this URL."""
-        self.valid.clear()
+        self.valid = False
+        self._rejection, self._rejected_until = error, now + tuning.RECHECK_S
 
 
 def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are packed for."""
-    if _differ(actual, expected):
-        return False
-    if actual.max_rows is None:
-        return True
-    return expected.max_rows is not None and expected.max_rows <= actual.max_rows
+    takes_as_many = (expected.max_rows or math.inf) <= (actual.max_rows or math.inf)
+    return takes_as_many and not _differ(actual, expected)
 
 
 def merge(contracts: Mapping[str, Contract]) -> Contract:
@@ -154,13 +126,9 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
             )
         if actual.version != expected.version:
             logger.warning(
-                "%s has version %r of model %r, %s version %r; scores may depend on the server, "
-                "pin a version to avoid it",
-                first,
-                expected.version,
-                expected.model,
-                url,
-                actual.version,
+                "%s has version %r of model %r, %s version %r; rows are scored by version %r, on "
+                "the servers that have it",
+                *(first, expected.version, expected.model, url, actual.version, expected.version),
             )
     limits = [c.max_rows for c in contracts.values() if c.max_rows is not None]
     preferred = set.intersection(*(set(c.preferred_rows) for c in contracts.values()))

@@ -40,11 +40,6 @@ class WaitingSlices:
     def counts(self) -> dict[ModelKey, int]:
         return {key: len(queue) for key, queue in self._queues.items()}
 
-    def first(self, key: ModelKey) -> RequestSlice | None:
-        """Return the first slice of a model."""
-        queue = self._queues.get(key)
-        return queue[0][1] if queue else None
-
     def add(self, request: RequestSlice, now: float) -> None:
         """Put a new slice behind the others."""
         request.order = next(self._numbers), request.start
@@ -60,14 +55,24 @@ class WaitingSlices:
             heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
 
     def put_back_due(self, now: float) -> None:
-        while self._backing_off and self._backing_off[0][0] <= now:
+        while self.wakes_at <= now:
             self.put_back(heapq.heappop(self._backing_off)[2], now)
 
     def heads(self) -> list[RequestSlice]:
         """Return the first slice of each model, in the order in which they came."""
-        return [
-            request for _, request in sorted(queue[0] for queue in self._queues.values() if queue)
-        ]
+        heads = sorted(queue[0] for queue in self._queues.values() if queue)
+        return [request for _, request in heads]
+
+    def first(self, key: ModelKey) -> RequestSlice | None:
+        """Return the first slice of a model."""
+        queue = self._queues.get(key)
+        return queue[0][1] if queue else None
+
+    def of(self, key: ModelKey) -> list[RequestSlice]:
+        """Return all slices of a model, in their order."""
+        waiting = [request for _, request in self._queues.get(key, [])]
+        waiting += [request for *_, request in self._backing_off if request.key == key]
+        return sorted(waiting, key=lambda request: request.order)
 
     def take(self, head: RequestSlice) -> None:
         """Take out the first slice of its model."""
@@ -82,12 +87,9 @@ class WaitingSlices:
         self, key: ModelKey, chosen: Callable[[RequestSlice], bool]
     ) -> list[RequestSlice]:
         """Take out some slices of a model, and return them in their order."""
-        queue = self._queues.get(key, [])
-        waiting = [request for _, request in queue]
-        waiting += [request for *_, request in self._backing_off if request.key == key]
-        taken = sorted(filter(chosen, waiting), key=lambda request: request.order)
+        taken = list(filter(chosen, self.of(key)))
         for request in taken:
             request.queued = False
-        self._queues[key] = sorted(item for item in queue if item[1].queued)
-        self._backing_off = sorted(item for item in self._backing_off if item[2].queued)
+        self._queues[key] = sorted(x for x in self._queues.get(key, []) if x[1].queued)
+        self._backing_off = sorted(x for x in self._backing_off if x[2].queued)
         return taken

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sonic_coffea.processor._filter import SonicFilter
-from sonic_coffea.processor._mixin import Request, Scores, SonicProcessor
+from sonic_coffea.processor._mixin import Request, Scores, SonicFilter, SonicProcessor
 from sonic_coffea.processor._run import EVENT_ID, chunk_name, located, run_files
 
 __all__ = [

@@ -1,19 +1,18 @@
-"""The mixin: `acquire` returns the objects to score, and `produce` gets the scores."""
+"""The mixins: `acquire` returns the objects to score, and `produce` gets the scores."""
 
 from __future__ import annotations
 
 import inspect
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, recorded
 from sonic_coffea.pool import WithPool, using
@@ -22,11 +21,7 @@ from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 if TYPE_CHECKING:
     from sonic_coffea.model import Model, Pending
 
-# Of a request that does not say it: as the model's `submit` has it.
-_LEFT_OUT: Any = ...
 
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """Objects that `acquire` sends, and how: the options of `Model.submit` and `Folds.submit`.
 
@@ -34,30 +29,18 @@ class Request:
     ----------
     objects : ak.Array, dict or Variations
         The objects.
-    fold : array of int, str or None, optional
-        Of `Folds`: the fold of each event or object, an expression, or None for the mean of all
-        models. By default, as the `Folds` are declared.
-    version : int, str or array, optional
-        Of a `Model`: the version that scores the objects, or the version for each event or object.
-    deduplicate : bool
-        Whether rows that are equal in all inputs are sent once.
-    mask : array of bool, optional
-        Which objects are scored.
-    default : float, optional
-        The score of objects that the mask leaves out; by default, None.
+    **options
+        ``fold``, of `Folds`: the fold of each event or object, an expression, or None for the mean
+        of all models; ``version``, ``deduplicate``, ``mask`` and ``default``.
 
     Examples
     --------
     ``return {"dnn": sonic.Request(objects, fold=events.event % 3)}``
     """
 
-    objects: Any
-    _: KW_ONLY
-    fold: Any = _LEFT_OUT
-    version: Any = _LEFT_OUT
-    deduplicate: bool = False
-    mask: Any = None
-    default: float | None = None
+    def __init__(self, objects: Any, **options: Any) -> None:
+        self.objects = objects
+        self.options = options
 
 
 class Scores(dict[str, Any]):
@@ -66,13 +49,13 @@ class Scores(dict[str, Any]):
     In a `SonicFilter`, ``passed`` is one boolean for each event of the chunk.
     """
 
+    overlap: Any = None
     passed: Any = None
 
-    def __init__(
-        self, scores: Mapping[str, Any] = MappingProxyType({}), overlap: Any = None
-    ) -> None:
-        super().__init__(scores)
-        self.overlap = overlap
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            raise AttributeError(f"expected scores[{name!r}], got scores.{name}")
+        raise AttributeError(f"scores have no attribute {name!r}; {nearest(name, self)}")
 
     def __missing__(self, name: str) -> Any:
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
@@ -124,7 +107,7 @@ class SonicProcessor(WithPool):
                 f"{cls.__name__}(sonic.SonicProcessor, processor.ProcessorABC)"
             )
         code = getattr(process, "__code__", None)
-        if process is SonicProcessor.process or code is None:
+        if process is inspect.unwrap(SonicProcessor.process) or code is None:
             return
         # A method that calls super() has the variable __class__.
         if not {"process", "__class__"} & {*code.co_names, *code.co_freevars}:
@@ -173,24 +156,26 @@ class SonicProcessor(WithPool):
         """Return the output of a run as it is; coffea before 2025.10 wants the method."""
         return accumulator
 
+    @brief
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
         with using(self.pool_of_pickle):
             return self._process(events)
 
     def _process(self, events: Any) -> Any:
-        started: deque[Generator[Any]] = deque()
+        blocks = [SonicProcessor._score(*each) for each in _blocks(self, events)]
         outputs: list[Any] = []
         try:
-            for number, (owner, block) in enumerate(_blocks(self, events)):
-                started.append(SonicProcessor._score(owner, block, chunks=int(number == 0)))
-                next(started[-1])
-                if len(started) > 1:
-                    outputs.append(next(started.popleft()))
-            outputs += [next(scoring) for scoring in started]
+            # The next block is sent before the scores of this one are waited for.
+            for sent, due in zip([*blocks, None], [None, *blocks], strict=True):
+                if sent is not None:
+                    next(sent)
+                if due is not None:
+                    outputs.append(next(due))
+                    due.close()
         finally:
-            for scoring in started:
-                scoring.close()
+            for block in blocks:
+                block.close()
         if len(outputs) == 1:
             return outputs[0]
         from coffea.processor import accumulate
@@ -201,7 +186,7 @@ class SonicProcessor(WithPool):
         """Return the events that `produce` gets, and what it returns."""
         return events, self.produce(events, scores)
 
-    def _score(self, events: Any, *, chunks: int) -> Generator[Any]:
+    def _score(self, events: Any, chunks: int) -> Generator[Any]:
         """Send a block's requests and do the work that needs no scores, then yield its output.
 
         Yields None in between. Closed, or on an error, it cancels what is not answered yet.
@@ -212,7 +197,8 @@ class SonicProcessor(WithPool):
                 pending = _submit(self, "acquire", self.acquire(events), events, calls)
                 overlap = self.overlap(events)
             yield None
-            scores = Scores({name: call.result() for name, call in pending.items()}, overlap)
+            scores = Scores({name: call.result() for name, call in pending.items()})
+            scores.overlap = overlap
             with recorded(calls), _nearest_fields_named():
                 seen, output = self._produce(events, scores)
                 if inspect.isgenerator(output):
@@ -222,7 +208,7 @@ class SonicProcessor(WithPool):
                 call.cancel()
         if type(output) is dict and not _has_no_data(events):
             statistics = Statistics(chunks=chunks, events=len(events))
-            dataset = _dataset_of(events)
+            dataset = (getattr(events, "metadata", None) or {}).get("dataset")
             if dataset is not None:
                 statistics.datasets[str(dataset)] = len(events)
             for call in calls:
@@ -231,21 +217,18 @@ class SonicProcessor(WithPool):
         yield output
 
 
-def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
-    """Yield the events in blocks, and the processor that works on each."""
+def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any, int]]:
+    """Yield the processor that works on each block, its events, and 1 for the chunk's first."""
     size = processor.block_size
     if size is not None and (type(size) is not int or size < 1):
         raise ConfigError(f"block_size: expected at least 1 event, or None, got {size!r}")
     if size is None or _has_no_data(events) or len(events) <= size:
-        yield processor, events
+        yield processor, events, 1
         return
     for start in range(0, len(events), size):
+        block = _block_of(events, start, min(start + size, len(events)))
         # The next block's acquire runs before the produce of this one.
-        yield copy(processor), _block_of(events, start, min(start + size, len(events)))
-
-
-def _dataset_of(events: Any) -> Any:
-    return (getattr(events, "metadata", None) or {}).get("dataset")
+        yield copy(processor), block, int(start == 0)
 
 
 def _stages(
@@ -266,63 +249,36 @@ def _submit(
     processor: SonicProcessor, method: str, sent: Any, events: Any, calls: list[Pending]
 ) -> dict[str, Pending]:
     """Send what a method has returned or yielded, objects by model, and append the calls."""
-    _check(processor, method, sent)
-    pending = {}
-    for name, objects in sent.items():
-        pending[name] = _submit_to(processor, name, objects, events)
-        if pending[name] not in calls:  # a model that is none of ours
-            calls.append(pending[name])
-    return pending
-
-
-def _check(processor: SonicProcessor, method: str, sent: Any) -> None:
-    """Raise unless a method has given objects by model."""
     models, kind = processor.models, type(processor).__name__
-    if not isinstance(models, Mapping):
-        raise ConfigError(
-            f"{kind}.models must be a dict of name and sonic.Model, got {type(models).__name__}"
-        )
-    who = f"{kind}.{method}"
-    if not isinstance(sent, Mapping):
-        gives = "return" if method == "acquire" else "yield"
-        raise ConfigError(
-            f"{who} must {gives} a dict of model name and objects, got {type(sent).__name__}"
-        )
-    for name in sent:
-        if name not in models:
-            raise ConfigError(f"{who} names model {name!r}; {nearest(str(name), models)}")
-        if not hasattr(models[name], "submit"):
-            raise ConfigError(
-                f"{kind}.models: expected a sonic.Model as {name!r}, got "
-                f"{type(models[name]).__name__}"
-            )
-
-
-def _submit_to(processor: SonicProcessor, name: str, sent: Any, events: Any) -> Pending:
-    """Send the objects for a model."""
-    request = sent if isinstance(sent, Request) else Request(sent)
-    model: Any = processor.models[name]
-    options: dict[str, Any] = {"on_error": processor.on_error}
-    if isinstance(model, Choice):
-        options["events"] = events
-    for option, takes in (
-        ("fold", isinstance(model, Folds)),
-        ("version", not isinstance(model, Choice)),
+    name = getattr(models, "name", "name")
+    gives = {"acquire": "return", "produce": "yield"}[method]
+    for value, expected in (
+        (models, f"models must be a dict, such as models = {{{name!r}: model}}"),
+        (sent, f"{method} must {gives} a dict of model name and objects"),
     ):
-        value = getattr(request, option)
-        if value is _LEFT_OUT:
-            continue
-        if not takes:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{kind}.{expected}, got {type(value).__name__}")
+    pending: dict[str, Pending] = {}
+    for name, objects in sent.items():
+        if name not in models:
+            raise ConfigError(f"{kind}.{method} names model {name!r}; {nearest(str(name), models)}")
+        model: Any = models[name]
+        request = objects if isinstance(objects, Request) else Request(objects)
+        options = {"on_error": processor.on_error, **request.options}
+        if not hasattr(model, "submit") or ("fold" in options and not isinstance(model, Folds)):
+            expected = "Folds, as fold= is sent to it," if "fold" in options else "a sonic.Model"
             raise ConfigError(
-                f"{type(processor).__name__} sends {option}= to {name!r}, but a "
-                f"{type(model).__name__} takes none"
+                f"{kind}.models: expected {expected} as {name!r}, got {type(model).__name__}"
             )
-        options[option] = value
-    for option in ("deduplicate", "mask", "default"):
-        value = getattr(request, option)
-        if value is not None and value is not False:
-            options[option] = value
-    pending: Pending = model.submit(request.objects, **options)
+        if isinstance(model, Choice):
+            options["events"] = events
+        try:
+            pending[name] = model.submit(request.objects, **options)
+        except InputError as error:
+            where = f"{kind}.{method}"
+            raise error.because(f"in what {where} sends to {name!r}") from error.__cause__
+        if pending[name] not in calls:  # a model of another package
+            calls.append(pending[name])
     return pending
 
 
@@ -351,6 +307,73 @@ def _nearest_fields_named() -> Iterator[None]:
         # awkward names the missing field, not the others.
         if not isinstance(error.obj, ak.Array) or not error.name:
             raise
-        raise FieldError(
+        missing = FieldError(
             f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"
-        ) from None
+        )
+        raise missing.with_traceback(error.__traceback__) from None  # at the user's line
+
+
+class SonicFilter(SonicProcessor):
+    """Mixin for processors that continue only with events whose scores pass a decision.
+
+    Write `acquire`, `decide` and `produce`. `produce` gets only the events that passed, and their
+    scores. If `overlap` returned an array with an entry for each event, ``scores.overlap`` has only
+    the events that passed, too; other arrays can be cut by ``scores.passed``. If no event of a
+    chunk passes, `produce` gets no events, and its columns are not read. The mixin does not work
+    with dask-awkward arrays::
+
+        class TopFilter(sonic.SonicFilter, processor.ProcessorABC):
+            models = {"top": model}
+
+            def acquire(self, events):
+                return {"top": events.FatJet}
+
+            def decide(self, events, scores):
+                return ak.any(scores["top"].top > 0.9, axis=1)
+
+            def produce(self, events, scores):
+                return {"met": ak.sum(events.MET.pt)}
+    """
+
+    def decide(self, events: Any, scores: Scores) -> Any:
+        """Return which events pass: ``events * bool``, without None.
+
+        The scores of masked rows (``on_error = "mask"``) are None: replace them by `ak.fill_none`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
+
+    def _produce(self, events: Any, scores: Scores) -> tuple[Any, Any]:
+        if is_lazy(events):
+            raise ConfigError(
+                f"{type(self).__name__}: a SonicFilter does not filter dask-awkward arrays; use a "
+                "SonicProcessor, and cut in its produce"
+            )
+        decided = self.decide(events, scores)
+        if is_tracer(events):
+            # The trace has to find all that produce reads if events pass.
+            ak.typetracer.touch_data(decided)
+            scores.passed = decided
+            return super()._produce(events, scores)
+        passed = ak.Array([] if decided is None else decided)
+        # Numbers would select events by index, and None would be kept.
+        if passed.type != ak.types.ArrayType(ak.types.NumpyType("bool"), len(events)):
+            raise InputError(
+                f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
+                f"events, got {passed.type}"
+            )
+        overlap = scores.overlap
+        kept = Scores({name: _cut(score, passed) for name, score in scores.items()})
+        is_column = isinstance(overlap, (ak.Array, np.ndarray)) and len(overlap) == len(events)
+        kept.overlap, kept.passed = overlap[passed] if is_column else overlap, passed
+        if ak.any(passed):
+            return super()._produce(events[passed], kept)
+        # An array of the same type without events, for which nothing is read.
+        empty = events.layout.form.length_zero_array()
+        none = ak.Array(empty, behavior=events.behavior, attrs=events.attrs)
+        return super()._produce(none, kept)
+
+
+def _cut(scores: Any, passed: ak.Array) -> Any:
+    if isinstance(scores, dict):  # of Variations
+        return {variation: varied[passed] for variation, varied in scores.items()}
+    return scores[passed]

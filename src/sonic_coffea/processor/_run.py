@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -78,14 +77,14 @@ def run_files(
         raise final.error from None
     except Exception as error:
         # coffea wraps what a processor raises in an Exception that names the chunk.
-        cause = find(error) or _of_workers(error)
+        cause = find(error) or _of_place(error, "this process has" if is_here else "workers have")
         if cause is None:
             raise
         raise cause from None
 
 
 def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
-    """Return absolute paths with the branches of their events, and URLs as they are, without.
+    """Return the branches of each file by its absolute path; of URLs, which are not opened, none.
 
     Raises
     ------
@@ -95,27 +94,24 @@ def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
         If a file has no events.
     """
     found: dict[str, set[str]] = {}
-    seen: Counter[str] = Counter()
     for file in files:
-        text = str(file)
-        if "://" not in text:
-            text = str(Path(text).expanduser().absolute())
-        found[text] = set() if "://" in text else _branches(Path(text))
-        seen[text if "://" in text else str(Path(text).resolve())] += 1
-    if repeated := [path for path, times in seen.items() if times > 1]:
-        raise ConfigError(f"expected each file once, got more than once: {', '.join(repeated)}")
+        is_url = "://" in str(file)
+        path = str(file) if is_url else str(Path(file).expanduser().resolve())
+        if path in found:
+            raise ConfigError(f"expected each file once, got more than once: {path}")
+        found[path] = set() if is_url else _branches(Path(path))
     if not found:
         raise ConfigError("expected files, got none")
     return found
 
 
 def _branches(path: Path) -> set[str]:
-    """Return the branches of a file's events, refusing a file that cannot be read whole."""
+    """Return the branches of a file's events, refusing a file that cannot be read."""
     with needed("score", "reading ROOT files"):
         import uproot
 
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []
+        beside = [p.name for p in path.parent.glob("*.root")]
         remedy = nearest(path.name, beside) if beside else "its folder has no .root file"
         raise ConfigError(f"no file {str(path)!r}; {remedy}")
     try:
@@ -141,13 +137,12 @@ def chunk_name(metadata: Mapping[str, Any]) -> str:
     return f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
 
 
-def _of_workers(error: BaseException | None) -> ConfigError | None:
-    """Return what is wrong with where workers run, if an exception says that."""
+def _of_place(error: BaseException | None, place_has: str) -> ConfigError | None:
+    """Return what is wrong with the place where chunks are read, if an exception says that."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError):
-            return ConfigError(
-                f"the workers have no module {error.name!r}; install it where they run"
-            )
+            package = str(error.name).replace("_", "-")
+            return ConfigError(f"{place_has} no module {error.name!r}: pip install {package}")
         if isinstance(error, OSError):
             reason = " ".join(str(error).split()).partition(" Files may be")[0]
             return ConfigError(f"a file cannot be read where it is scored: {reason}")
@@ -156,10 +151,10 @@ def _of_workers(error: BaseException | None) -> ConfigError | None:
 
 
 class _FinalError(BaseException):
-    """An error that another attempt would not mend.
+    """An error after which the runner must not repeat the chunk.
 
-    coffea's runner repeats a chunk after any `Exception`, since reading a remote file may fail by
-    chance. The pool has retried a request already, as its options say; wrong names stay wrong.
+    coffea's runner repeats a chunk after any `Exception`, because reading a remote file may fail by
+    chance. The pool has already retried the requests, and a wrong name stays wrong.
     """
 
     def __init__(self, error: SonicError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from sonic_coffea import provenance
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
-from sonic_coffea.reporting._advice import advise
 from sonic_coffea.reporting._plots import draw
 from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
+from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
-    from sonic_coffea.transport import ModelStatistics
+# The first requests wait for code that is compiled, and for servers that warm up.
+_SOME_REQUESTS = 50
+# How many times longer than another a time must be to count as the cause of a delay.
+_MUCH_LONGER = 2.0
+# For servers without statistics.
+_UNKNOWN = ModelStatistics(requests=1)
 
 
 @dataclass(eq=False, repr=False)
@@ -80,7 +86,7 @@ class Report:
         }
 
     def plot(self) -> Figure:
-        """Draw where the time of requests went, how long they took, and when they were in flight.
+        """Draw where the time of requests went, and how long they took.
 
         Raises
         ------
@@ -99,14 +105,13 @@ class Report:
         """
         target = Path(path)
         if target.suffix == ".json":
-            target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+            text = json.dumps(self.to_dict(), indent=2)
         elif target.suffix == ".html":
-            plots = draw(self.statistics) if self.statistics.tallies else None
-            shown = self._html([self._run_table(), *self._tables()])
-            text = tables.page(self.title, shown, plots)
-            target.write_text(text, encoding="utf-8")
+            shown = tables.html([self._run_table(), *self._tables()], self.advice)
+            text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
+        target.write_text(text, encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -116,65 +121,60 @@ class Report:
             yield Text(f"• {advice}", style="yellow")
 
     def _repr_html_(self) -> str:
-        return self._html(self._tables())
+        return tables.html(self._tables(), self.advice)
 
     def __repr__(self) -> str:
         total = self.statistics.total()
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
 
-    def _html(self, shown: Iterable[tables.Table]) -> str:
-        return "".join(table.html() for table in shown) + tables.notes_below(self.advice)
+    def _run_table(self) -> Table:
+        """Return when and where the report was made."""
+        return _known(
+            "Run",
+            {
+                "date": f"{self.date:%Y-%m-%d %H:%M %Z}",
+                "duration": tables.duration(self.wall_s) if self.wall_s else "",
+                "host of this report": socket.gethostname(),
+                "versions": ", ".join(f"{k} {v}" for k, v in provenance.versions().items()),
+            },
+        )
 
-    def _run_table(self) -> tables.Table:
-        """Return when and where the run was."""
-        workers = sorted({span.worker for span in self.statistics.spans})
-        hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
-        rows = [
-            ("date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
-            ("duration", tables.duration(self.wall_s) if self.wall_s else ""),
-            ("processes", f"{len(workers)} on {_listed(hosts, 'hosts')}" if workers else ""),
-            ("host of this report", socket.gethostname()),
-            ("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items())),
-        ]
-        return tables.Table("Run", [row for row in rows if row[1]])
-
-    def _tables(self) -> Iterator[tables.Table]:
+    def _tables(self) -> Iterator[Table]:
         """Yield the table of all requests, and one with a column for each model and server."""
-        s, total = self.statistics, self.statistics.total()
-        datasets = [f"{name} ({events:,} events)" for name, events in sorted(s.datasets.items())]
-        rows = [
-            ("datasets", datasets),
-            ("chunks", f"{s.chunks:,}" if s.chunks else ""),
-            ("events", f"{s.events:,}" if s.events else ""),
-            ("objects scored", f"{s.scored:,} of {s.objects:,}"),
-            ("masked (None)", f"{s.masked:,}" if s.masked else ""),
-            ("deduplicated", f"{s.deduplicated:,}" if s.deduplicated else ""),
-            ("cache hits", f"{s.cache_hits:,}" if s.cache_hits else ""),
-            ("requests", f"{total.requests:,}"),
-            ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else ""),
-            ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else ""),
-            ("padding", _share(s.padding, s.padding + s.elements)),
-            ("truncated", _share(s.truncated, s.truncated + s.elements)),
-            ("sent, received", f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}"),
-            ("retries", f"{total.retries:,}"),
-        ]
-        yield tables.Table("Scoring", [row for row in rows if row[1]], numbers=True)
-        served = sorted(s)
+        s, total, served = self.statistics, self.statistics.total(), sorted(self.statistics)
+        rate = total.rows / self.wall_s if self.wall_s else 0
+        yield _known(
+            "Scoring",
+            {
+                "datasets": [f"{name} ({n:,} events)" for name, n in sorted(s.datasets.items())],
+                "chunks": _count(s.chunks),
+                "events": _count(s.events),
+                "objects scored": f"{s.scored:,} of {s.objects:,}",
+                "masked (None)": _count(s.masked),
+                "deduplicated": _count(s.deduplicated),
+                "cache hits": _count(s.cache_hits),
+                "requests": f"{total.requests:,}",
+                "rows a request": _count(total.rows / max(total.requests, 1)),
+                "rows/s": _count(rate),
+                "padding": _share(s.padding, s.padding + s.elements),
+                "truncated": _share(s.truncated, s.truncated + s.elements),
+                "sent, received": f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}",
+                "retries": f"{total.retries:,}",
+            },
+        )
         if not served:
             return
         header = ["", *([f"{model} v{version}", server] for (server, model, version), _ in served)]
-        columns = [
-            _column(tally, self.timings.get((server, model)))
-            for (server, model, _), tally in served
-        ]
+        columns = [_column(tally, self.timings.get(key[:2])) for key, tally in served]
         labels = dict.fromkeys(label for column in columns for label in column)
-        times = [[label, *(column.get(label, "") for column in columns)] for label in labels]
-        yield tables.Table(
-            "A request's time, by model and server (mean)",
-            [row for row in times if any(row[1:])],
-            header=header,
-            numbers=True,
-        )
+        rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
+        title = "A request's time, by model and server (mean)"
+        yield tables.described(title, rows, header=header, numbers=True)
+
+
+def _known(title: str, rows: Mapping[str, Any]) -> Table:
+    """Return a table of what is known."""
+    return tables.described(title, [row for row in rows.items() if row[1]], numbers=True)
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
@@ -196,51 +196,57 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     ConfigError
         If `source` carries no statistics.
     """
-    if isinstance(source, tuple) and source:  # with savemetrics
-        source = source[0]
-    if callable(getattr(source, "is_ok", None)):  # coffea's result type
-        if source.value is None and not source.is_ok():
-            raise ConfigError(f"the run failed, and has no output: {source.exception!r}")
-        source = source.value
-    if isinstance(source, Mapping) and "out" in source and STATISTICS_KEY not in source:
-        source = source["out"]
-    if isinstance(source, Mapping):
-        source = source.get(STATISTICS_KEY, source)
-    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
-    if isinstance(source, Mapping) and {"served", "spans"} <= source.keys():
-        statistics = Statistics.from_plain(source)
-    if not isinstance(statistics, Statistics):
-        raise ConfigError(
-            f"a {type(source).__name__} carries no statistics; expected the output of a Runner "
-            "with a SonicProcessor that returns a dict, a pool, or a pending call"
-        )
     timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
     for (server, (model, _)), of_version in getattr(pool, "timings", dict)().items():
         before = timings.get((server, model))
         timings[server, model] = of_version if before is None else before + of_version
-    return Report(statistics.copy(), wall_s=wall_s, timings=timings)
+    return Report(_statistics(source).copy(), wall_s=wall_s, timings=timings)
+
+
+def _statistics(source: Any) -> Statistics:
+    """Return the statistics of an output, in whatever coffea has wrapped it, a pool or a call."""
+    if isinstance(source, tuple) and source:  # with savemetrics
+        return _statistics(source[0])
+    if callable(getattr(source, "is_ok", None)):  # coffea's result type
+        if source.value is None and not source.is_ok():
+            raise ConfigError(f"the run failed, and has no output: {source.exception!r}")
+        return _statistics(source.value)
+    if isinstance(source, Mapping):
+        if {"served", "objects"} <= source.keys():
+            return Statistics.from_plain(source)
+        for key in (STATISTICS_KEY, "out"):
+            if key in source:
+                return _statistics(source[key])
+    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
+    if not isinstance(statistics, Statistics):
+        raise ConfigError(
+            f"a {type(source).__name__} carries no statistics; expected the output of a Runner "
+            "with a SonicProcessor that returns a dict, a pool, or a pending call"
+        )
+    return statistics
 
 
 def _column(tally: Tally, timings: ModelStatistics | None) -> dict[str, str]:
     """Return the tally of a model on a server, and the server's statistics of all clients."""
-    column = {}
-    for stage, label in STAGES.items():
-        mean_s = getattr(tally, stage) / max(tally.requests, 1)
-        column[label] = tables.duration(mean_s) if tally.requests else ""
-        if stage == "trip_s":
-            for name, quantile in (("  p50", 0.5), ("  p99", 0.99)):
-                shown = tables.duration(tally.latency_s(quantile)) if tally.has_quantiles else ""
-                column[name] = shown
+    seconds: dict[str, float] = {}
+    for stage, label in STAGES.items() if tally.requests else ():
+        seconds[label] = getattr(tally, stage) / tally.requests
+        if stage == "trip_s" and tally.has_quantiles:
+            seconds |= {"  p50": tally.latency_s(0.5), "  p99": tally.latency_s(0.99)}
+    column = {label: tables.duration(took_s) for label, took_s in seconds.items()}
     column |= {name: f"{getattr(tally, name):,}" for name in ("rows", "requests", "retries")}
     if timings is not None:
         requests = max(timings.requests, 1)
-        column["the server says, of all clients: queue"] = tables.duration(
-            timings.queue_s / requests
-        )
-        column["  inference"] = tables.duration(timings.work_s / requests)
+        queue_s, work_s = timings.queue_s / requests, timings.work_s / requests
+        column["the server says, of all clients: queue"] = tables.duration(queue_s)
+        column["  inference"] = tables.duration(work_s)
         column["  mean batch size"] = f"{timings.rows / max(timings.executions, 1):.1f}"
     return column
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number else ""
 
 
 def _listed(names: Sequence[str], noun: str) -> str:
@@ -253,3 +259,71 @@ def _listed(names: Sequence[str], noun: str) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else ""
+
+
+def advise(
+    statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
+) -> Iterator[str]:
+    """Yield what slows a run down, by statistics of its clients and its servers, and the remedy."""
+    s, total = statistics, statistics.total()
+    padding = _ratio(s.padding, s.padding + s.elements)
+    truncated = _ratio(s.truncated, s.truncated + s.elements)
+    retried = _ratio(total.retries, total.requests)
+    rows = _ratio(total.rows, total.requests)
+    warm = total.requests > _SOME_REQUESTS
+    yield from _that_apply(
+        {
+            f"{s.masked:,} rows are masked (None), as no server scored them: the log says "
+            "why; set a longer retry_timeout_s, or a fallback": s.masked,
+            f"{padding:.0%} of the elements that are sent are padding: Bucketed sends "
+            "rows of like length together, Flat sends none": padding > 0.5,
+            f"{truncated:.0%} of the constituents are truncated: compare the "
+            "length with that of the network's training": truncated > 0.05,
+            f"{retried:.0%} of the requests were sent again: servers are "
+            "lost or overloaded; the log says which": retried > 0.01,
+            f"a request holds {rows:.0f} rows: larger chunks, or a "
+            "larger max_batch_size of the model, spare servers and network": warm and rows < 32,
+            "packing and unpacking take longer than the servers: add cores; more servers would not "
+            "help": warm and total.pack_s + total.unpack_s > total.trip_s > 0,
+        }
+    )
+    for (server, model, _), tally in statistics:
+        if tally.requests > _SOME_REQUESTS:
+            name = printable(f"{model} on {server}")
+            timing = timings.get((server, model), _UNKNOWN)
+            yield from _of_server(name, tally, timing if timing.requests else _UNKNOWN)
+
+
+def _of_server(model: str, tally: Tally, timings: ModelStatistics) -> Iterator[str]:
+    # A request that waits while others are packed does not wait for servers.
+    packs = tally.pack_s + tally.unpack_s > tally.trip_s
+    waits = tally.wait_s > _MUCH_LONGER * tally.trip_s and not packs
+    queue_s, work_s = timings.queue_s / timings.requests, timings.work_s / timings.requests
+    network_s, server_s = tally.trip_s / tally.requests - queue_s - work_s, queue_s + work_s
+    is_slow = waits and timings is _UNKNOWN
+    has_empty_queue = waits and queue_s < 0.1 * work_s
+    is_saturated = not has_empty_queue and queue_s > _MUCH_LONGER * work_s
+    is_far = network_s > _MUCH_LONGER * server_s > 0
+    p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
+    yield from _that_apply(
+        {
+            f"requests wait here while {model} has an empty queue: allow more in "
+            "flight (max_in_flight, max_in_flight_bytes)": has_empty_queue,
+            f"requests for {model} wait there {_ratio(queue_s, work_s):.0f} times as long as their "
+            "inference takes: the server is saturated; add instances or servers": is_saturated,
+            f"the network takes {_ratio(network_s, server_s):.0f} times as long as {model}: "
+            "smaller types (dtype='float16'), Bucketed, or compression send less": is_far,
+            f"requests wait here for {model} {_ratio(tally.wait_s, tally.trip_s):.0f} times "
+            "as long as their round trip takes: add servers or instances": is_slow,
+            f"the p99 of requests for {model} is {_ratio(p99, p50):.0f} times their p50: "
+            "hedge_after_s sends slow ones to another server, too": p99 > 10 * p50,
+        }
+    )
+
+
+def _that_apply(sentences: Mapping[str, Any]) -> Iterator[str]:
+    return (sentence for sentence, applies in sentences.items() if applies)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,10 +1,9 @@
-"""Tables from one description: in terminals by rich, in notebooks and pages as HTML."""
+"""Tables by rich: in terminals as they are, in notebooks and pages as HTML."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -12,87 +11,62 @@ from sonic_coffea.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 _PAGE_STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 3rem; }
 h1 { font-size: 1.6rem; overflow-wrap: anywhere; }
-.tables { align-items: start; display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; overflow-x: auto; }
-.tables p { flex-basis: 100%; margin: 0; }
-table { border-collapse: collapse; }
-tr { border-bottom: 1px solid #8886; }
 svg { display: block; height: auto; margin-top: 2rem; max-width: 50rem; width: 100%; }
 @media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg); } }
 """
-_CELL = "padding:2px 10px;vertical-align:top;white-space:pre-wrap;text-align:"
-# Of the theme's own size of text: notebooks have tables smaller than paragraphs.
-_NOTE = 'style="margin:2px 10px;font-size:90%"'
+_PRE = '<pre style="line-height:1.2;overflow-x:auto;white-space:pre">{code}</pre>'
+WIDE = 100_000
+"""Width of a console that folds no line, in characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table, whose texts are shown as they are: no markup, control characters written out.
+def described(
+    title: str,
+    rows: Iterable[Sequence[Any]],
+    *,
+    header: Sequence[Any] = (),
+    numbers: bool = False,
+) -> Table:
+    """Return a table whose texts are shown unchanged: no markup, control characters written out.
 
     A cell is a text, or a list of names, of which each is one line. With `numbers`, all but the
     first column hold numbers, which are aligned.
     """
+    from rich.table import Table
+    from rich.text import Text
 
-    title: str
-    rows: Sequence[Sequence[Any]]
-    header: Sequence[Any] = ()
-    numbers: bool = False
+    cells = [[Text(_text(cell)) for cell in row] for row in rows]
+    names = [Text(_text(cell)) for cell in header] or [Text()] * max(map(len, cells), default=0)
+    title_text = Text(printable(title)) if title else None
+    table = Table(title=title_text, title_justify="left", show_header=bool(header))
+    for place, name in enumerate(names):
+        align: Any = "right" if numbers and place else "left"
+        table.add_column(name, justify=align, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    return table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, or, where it is too wide for a terminal, each row as lines."""
-        from rich.table import Table as RichTable
-        from rich.text import Text
 
-        title = printable(self.title)
-        table = RichTable(
-            title=Text(title) if title else None, title_justify="left", show_header=any(self.header)
-        )
-        for place in range(max(map(len, [self.header, *self.rows]))):
-            name = Text(_text(self.header[place])) if self.header else ""
-            align = "right" if self.numbers and place else "left"
-            table.add_column(name, justify=align, overflow="fold")  # type: ignore[arg-type]
-        for row in self.rows:
-            table.add_row(*(Text(_text(cell)) for cell in row))
-        unlimited = options.update(max_width=100_000)
-        if console.measure(table, options=unlimited).maximum <= options.max_width:
-            yield table
-            return
-        yield Text(title, style="italic")
-        labels = [_text(name).replace("\n", " on ") for name in self.header[1:]]
-        for first, *cells in self.rows:
-            yield Text(_text(first), style="bold")
-            for label, cell in zip(labels or [""] * len(cells), cells, strict=False):
-                for number, line in enumerate(_text(cell).split("\n")):
-                    shown = "" if number else label
-                    yield Text(f"  {shown:<{max(map(len, labels), default=0)}}  {line}")
+def html(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+    """Return tables as HTML, in which everything is escaped, with sentences below."""
+    from rich.console import Console
 
-    def html(self) -> str:
-        """Return the table as HTML, in which everything is escaped."""
-
-        def line(tag: str, row: Sequence[Any]) -> str:
-            cells = "".join(
-                f'<{tag} style="{_CELL}{"right" if self.numbers and place else "left"}">'
-                f"{escape(_text(cell))}</{tag}>"
-                for place, cell in enumerate(row)
-            )
-            return f"<tr>{cells}</tr>"
-
-        head = line("th", self.header) if self.header else ""
-        body = "".join(line("td", row) for row in self.rows)
-        caption = f'<caption style="{_CELL}left"><b>{escape(printable(self.title))}</b></caption>'
-        return f"<table>{caption}{head}{body}</table>"
+    console = Console(record=True, file=io.StringIO(), width=WIDE, force_jupyter=False)
+    console.print(*tables)
+    shown = console.export_html(inline_styles=True, code_format=_PRE)
+    return shown + "".join(f"<p>{escape(_text(sentence))}</p>" for sentence in notes)
 
 
 def table(
     title: str, rows: Iterable[Sequence[Any]], *, notes: Iterable[str] = (), **options: Any
 ) -> str:
-    """Return a `Table` as HTML, with sentences below."""
-    return Table(title, [*rows], **options).html() + notes_below(notes)
+    """Return a table as HTML, with sentences below."""
+    return html([described(title, rows, **options)], notes)
 
 
 def duration(seconds: float) -> str:
@@ -102,26 +76,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / unit_s:.2f} {unit}"
 
 
-def notes_below(sentences: Iterable[str]) -> str:
-    """Return sentences as paragraphs that stand below a table."""
-    return "".join(f"<p {_NOTE}>{escape(_text(sentence))}</p>" for sentence in sentences)
-
-
 def page(title: str, tables: str, plots: Figure | None) -> str:
     """Return a page: its heading, tables as HTML, and plots below."""
-    heading, drawing = escape(printable(title)), ""
+    heading, drawing = escape(printable(title)), io.StringIO()
     if plots is not None:
-        written = io.StringIO()
-        plots.savefig(written, format="svg", transparent=True)
-        drawing = written.getvalue()
-        drawing = drawing[drawing.index("<svg") :].replace(
-            "<svg", '<svg role="img" aria-label="times of requests"', 1
-        )
+        plots.savefig(drawing, format="svg", transparent=True)
+    _, svg, drawn = drawing.getvalue().partition("<svg")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{heading}</title><style>{_PAGE_STYLE}</style></head>"
-        f'<body><h1>{heading}</h1><div class="tables">{tables}</div>{drawing}</body></html>\n'
+        f"<body><h1>{heading}</h1>{tables}{svg}{drawn}</body></html>\n"
     )
 
 

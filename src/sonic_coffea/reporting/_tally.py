@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import heapq
 import threading
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,34 +28,6 @@ STAGES = {
     "unpack_s": "unpacking",
 }
 """Where a request's time goes."""
-
-_MAX_SPANS = 500
-# A span in the plain form: 20 bytes.
-_SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("rows", "<u4")])
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When a request was in flight.
-
-    Attributes
-    ----------
-    worker : str
-        Host and number of the process.
-    model, server : str
-        The model of the request, and the server to which it was sent.
-    begun, seconds : float
-        Time of the send, in seconds since the epoch, and duration.
-    rows : int
-        Number of rows.
-    """
-
-    worker: str
-    model: str
-    server: str
-    begun: float
-    seconds: float
-    rows: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,8 +118,6 @@ class Statistics:
         Elements along the consumed axes: sent, cut off, and added to fill a tensor.
     datasets : dict of str to int
         Events of each dataset, where the processor's events name theirs.
-    spans : list of Span
-        When requests were in flight: of all, or of a random sample of some hundreds.
     """
 
     chunks: int = 0
@@ -162,7 +130,6 @@ class Statistics:
     truncated: int = 0
     padding: int = 0
     datasets: dict[str, int] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list, repr=False)
     tallies: defaultdict[TallyKey, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _lock: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
@@ -175,16 +142,10 @@ class Statistics:
         scored = self.total().rows + self.deduplicated + self.cache_hits
         return min(scored, self.objects - self.masked)
 
-    def record(
-        self, server: str, model: str, version: str, tally: Tally, span: Span | None = None
-    ) -> None:
-        """Add to the tally of a model on a server, and keep when the request was in flight."""
+    def record(self, server: str, model: str, version: str, tally: Tally) -> None:
+        """Add to the tally of a model on a server."""
         with self._lock:
             self.tallies[server, model, version] += tally
-            if span is not None:
-                self.spans.append(span)
-                if len(self.spans) > 2 * _MAX_SPANS:
-                    self.spans = _sample(self.spans)
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -200,7 +161,7 @@ class Statistics:
     def copy(self) -> Statistics:
         """Return a snapshot, which does not change while requests go on."""
         with self._lock:
-            copied = replace(self, datasets=self.datasets.copy(), spans=_sample(self.spans))
+            copied = replace(self, datasets=self.datasets.copy())
             copied.tallies = self.tallies.copy()
             for key, tally in self.tallies.items():
                 copied.tallies[key] = replace(tally, latencies=tally.latencies.copy())
@@ -213,7 +174,6 @@ class Statistics:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for name, events in other.datasets.items():
                 self.datasets[name] = self.datasets.get(name, 0) + events
-            self.spans = _sample([*self.spans, *other.spans])
             for key, tally in other:
                 self.tallies[key] += tally
         return self
@@ -224,24 +184,18 @@ class Statistics:
         return total
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Statistics.from_plain, (self.to_plain(max_spans=_MAX_SPANS),)
+        return Statistics.from_plain, (self.to_plain(),)
 
-    def to_plain(self, *, max_spans: int = 32) -> dict[str, Any]:
-        """Return a dict of dicts, numbers, NumPy arrays and bytes, which needs no class of ours.
+    def to_plain(self) -> dict[str, Any]:
+        """Return a dict of dicts, numbers and NumPy arrays, which needs no class of ours.
 
-        ``served`` holds tallies by (server, model, version); ``spans`` packed records by (worker,
-        server, model). coffea's rules add two such dicts to the right sum. They drop no spans,
-        so that those of a chunk are few: 20 bytes each.
+        ``served`` holds tallies by (server, model, version). coffea's rules add two such dicts to
+        the right sum.
         """
         now = self.copy()
-        spans: dict[tuple[str, str, str], bytes] = {}
-        for span in _sample(now.spans, max_spans):
-            key = (span.worker, span.server, span.model)
-            record = np.array((span.begun, span.seconds, span.rows), _SPAN)
-            spans[key] = spans.get(key, b"") + record.tobytes()
         served = {key: asdict(tally) for key, tally in now}
         counts = {name: getattr(now, name) for name in _COUNTS}
-        return {**counts, "datasets": now.datasets, "served": served, "spans": spans}
+        return {**counts, "datasets": now.datasets, "served": served}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
@@ -250,13 +204,6 @@ class Statistics:
         statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
         for key, numbers in plain["served"].items():
             statistics.tallies[key] += Tally(**numbers)
-        statistics.spans = _sample(
-            [
-                Span(worker, model, server, *numbers)
-                for (worker, server, model), packed in plain["spans"].items()
-                for numbers in np.frombuffer(packed, _SPAN).tolist()
-            ]
-        )
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,7 +214,6 @@ class Statistics:
             "scored": now.scored,
             "datasets": now.datasets,
             "total": now.total().to_dict(),
-            "spans": [asdict(span) for span in now.spans],
             "served": [
                 {"server": server, "model": model, "version": version, **tally.to_dict()}
                 for (server, model, version), tally in sorted(now, key=lambda item: item[0])
@@ -276,12 +222,3 @@ class Statistics:
 
 
 _COUNTS = [f.name for f in fields(Statistics) if f.type == "int"]
-
-
-def _sample(spans: list[Span], most: int = _MAX_SPANS) -> list[Span]:
-    """Return a random sample, whose members do not depend on the order of sums."""
-    return spans.copy() if len(spans) <= most else heapq.nsmallest(most, spans, key=_lot)
-
-
-def _lot(span: Span) -> int:
-    return zlib.crc32(f"{span.worker} {span.begun}".encode())

@@ -1,4 +1,4 @@
-"""reuse: rows that need not be sent, as equal rows are sent, or scores are on disk."""
+"""reuse: rows that are not sent, because an equal row is, or because scores are on disk."""
 
 from __future__ import annotations
 

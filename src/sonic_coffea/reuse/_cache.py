@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,19 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.transport import STRINGS, from_wire, to_wire
+from sonic_coffea.transport import STRINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    Kept = tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]
+
 logger = logging.getLogger(__name__)
 
-# Marks of a file of this package, and of its format. SQLite writes the first at a fixed place.
-_APPLICATION, _FORM = 0x50434143, 1
+# They mark a file as ours, and its format. SQLite writes the first at a fixed offset.
+_APPLICATION, _FORM = 0x50434143, 2
 _MAGIC, _MARKED = b"SQLite format 3\0", slice(68, 72)
 _TABLE = (
     "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
@@ -39,7 +42,7 @@ _AT_A_TIME = 500
 _CHECK_BYTES = 8
 # The last use of scores is recorded to this precision; the oldest are removed first.
 _USED_WITHIN_S = 3600
-# The part that is freed at once when the file is full.
+# The fraction of the file that is freed when it is full.
 _FREED = 0.2
 
 
@@ -68,43 +71,38 @@ class ScoreCache:
         self.path = Path(path).expanduser()
         self.max_bytes = max_bytes
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
-        """Return the scores of cache hits: by key, and by output, those of one row.
+    def get(self, keys: Sequence[bytes]) -> list[Kept]:
+        """Return the scores of cache hits: keys, with outputs that have one row for each key.
 
-        A file that breaks while it is read has none: hits of its first part would be missing in the
-        file that follows it.
+        If the file turns out to be broken, there are none: it is deleted, so that its hits would
+        be missing in the next file.
         """
         with self._failures_logged(), self._open() as database:
-            now, broken, old = int(time.time()), [], []
-            hits: dict[bytes, dict[str, NDArray[Any]]] = {}
+            rows: list[Any] = []
+            now = int(time.time())
             for start in range(0, len(keys), _AT_A_TIME):
                 some = keys[start : start + _AT_A_TIME]
                 marks = ",".join("?" * len(some))
-                rows = database.execute(
-                    f"SELECT key, scores, used FROM scores WHERE key IN ({marks})",  # noqa: S608
-                    some,
-                )
-                for key, scores, used in rows:
-                    if (type(key), type(scores), type(used)) != (bytes, bytes, int):
-                        raise sqlite3.DatabaseError("it has rows of other types")
-                    row = _decode(key, scores)
-                    if row is None:
-                        broken.append((key,))
-                        continue
-                    hits[key] = row
-                    if now - used > _USED_WITHIN_S:
-                        old.append((now, key))
-            if broken:
-                logger.warning("%d damaged scores in %s are forgotten", len(broken), self.path)
-                database.executemany("DELETE FROM scores WHERE key = ?", broken)
+                query = f"SELECT key, scores, used FROM scores WHERE key IN ({marks})"  # noqa: S608
+                rows += database.execute(query, some)
+            alike: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+            for key, scores, used in rows:
+                if (type(key), type(scores), type(used)) != (bytes, bytes, int):
+                    raise sqlite3.DatabaseError("it has rows of other types")
+                check, body = scores[:_CHECK_BYTES], scores[_CHECK_BYTES:]
+                if xxhash.xxh3_64_digest(key + body) != check:
+                    raise sqlite3.DatabaseError("it has damaged scores")
+                form, _, numbers = body.partition(b"\n")
+                alike[form].append((key, numbers))
+            old = [(now, key) for key, _, used in rows if now - used > _USED_WITHIN_S]
             database.executemany("UPDATE scores SET used = ? WHERE key = ?", old)
-            return hits
-        return {}
+            return [_decoded(form, each) for form, each in alike.items()]
+        return []
 
-    def put(self, answers: Iterable[tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]]) -> None:
-        """Keep scores: of some keys, outputs that have one element for each."""
+    def put(self, answers: Iterable[Kept]) -> None:
+        """Keep scores: keys, with outputs that have one row for each key."""
         now = int(time.time())
-        rows = ((key, scores, now) for each in answers for key, scores in _encode(*each))
+        rows = ((key, scores, now) for each in answers for key, scores in _encoded(*each))
         with self._failures_logged(), self._open() as database:
             database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._shrink(database)
@@ -115,9 +113,9 @@ class ScoreCache:
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:
-            logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
+            logger.warning("the cache %s is not used: %s", self.path, error)
         except (sqlite3.DatabaseError, ValueError) as error:  # one of its own messages, at times
-            logger.warning("%s is broken (%s), and begun anew", self.path, error)
+            logger.warning("the cache %s is broken (%s), and is deleted", self.path, error)
             for suffix in ("", *_BESIDE):
                 with contextlib.suppress(OSError):
                     self.path.with_name(self.path.name + suffix).unlink()
@@ -187,10 +185,11 @@ class ScoreCache:
         (size,) = database.execute("PRAGMA page_size").fetchone()
         (pages,) = database.execute("PRAGMA page_count").fetchone()
         (free,) = database.execute("PRAGMA freelist_count").fetchone()
-        if (pages - free) * size <= self.max_bytes:
+        used = (pages - free) * size
+        if used <= self.max_bytes:
             return
         (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
-        kept = int(count * self.max_bytes / ((pages - free) * size) * (1.0 - _FREED))
+        kept = int(count * self.max_bytes / used * (1.0 - _FREED))
         database.execute(
             "DELETE FROM scores WHERE key IN (SELECT key FROM scores ORDER BY used LIMIT ?)",
             (count - kept,),
@@ -198,37 +197,37 @@ class ScoreCache:
         database.execute("PRAGMA incremental_vacuum").fetchall()
 
 
-def _encode(
+def _encoded(
     keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield each row's key and scores: a checksum, types and shapes, and the bytes."""
-    forms = {name: [array.dtype.str, array.shape[1:]] for name, array in outputs.items()}
-    head = json.dumps(forms).encode() + b"\n"
-    rows = [np.ascontiguousarray(array).reshape(len(keys), -1) for array in outputs.values()]
-    for number, key in enumerate(keys):
-        body = head + b"".join(to_wire(row[number]).tobytes() for row in rows)
+    columns = {name: _of_one_length(array) for name, array in outputs.items()}
+    form = [(name, c.dtype.str, c.shape[1:]) for name, c in columns.items()]
+    rows = np.empty(len(keys), form)
+    for name, column in columns.items():
+        rows[name] = column
+    head = json.dumps(form).encode() + b"\n"
+    for key, row in zip(keys, rows, strict=True):
+        body = head + row.tobytes()
         yield key, xxhash.xxh3_64_digest(key + body) + body
 
 
-def _decode(key: bytes, scores: bytes) -> dict[str, NDArray[Any]] | None:
-    """Return the scores of a row; None if they are not what was written."""
-    check, body = scores[:_CHECK_BYTES], scores[_CHECK_BYTES:]
-    if xxhash.xxh3_64_digest(key + body) != check:
-        return None
-    head, _, data = body.partition(b"\n")
-    row, at = {}, 0
-    for name, (dtype, shape) in json.loads(head).items():
-        kind = np.dtype(dtype)
-        number = int(np.prod(shape, dtype=np.int64))
-        length = _strings_length(data, at, number) if kind == STRINGS else number * kind.itemsize
-        row[name] = from_wire(data[at : at + length], kind, tuple(shape))
-        at += length
-    return row
+def _decoded(form: bytes, rows: Sequence[tuple[bytes, bytes]]) -> Kept:
+    """Return the keys and scores of rows, whose types and shapes are the same."""
+    columns = [(name, kind, tuple(shape)) for name, kind, shape in json.loads(form)]
+    scores = np.frombuffer(b"".join(numbers for _, numbers in rows), columns)
+    return [key for key, _ in rows], {name: _as_sent(scores[name]) for name, _, _ in columns}
 
 
-def _strings_length(data: bytes, start: int, number: int) -> int:
-    """Return how many bytes some strings take, each with its length before it."""
-    at = start
-    for _ in range(number):
-        at += 4 + int.from_bytes(data[at : at + 4], "little")
-    return at - start
+def _of_one_length(array: NDArray[Any]) -> NDArray[Any]:
+    """Return strings as an array of one length; NumPy would cut zeros off at the end of each."""
+    if array.dtype != STRINGS:
+        return array
+    return np.asarray([text + b"." for text in array.reshape(-1)]).reshape(array.shape)
+
+
+def _as_sent(column: NDArray[Any]) -> NDArray[Any]:
+    if column.dtype.kind != "S":
+        return column
+    strings = np.asarray([text[:-1] for text in column.reshape(-1).tolist()], STRINGS)
+    return strings.reshape(column.shape)

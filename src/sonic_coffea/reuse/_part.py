@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
-from sonic_coffea.errors import ContractError, DeadlineError, ResponseError, SonicError
-from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline
-from sonic_coffea.reuse._deduplication import Duplicates, check_unchanged, keys_of
+from sonic_coffea.errors import ContractError, DeadlineError, InputError, ResponseError, SonicError
+from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, is_in_process
+from sonic_coffea.transport import STRINGS, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,95 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long servers may take to tell their digest again when a call ends; after it, it is unknown.
+_BLOCK = 4096
+
+
+class EqualRows:
+    """The rows of a call by what would be sent for them: of equal rows, the first is sent.
+
+    A row's key is a hash of 128 bits. Two rows that differ have the same key with a probability of
+    10^-38; among 10^9 rows, there is such a pair with a probability of 10^-21.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        The rows.
+    scope : str
+        What else scores depend on, such as the model.
+
+    Attributes
+    ----------
+    sent : array of int64
+        The first of each set of equal rows.
+    """
+
+    def __init__(self, inputs: Inputs, scope: str) -> None:
+        self._scope, self._without_axis = scope, inputs.without_axis
+        self._keys: dict[int, bytes] = {}
+        inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
+        for segment in inputs.segments:
+            for start in range(segment.start, segment.stop, _BLOCK):
+                rows = inputs.numbers(start, min(start + _BLOCK, segment.stop)).tolist()
+                tensors = inputs.pack(start, start + len(rows))
+                self._keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
+        first: dict[bytes, int] = {}
+        firsts = [first.setdefault(key, row) for row, key in self._keys.items()]
+        self.sent = np.fromiter(first.values(), np.int64, len(first))
+        order = np.argsort(firsts, kind="stable")
+        self._members = np.fromiter(self._keys, np.int64, len(self._keys))[order]
+        self._firsts = np.asarray(firsts, np.int64)[order]
+
+    def keys(self, rows: Int64) -> list[bytes]:
+        """Return the keys of some rows."""
+        return [self._keys[row] for row in rows.tolist()]
+
+    def expand(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return all rows that are equal to `rows`, and the index in `rows` of each one's equal."""
+        start = np.searchsorted(self._firsts, rows, "left")
+        counts = np.searchsorted(self._firsts, rows, "right") - start
+        places = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self._members[start[places] + within], places
+
+    def members(self, rows: Int64) -> Int64:
+        """Return all rows that are equal to `rows`."""
+        return self.expand(rows)[0]
+
+    def verify(self, rows: Int64, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Raise if the tensors that are about to be sent are not those of the rows' keys.
+
+        The arrays of a call are packed again for each request, long after the keys were made.
+        """
+        without = self._without_axis
+        by_row = {name: t[np.newaxis] if name in without else t for name, t in tensors.items()}
+        if _keys_of_tensors(by_row, self._scope) != self.keys(rows):
+            raise InputError(
+                "the arrays were changed after the call was submitted, so that its scores would be "
+                "cached for other rows; leave them unchanged until the result is there, or submit "
+                "a copy"
+            )
+
+
+def _keys_of_tensors(tensors: Mapping[str, NDArray[Any]], scope: str) -> list[bytes]:
+    form = [(name, t.dtype.str, t.shape[1:]) for name, t in tensors.items()]
+    head = xxhash.xxh3_128_digest(f"{scope} {form}".encode())
+    rows = len(next(iter(tensors.values())))
+    parts = [
+        np.ascontiguousarray(_hashed(t)).reshape(rows, -1).view(np.uint8) for t in tensors.values()
+    ]
+    packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    return [xxhash.xxh3_128_digest(head + row.tobytes()) for row in packed]
+
+
+def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor with equally many bytes in each row: hashes in place of strings."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)
+    return np.frombuffer(b"".join(each), np.uint8).reshape(len(tensor), -1)
+
+
+# How long servers may take to name their digest again when a call ends; then it is unknown.
 _ASKED_WITHIN_S = 3.0
 
 
@@ -40,6 +128,8 @@ class Part:
 
     Parameters
     ----------
+    number : int
+        The number of the model among those of the call.
     deduplicate : bool
         Whether equal rows are sent once; with a cache, they are.
     cache : ScoreCache or None
@@ -53,12 +143,13 @@ class Part:
         If the look-up takes longer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  independent options
         self,
         contract: Contract,
         inputs: Inputs,
         outputs: Outputs,
         *,
+        number: int,
         version: str | None,
         mask: bool,
         deduplicate: bool,
@@ -66,27 +157,22 @@ class Part:
         pool: Pool,
         deadline: Deadline,
     ) -> None:
-        self.cache = cache
+        self.number, self.cache = number, cache
         self._contract, self._pool = contract, pool
         self._is_sure = False
         self._outputs = outputs
         self._kept: list[tuple[list[bytes], Answer]] = []
-        self._duplicates: Duplicates | None = None
+        self._equal: EqualRows | None = None
         sent, different, lost_with = inputs, len(inputs), None
         if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
             what = (contract.model, contract.version, which, outputs.tensors)
-            scope = repr((*what, *contract.scored_by))
-            keys = keys_of(inputs, scope)
-            duplicates = self._duplicates = Duplicates(keys)
-            self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
-            different = len(duplicates.sent)
-            misses = duplicates.sent
+            equal = self._equal = EqualRows(inputs, repr((*what, *contract.scored_by)))
+            misses, different, lost_with = equal.sent, len(equal.sent), equal.members
             if cache is not None:
-                misses = self._recall(cache, duplicates.sent, deadline)
-                verify = partial(check_unchanged, keys, scope, inputs.without_axis)
-                inputs = replace(inputs, verify=verify)
+                misses = self._recall(cache, equal, deadline)
+                inputs = replace(inputs, verify=equal.verify)
             sent = inputs.only(misses)
         self.call = Call(
             contract,
@@ -104,7 +190,6 @@ class Part:
         statistics.cache_hits = different - len(sent)
         if statistics.cache_hits:
             self.call.served_versions.add(contract.version)
-            self.call.pin.answered(contract.version)
         elements = sent.count_elements()
         statistics.elements, statistics.truncated, statistics.padding = elements
 
@@ -112,46 +197,38 @@ class Part:
         """Put the answer for some rows in its places."""
         answer = self._outputs.of_rows(answer)
         self._spread(selection, rows, answer)
-        if self.cache is not None:
+        if self.cache is not None and self._equal is not None:
             # A copy, as the answer may lie in memory that is used again.
             copied = {name: np.array(tensor) for name, tensor in answer.items()}
-            self._kept.append(([self._keys[row] for row in selection.tolist()], copied))
+            self._kept.append((self._equal.keys(selection), copied))
 
     def _spread(self, selection: Any, rows: int, answer: Answer) -> None:
         # The outputs refuse an answer of another length.
-        if self._duplicates is not None and all(t.ndim and len(t) == rows for t in answer.values()):
-            members, places = self._duplicates.expand(selection)
+        if self._equal is not None and all(t.ndim and len(t) == rows for t in answer.values()):
+            members, places = self._equal.expand(selection)
             if len(members) > rows:
                 selection, rows = members, len(members)
                 answer = {name: tensor[places] for name, tensor in answer.items()}
         self._outputs.place(selection, rows, answer)
 
-    def _recall(self, cache: ScoreCache, rows: Int64, deadline: Deadline) -> Int64:
+    def _recall(self, cache: ScoreCache, equal: EqualRows, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
-        keys = [self._keys[row] for row in rows.tolist()]
-        reading = deadline.run(lambda: cache.get(keys), name="sonic-cache")
+        missed = dict(zip(equal.keys(equal.sent), equal.sent.tolist(), strict=True))
+        reading = deadline.run(lambda: cache.get(list(missed)), name="sonic-cache")
         if not reading.done():
             raise DeadlineError(
                 f"the cache {cache.path} was not read within {deadline.timeout_s:g} s",
                 model=self._contract.model,
             )
-        hits = reading.result()
-        alike: dict[Any, list[int]] = {}
-        misses = []
-        for row in rows.tolist():
-            if self._keys[row] in hits:
-                alike.setdefault(_form(hits[self._keys[row]]), []).append(row)
-            else:
-                misses.append(row)
-        for form, members in alike.items():
-            each = [hits[self._keys[row]] for row in members]
-            answer = {name: np.stack([scores[name] for scores in each]) for name, *_ in form}
+        for keys, answer in reading.result():
+            hits = set(keys)
             try:
-                self._spread(np.asarray(members, np.int64), len(members), answer)
+                self._spread(np.asarray([missed[key] for key in keys]), len(keys), answer)
             except ResponseError as error:  # another declaration took them; servers have to answer
                 logger.info("scores in %s do not fit the declaration: %s", cache.path, error)
-                misses += members
-        return np.asarray(sorted(misses), np.int64)
+            else:
+                missed = {key: row for key, row in missed.items() if key not in hits}
+        return np.asarray(sorted(missed.values()), np.int64)
 
     @property
     def digest(self) -> str | None:
@@ -172,7 +249,8 @@ class Part:
         """Note whether the digest can have changed since it was asked for."""
         contract, call = self._contract, self.call
         known, age_s = self._pool.last_contract(contract.model, call.version)
-        same = known is not None and _file(known) == _file(contract)
+        expected = contract.version, contract.digest
+        same = known is not None and (known.version, known.digest) == expected
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
 
@@ -193,9 +271,11 @@ class Part:
         servers = sorted({server for (server, _, _), tally in call.statistics if tally.rows})
         self._is_sure = True
         problem: Any = None
-        if contract.digest and servers:
+        # What this process has loaded itself stays as it is.
+        asked = [server for server in servers if not is_in_process(server)]
+        if contract.digest and asked:
             times = MAX_MISSES if kept else 1
-            outcomes = self._pool.digests(contract, servers, times, _ASKED_WITHIN_S)
+            outcomes = self._pool.digests(contract, asked, times, _ASKED_WITHIN_S)
             self._check_same(outcomes)
             others = [outcome for outcome in outcomes if outcome != contract.digest]
             self._is_sure = not others
@@ -223,18 +303,9 @@ class Part:
                     )
                 raise ContractError(
                     f"the model's file had the digest {contract.digest} before rows were scored, "
-                    f"and has {digest} now: it was replaced, or servers have different files, and "
-                    "nobody knows which of them scored which rows; call again, and give each file "
-                    "a version of its own",
+                    f"and has {digest} now: it was replaced, or servers have different files, so "
+                    "that nobody knows which file scored which rows; call again, and give each "
+                    "file a version of its own",
                     model=contract.model,
                     version=contract.version,
                 )
-
-
-def _file(contract: Contract) -> tuple[str, str]:
-    return contract.version, contract.digest
-
-
-def _form(answer: Answer) -> tuple[Any, ...]:
-    """Return the names, types and shapes of an answer."""
-    return tuple((name, t.dtype, t.shape) for name, t in answer.items())

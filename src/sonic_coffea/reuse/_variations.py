@@ -61,9 +61,9 @@ class Variations(dict[str, Any]):
         sonic_coffea.errors.InputError
             If there are none, or they do not have the same fields.
         """
-        if not self:
+        first: Any = next(iter(self.values()), {})
+        if isinstance(first, dict) and not first:
             raise InputError("expected at least one variation, got none")
-        first = next(iter(self.values()))
         if not isinstance(first, dict):
             return self._joined(self), {name: len(objects) for name, objects in self.items()}
         for name, inputs in self.items():
@@ -74,7 +74,10 @@ class Variations(dict[str, Any]):
 
     @staticmethod
     def _joined(arrays: Mapping[str, Any]) -> ak.Array:
-        arrays = {name: records_of(array) for name, array in arrays.items()}
+        try:
+            arrays = {name: ak.Array(records_of(array)) for name, array in arrays.items()}
+        except (TypeError, ValueError) as error:
+            raise InputError(f"expected an array of each variation: {error}") from None
         first = next(iter(arrays.values()))
         for name, array in arrays.items():
             if odd := set(array.fields) ^ set(first.fields):

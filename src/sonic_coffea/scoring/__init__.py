@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.scoring._files import ScoredFiles, check_output, export_files, score_files
+from sonic_coffea.scoring._files import ScoredFiles, export_files, score_files
 
-__all__ = ["ScoredFiles", "check_output", "export_files", "score_files"]
+__all__ = ["ScoredFiles", "export_files", "score_files"]

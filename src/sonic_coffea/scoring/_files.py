@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
@@ -21,9 +23,6 @@ from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
 from sonic_coffea.scoring._processor import Exporting, Scoring
-
-if TYPE_CHECKING:
-    import os
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     Parameters
     ----------
     model : Model, Folds or Choice
-        The declaration. A fold or case by a field is that of the objects, or of the events.
+        The declaration. Folds and choices look their field up in the objects, then in the events.
     files : path or sequence of path
         NanoAOD files; URLs that uproot reads, too.
     output : path
@@ -93,8 +92,8 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         The collection to score, such as ``"FatJet"``; by default, the events. Of jets, the model
         may read the constituents: ``"constituents.pt"``.
     features : callable, optional
-        A function of the events that returns the model's inputs, aligned with the collection, or a
-        `Request` of them.
+        A function of the events that returns the model's inputs, or a `Request` of them: one for
+        each object of the collection.
     keep : sequence of str
         Fields of the objects that are written beside the scores.
     client : distributed.Client, optional
@@ -130,50 +129,36 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     with needed("score", "writing files of scores"):
         import pyarrow.parquet  # noqa: F401
         import uproot  # noqa: F401
-    target = check_output(output)
+    target = Path(output).expanduser().absolute()
+    if target.suffix not in _FORMATS:
+        raise ConfigError(
+            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
+        )
     if not isinstance(model, (Model, Choice)):
         raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")
     current()  # raises if no server is named
-    listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
-    paths = list(located(listed))
     parts = target.with_name(f".{target.name}.parts")
-    try:
-        if not resume:
-            shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
-    processor = Scoring(
-        model,
-        parts,
-        collection=collection,
-        features=features,
-        keep=keep,
-        on_error=on_error,
-        flat=target.suffix == ".root",
-    )
+    if not resume:
+        shutil.rmtree(parts, ignore_errors=True)
+    flat = target.suffix == ".root"
+    scoring = Scoring(model, parts, collection, features, keep, on_error=on_error, flat=flat)
     began = time.monotonic()
     try:
-        out = run_files(
-            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
-        )
+        out, chunks = _run(scoring, files, target, client, chunksize, progress=progress)
     except BaseException:
         if kept := len(list(parts.glob("*.parquet"))):
-            logger.warning("chunks that are scored: %d; the same call scores the others", kept)
+            logger.warning("scored chunks are kept (%d); the same call scores the rest", kept)
         with contextlib.suppress(OSError):  # where there is something to resume
             parts.rmdir()
         raise
     wall_s = time.monotonic() - began
-    order = {path: place for place, path in enumerate(paths)}
-    chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
-    joined = [Path(chunk["path"]) for chunk in chunks]
-    made_by = provenance.of_scores(*map(provenance.read, joined))
+    made_by = provenance.of_scores(*map(provenance.read, chunks))
     if out["resumed"] and (named := _several_versions(made_by["models"])):
         raise ConfigError(
             f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
         )
-    rows, scored = _join(joined, target, made_by)
+    rows, scored = _join(chunks, target, made_by)
     shutil.rmtree(parts, ignore_errors=True)
     statistics = out if STATISTICS_KEY in out else Statistics()
     return ScoredFiles(
@@ -186,92 +171,87 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     )
 
 
-def check_output(output: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of an output, refusing a name that ends otherwise."""
-    target = Path(output).expanduser().absolute()
-    if target.suffix not in _FORMATS:
-        raise ConfigError(
-            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
-        )
-    return target
+def _run(
+    processor: Scoring, files: Any, target: Path, client: Any, chunksize: int, *, progress: bool
+) -> tuple[Any, list[Path]]:
+    """Run a processor on files; return what it returns, and the chunks' files in order."""
+    paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
+    try:
+        processor.parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    datasets = {"files": paths}
+    out = run_files(processor, datasets, client=client, chunksize=chunksize, progress=progress)
+    order = {path: place for place, path in enumerate(paths)}
+    chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
+    return out, [Path(chunk["path"]) for chunk in chunks]
 
 
 def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
     """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
     import pyarrow as pa
 
-    half = target.with_name(f".{target.name}.{secrets.token_hex(8)}{target.suffix}")
+    rows = scored = 0
     try:
-        join = _join_parquet if target.suffix == ".parquet" else _join_root
-        counts = join(parts, half, made_by)
-        half.replace(target)
+        schema = _schema(parts)
+        with (
+            provenance.replacing(target) as half,
+            _writing(half, target.suffix, schema, made_by) as write,
+        ):
+            for part in parts:
+                table = _table(part, schema)
+                rows += len(table)
+                scored += len(table) - table.columns[-1].null_count
+                write(table)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     except pa.ArrowException as error:
         raise ConfigError(
-            f"the columns of the files do not fit into one file: {error}; write one for each"
+            f"the columns of the files do not fit into one file: {error}; score each into its own"
         ) from None
-    finally:
-        half.unlink(missing_ok=True)
-    return counts
+    return rows, scored
+
+
+@contextlib.contextmanager
+def _writing(path: Path, suffix: str, schema: Any, made_by: Any) -> Iterator[Callable[[Any], None]]:
+    """Yield what writes tables to a file; ROOT has no None, and so no rows that have one."""
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        schema = schema.with_metadata({provenance.KEY: json.dumps(made_by)})
+        with pq.ParquetWriter(path, schema) as writer:
+            yield writer.write_table
+        return
+    import uproot
+
+    with uproot.recreate(path) as file:
+        columns = {field.name: field.type.to_pandas_dtype() for field in schema}
+        tree = file.mktree("Scores", columns)
+
+        def write(table: Any) -> None:
+            table = table.drop_null()
+            tree.extend({name: table[name].to_numpy() for name in columns})
+
+        yield write
+        provenance.to_root(file, made_by)
 
 
 def _several_versions(models: Sequence[dict[str, Any]]) -> str:
     """Return the versions, or files, of the first model that has several; empty if none has."""
-    for name in {record["model"]: None for record in models}:
-        # Without a version, there was nothing to score.
-        versions = {
-            (record["version"], record["digest"])
-            for record in models
-            if record["model"] == name and record["version"] is not None
-        }
-        numbers = {number for number, _ in versions}
-        digests = {digest for _, digest in versions if digest is not None}
-        if len(numbers) > 1 or len(digests) > 1:
+    served: defaultdict[str, set[tuple[str, str | None]]] = defaultdict(set)
+    for record in models:
+        if record["version"] is not None:  # without one, there was nothing to score
+            served[record["model"]].add((record["version"], record["digest"]))
+    for name, versions in served.items():
+        numbers, digests = map(set, zip(*versions, strict=True))
+        if len(numbers) > 1 or len(digests - {None}) > 1:
             each = (f"version {n}" + (f" ({d[:12]})" if d else "") for n, d in versions)
             return f"{' and '.join(sorted(each))} of model {name}"
     return ""
 
 
-def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
-    import pyarrow.parquet as pq
-
-    rows = scored = 0
-    # pyarrow's keys are bytes: beside a str, the provenance of the first chunk would stay.
-    schema = _schema(parts)
-    metadata = {**(schema.metadata or {}), provenance.KEY.encode(): json.dumps(made_by)}
-    schema = schema.with_metadata(metadata)
-    with pq.ParquetWriter(half, schema) as writer:
-        for part in parts:
-            table = _table(part, schema)
-            rows += table.num_rows
-            scored += table.num_rows - table.column(table.num_columns - 1).null_count
-            writer.write_table(table)
-    return rows, scored
-
-
-def _join_root(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
-    import uproot
-
-    rows = scored = 0
-    schema = _schema(parts)
-    with uproot.recreate(half) as file:
-        tree = None
-        for part in parts:
-            table = _table(part, schema)
-            rows += len(table)
-            table = table.drop_null()
-            scored += len(table)
-            numbers = {name: table[name].to_numpy() for name in table.column_names}
-            if tree is None:
-                tree = file.mktree("Scores", {name: n.dtype for name, n in numbers.items()})
-            tree.extend(numbers)
-        provenance.to_root(file, made_by)
-    return rows, scored
-
-
 def _schema(parts: Sequence[Path]) -> Any:
-    """Return the columns of all chunks; each may have None, in some chunks only."""
+    """Return the columns of all chunks; in some chunks, a column may have None."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -279,7 +259,7 @@ def _schema(parts: Sequence[Path]) -> Any:
     nested = {
         field.name for schema in schemas for field in schema if pa.types.is_nested(field.type)
     }
-    # Where all scores of a chunk are None, nothing may have told that they are lists.
+    # If all scores of a chunk are None, it may not be known there that they are lists.
     known = [
         pa.schema(f for f in schema if f.name not in nested or pa.types.is_nested(f.type))
         for schema in schemas
@@ -341,23 +321,13 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
             f"expected a Model, and an output that ends in .parquet, got {type(model).__name__} "
             f"and {target.name}"
         )
-    paths = list(located(files))
     # Not the folder of an interrupted run of scores with this output.
     parts = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    processor = Exporting(
-        model, parts, collection=collection, features=features, keep=(), on_error="", flat=False
-    )
-    processor.labels, processor.weights = labels or {}, weights
+    exporting = Exporting(model, parts, collection, features)
+    exporting.labels, exporting.weights = labels or {}, weights
     try:
-        parts.mkdir(parents=True)
-        out = run_files(
-            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
-        )
-        chunks = sorted(out["parts"], key=lambda part: (paths.index(part["file"]), part["start"]))
-        joined = [Path(chunk["path"]) for chunk in chunks]
-        rows, _ = _join(joined, target, provenance.read(joined[0]))
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+        _, chunks = _run(exporting, files, target, client, chunksize, progress=progress)
+        rows, _ = _join(chunks, target, provenance.read(chunks[0]))
     finally:
         shutil.rmtree(parts, ignore_errors=True)
     return rows

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
+import marshal
+import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import awkward as ak
 from awkward.types import ListType, NumpyType, OptionType
+from dask.base import tokenize
 
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import columns_of
-from sonic_coffea.model import Choice, Model, constituents, export, has_constituents
+from sonic_coffea.model import Choice, Model, constituents, export
 from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
-from sonic_coffea.scoring._identity import identity
 
 INDEX = "index"
 
 
 class Scoring(SonicProcessor):
-    """Score a chunk, and write it to a Parquet file whose name tells chunk and declaration.
+    """Score a chunk, and write it to a Parquet file named after the chunk and the declaration.
 
-    A chunk whose file is there is not scored again. The output names the files, in order of the
-    events by `key`.
+    A chunk whose file exists is not scored again. The output lists the files.
     """
 
     def __init__(
         self,
         model: Model | Choice,
         parts: Path,
-        *,
         collection: str | None,
         features: Callable[[Any], Any] | None,
-        keep: Sequence[str],
-        on_error: str,
-        flat: bool,
+        keep: Sequence[str] = (),
+        *,
+        on_error: str = "raise",
+        flat: bool = False,
     ) -> None:
         self.models = {"scores": model}
         self.parts = parts
@@ -56,7 +61,13 @@ class Scoring(SonicProcessor):
         path = self._path(events.metadata)
         if path.is_file():
             return self._counted(events, path, resumed=len(events))
-        return super().process(events)
+        try:
+            return super().process(events)
+        except FieldError as error:
+            if self.features is not None:
+                raise
+            hint = "constituents.NAME is a field of these; features= makes other inputs"
+            raise error.because(hint) from None
 
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send the objects of the collection, or what the user's function makes of the events."""
@@ -88,8 +99,8 @@ class Scoring(SonicProcessor):
                 )
             if self.flat and not _is_number(column.type.content, depth):
                 raise ConfigError(
-                    f"{name!r} is no plain number, but {column.type.content}: write it to a "
-                    ".parquet file"
+                    f"{name!r} is no plain number, but {column.type.content}; write a .parquet "
+                    "file instead"
                 )
             columns[name] = column
         misfit = InputError(
@@ -162,22 +173,72 @@ def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choi
     Raises
     ------
     FieldError
-        If the model reads what the objects do not have.
+        If the file has no constituents of the collection.
     """
     models = model.models if isinstance(model, Choice) else (model,)
-    layouts = [layout for each in models for layout in each.inputs.values()]
-    paths = {path for layout in layouts for path in layout.columns}
-    roots = {path.partition(".")[0].partition("[")[0] for path in paths}
-    if "constituents" in roots - set(objects.fields) and collection is not None:
-        objects = ak.with_field(objects, constituents(events, collection), "constituents")
-    for name in sorted(roots - set(objects.fields)):
-        if hasattr(type(objects), name):  # such as a vector's energy
-            continue
-        remedy = "pass features=, a function of the events that returns the model's inputs"
-        if collection is not None and has_constituents(events, collection):
-            remedy = f"read constituents as 'constituents.{name}', or {remedy}"
-        raise FieldError(
-            f"{collection or 'the events'}: there is no field {name!r}; "
-            f"{nearest(name, objects.fields)} Else {remedy}"
-        )
-    return objects
+    paths = [path for each in models for layout in each.inputs.values() for path in layout.columns]
+    wants = any(re.match(r"constituents[.\[]", path) for path in paths)
+    if not wants or collection is None or "constituents" in objects.fields:
+        return objects
+    return ak.with_field(objects, constituents(events, collection), "constituents")
+
+
+def identity(function: Callable[..., Any]) -> str:
+    """Return a text that differs between functions that may return different results.
+
+    It covers the module of the function, the arguments of a `partial`, default values, the
+    variables of enclosing functions, and the globals and modules that the function names; of
+    functions of the same module, too. What other modules import is left out. A value that dask
+    cannot hash reproducibly is different each time.
+    """
+    seen: set[int] = set()
+    innermost: Any = function
+    while isinstance(innermost, partial):
+        innermost = innermost.func
+    home = getattr(innermost, "__module__", None)
+
+    def texts(value: Any) -> Iterator[str]:
+        used: Iterable[Any] = ()
+        if isinstance(value, partial):
+            used = value.func, *value.args, *value.keywords.items()
+        elif inspect.ismethod(value):
+            used = value.__func__, value.__self__
+        elif not inspect.isroutine(value) and not isinstance(value, (ModuleType, type)):
+            yield tokenize(value)
+            used = (type(value),)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            yield _source(value)
+            if inspect.isfunction(value) and value.__module__ == home:
+                used = _used(value)
+        for each in used:
+            yield from texts(each)
+
+    return str(tokenize(list(texts(function))))
+
+
+def _used(function: Any) -> Iterator[Any]:
+    """Yield the values that a function reads beside its arguments."""
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    yield getattr(function, "__wrapped__", None)
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not set yet
+            yield cell.cell_contents
+    for name in sorted(_names(function.__code__)):
+        yield function.__globals__.get(name)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names in a function, and in those that are defined in it."""
+    inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return {*code.co_names}.union(*inner)
+
+
+def _source(value: Any) -> str:
+    """Return the text of a value's module, or its own in a notebook."""
+    for written in (inspect.getmodule(value), value):
+        with contextlib.suppress(OSError, TypeError):
+            return inspect.getsource(written)  # type: ignore[arg-type]
+    code = getattr(value, "__code__", None)
+    return repr(value) if code is None else marshal.dumps(code).hex()

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server._folders import ServerRecord, local_servers
+from sonic_coffea.server._folders import local_servers
 from sonic_coffea.server._in_process import InProcessTransport, contract_of
 from sonic_coffea.server._install import ServerInstall, ensure
-from sonic_coffea.server.launch import LocalServer
-from sonic_coffea.server.repository import (
-    Ensemble,
-    ModelVersion,
-    Served,
-    build_repository,
-    read_repository,
-)
+from sonic_coffea.server.launch._local import LocalServer
+from sonic_coffea.server.repository._build import build_repository
+from sonic_coffea.server.repository._config import Ensemble
+from sonic_coffea.server.repository._manifest import read_repository
+from sonic_coffea.server.repository.formats import Served
 
 __all__ = [
     "Ensemble",
     "InProcessTransport",
     "LocalServer",
-    "ModelVersion",
     "Served",
     "ServerInstall",
-    "ServerRecord",
     "build_repository",
     "contract_of",
     "ensure",

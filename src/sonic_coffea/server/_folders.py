@@ -1,17 +1,15 @@
-"""Folders of this user alone: of local servers, where their sockets are, and of their logs.
+"""Private folders of this user: one for each local server, with its socket, and one for logs.
 
-Whatever is in such a folder is reached by processes of this user on this machine and by nobody
-else, so a server in it needs no secret. A server's folder is locked as long as the server, or the
-process that minds it, is there: the kernel releases the lock, whatever ends them.
+Only processes of this user on this machine can enter them, so a server there needs no secret. A
+server's folder is locked while the server or its supervisor lives: the kernel releases the lock,
+however they end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -20,106 +18,103 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from sonic_coffea.errors import ServerStartError
 
-try:
-    import fcntl
-except ImportError:  # Windows, where no local server runs
-    fcntl = None  # type: ignore[assignment]
-
-logger = logging.getLogger(__name__)
-
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
-_RECORD = "server.json"
+_LOGS_KEPT_FOR_S = 30 * 86400.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRecord:
-    """What other processes of the same user can know of a local server.
+def new_folder() -> Path:
+    """Return a path for a server's folder; it is short, as a socket's path must be."""
+    return _socket_folder() / secrets.token_hex(4)
 
-    Parameters
-    ----------
-    url : str
-        Where it listens.
-    pid : int
-        The server's process.
-    supervisor_pid : int
-        The process that ends the server when its owner is gone.
-    repository, log : str
-        Paths of the model repository and of the server's log.
-    started : float
-        Seconds since the epoch.
+
+def make_folder(path: Path) -> int:
+    """Make a server's folder, and return the descriptor that keeps it locked."""
+    import fcntl  # not on Windows, where no local server runs
+
+    try:
+        # Another process must not find the folder before it is locked.
+        hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
+        descriptor = os.open(hidden, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        hidden.rename(path)
+    except OSError as error:
+        raise ServerStartError(f"cannot make a server's folder: {error}") from None
+    for folder in path.parent.glob("[!.]*"):
+        if not _is_locked(folder):
+            remove_folder(folder)
+    return descriptor
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a server's folder, and what it left in shared memory."""
+    for path in (folder, *SHARED_MEMORY.glob(f"{shared_memory(folder)}*")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def shared_memory(folder: Path) -> str:
+    """Return the name of a server's folder in /dev/shm."""
+    return f"sonic-coffea-{folder.name}"
+
+
+def local_servers() -> list[dict[str, Any]]:
+    """Return the local servers of this user on this machine.
+
+    Each is a dict of its ``url``, the process that serves (``pid``), the one that ends the
+    server when its owner is gone (``supervisor_pid``), the paths of the model ``repository`` and
+    of the ``log``, and when it was ``started``, in seconds since the epoch.
     """
-
-    url: str
-    pid: int
-    supervisor_pid: int
-    repository: str
-    log: str
-    started: float = dataclasses.field(default_factory=time.time)
-
-
-class ServerFolder:
-    """The folder of one local server, with a short path, as those of sockets are limited."""
-
-    def __init__(self) -> None:
-        self.path = socket_folder() / secrets.token_hex(4)
-        self._lock: int | None = None
-
-    @property
-    def shared_memory(self) -> str:
-        """How the names of the server's files in /dev/shm begin."""
-        return _shared_memory(self.path)
-
-    def open(self) -> int:
-        """Make the folder unless it is there, and return the descriptor that keeps it locked."""
-        if self._lock is None:
-            try:
-                # Another process must not find the folder before it is locked.
-                hidden = Path(tempfile.mkdtemp(dir=socket_folder(), prefix=".new-"))
-                self._lock = os.open(hidden, os.O_RDONLY)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                hidden.rename(self.path)
-            except OSError as error:
-                raise ServerStartError(f"cannot make a server's folder: {error}") from None
-            for folder in self.path.parent.glob("[!.]*"):
-                if not _is_locked(folder):
-                    _remove(folder)
-        return self._lock
-
-    def record(self, record: ServerRecord) -> None:
-        """Let other processes of this user find the server."""
-        part = self.path / f".{_RECORD}"
-        with contextlib.suppress(FileNotFoundError):  # it is being closed
-            part.write_text(json.dumps(dataclasses.asdict(record)), encoding="utf-8")
-            part.replace(self.path / _RECORD)
-
-    def close(self) -> None:
-        """Remove the folder and what the server left in shared memory; harmless when it is gone."""
-        if self._lock is not None:
-            _remove(self.path)
-            os.close(self._lock)
-            self._lock = None
-
-
-def local_servers() -> list[ServerRecord]:
-    """Return the records of this user's local servers on this machine."""
     found = []
     with contextlib.suppress(ServerStartError):
-        for folder in sorted(socket_folder().glob("[!.]*")):
+        for folder in sorted(_socket_folder().glob("[!.]*")):
             # A folder without a record is one of a server that is being started.
             with contextlib.suppress(FileNotFoundError):
-                text = (folder / _RECORD).read_text(encoding="utf-8")
+                text = (folder / "server.json").read_text(encoding="utf-8")
                 if _is_locked(folder):
-                    found.append(ServerRecord(**json.loads(text)))
+                    found.append(json.loads(text))
     return found
 
 
-def socket_folder() -> Path:
+def new_log() -> Path:
+    """Make an empty log, which is kept for a month; remove older logs.
+
+    Raises
+    ------
+    sonic_coffea.errors.ServerStartError
+        If there is no folder for it, or no space.
+    """
+    override = os.environ.get(STATE_VARIABLE)
+    temporary = Path(tempfile.gettempdir(), f"sonic-coffea-{os.getuid()}")
+    places = [platformdirs.user_state_path("sonic-coffea"), temporary]
+    folder = _first_private([Path(override)] if override else places) / "logs"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in folder.glob("triton-*.log"):
+            # Another process may be removing the same logs.
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time.time() - _LOGS_KEPT_FOR_S:
+                    path.unlink()
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix="triton-", suffix=".log")
+        with os.fdopen(descriptor, "wb") as file:
+            # A server could not report that the disk is full.
+            file.write(bytes(1 << 16))
+            file.flush()
+            file.truncate(0)
+    except OSError as error:
+        raise ServerStartError(f"cannot write the server's log: {error}") from None
+    return Path(name)
+
+
+def _socket_folder() -> Path:
     """Return the folder of this user's servers on this machine, made if need be.
 
     Not below the home directory, which machines may share, and not in the runtime directory unless
@@ -130,20 +125,10 @@ def socket_folder() -> Path:
     name = f"sonic-coffea-{os.getuid()}"
     override = os.environ.get(STATE_VARIABLE)
     if override:
-        # Not inside the other folder, whose servers would take it for one that a server left.
+        # Beside the default folder: inside it, this would look like a folder that a server left.
         name += f"-{hashlib.sha256(override.encode()).hexdigest()[:8]}"
     places = ["/tmp", tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")]  # noqa: S108
-    return _first_private([Path(place, name) for place in places if place])
-
-
-def log_folder() -> Path:
-    """Return the folder of logs, which outlive their servers; made if need be."""
-    override = os.environ.get(STATE_VARIABLE)
-    temporary = Path(tempfile.gettempdir(), f"sonic-coffea-{os.getuid()}")
-    places = [platformdirs.user_state_path("sonic-coffea"), temporary]
-    folder = _first_private([Path(override)] if override else places) / "logs"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return _first_private(Path(place, name) for place in places if place)
 
 
 def _first_private(folders: Iterable[Path]) -> Path:
@@ -168,27 +153,17 @@ def _first_private(folders: Iterable[Path]) -> Path:
 
 
 def _is_locked(folder: Path) -> bool:
+    import fcntl
+
     try:
-        fd = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Shared, as others may try it at the same time.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        os.close(descriptor)
     return False
-
-
-def _shared_memory(folder: Path) -> str:
-    return f"sonic-coffea-{folder.name}"
-
-
-def _remove(folder: Path) -> None:
-    """Remove a server's folder, and what it left in shared memory."""
-    for path in (folder, *SHARED_MEMORY.glob(f"{_shared_memory(folder)}*")):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)

@@ -18,16 +18,12 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import (
     ConfigError,
     InferenceError,
-    ModelNotFoundError,
     SonicError,
-    nearest,
 )
 from sonic_coffea.server.repository import _manifest as manifests
-from sonic_coffea.server.repository import check_agents, formats
-from sonic_coffea.server.repository._config import FILE, read_config
-from sonic_coffea.server.repository._sources import read_source
+from sonic_coffea.server.repository import formats
+from sonic_coffea.server.repository._config import FILE, check_agents, read_config
 from sonic_coffea.transport import (
-    DATATYPES,
     STRINGS,
     Contract,
     ModelEntry,
@@ -36,6 +32,7 @@ from sonic_coffea.transport import (
     ServerMetadata,
     TensorSpec,
     kserve_name,
+    not_found,
 )
 
 if TYPE_CHECKING:
@@ -64,15 +61,14 @@ class InProcessTransport:
     url : str
         ``file:///path/of/the/repository``.
     threads : int, optional
-        Threads of a model; by default, one for each core that this process may use.
+        Requests that run at the same time, and threads of a model; by default, one for each core
+        that this process may use.
 
     Raises
     ------
     sonic_coffea.errors.ConfigError
         If there is no such folder.
     """
-
-    round_trip_s = 0.0
 
     def __init__(self, url: str, threads: int | None = None) -> None:
         self.address = url
@@ -82,9 +78,9 @@ class InProcessTransport:
                 f"expected a model repository, got {self.repository}, which is not "
                 "a folder on this machine"
             )
-        self._threads = threads or _cores()
+        self.threads = threads or _cores()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
-        self._loading = threading.Lock()
+        self._loading, self._counting = threading.Lock(), threading.Lock()
         self._statistics: defaultdict[tuple[str, str], ModelStatistics]
         self._statistics = defaultdict(ModelStatistics)
 
@@ -93,10 +89,6 @@ class InProcessTransport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def another(self) -> InProcessTransport:
-        """Return this transport, as there is no connection to be renewed."""
-        return self
 
     def close(self) -> None:
         """Forget the models."""
@@ -114,7 +106,7 @@ class InProcessTransport:
         """Return the name that stands for this process."""
         return ServerMetadata(name="in-process", version=__version__, extensions=("statistics",))
 
-    def models(self) -> list[ModelEntry]:
+    def index(self) -> list[ModelEntry]:
         """Return the models of the repository, in the versions that are served."""
         folders = sorted(path for path in self.repository.glob("[!.]*") if path.is_dir())
         return [
@@ -123,7 +115,7 @@ class InProcessTransport:
             for version in _served_versions(folder, _config(folder))
         ]
 
-    def contract(self, model: str, version: str | None) -> Contract:
+    def metadata(self, model: str, version: str | None) -> Contract:
         """Return the contract of a model, which is loaded if need be.
 
         Raises
@@ -135,10 +127,6 @@ class InProcessTransport:
         """
         return self._load(model, version)[0]
 
-    def digest(self, model: str, version: str) -> str:
-        """Return the digest of the files that were loaded, which stay in memory."""
-        return self.contract(model, version).digest
-
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Return no labels."""
         del contract, version
@@ -146,21 +134,19 @@ class InProcessTransport:
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
         """Return what was run of a model in this process."""
-        return self._statistics[model, self.contract(model, version).version]
+        return self._statistics[model, self.metadata(model, version).version]
 
     def infer(
         self,
         contract: Contract,
-        pack: Callable[[Any], Tensors],
+        inputs: Tensors,
         outputs: Sequence[str],
         *,
-        nbytes: int = 0,
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
     ) -> SimpleNamespace:
-        """Pack rows, run the model, and call `done` before this returns."""
-        del nbytes
+        """Run the model, and call `done` before this returns."""
         key = contract.model, version or contract.version
         context = {
             "server": self.address,
@@ -168,33 +154,14 @@ class InProcessTransport:
             "version": key[1],
             "request": request_id,
         }
-        inputs = pack(None)
         outcome: Response | SonicError
         try:
             outcome = self._run(*key, inputs, tuple(outputs), context)
         except SonicError as error:
             outcome = error.at(**context)
-            self._statistics[key] += ModelStatistics(failures=1)
+            self._count(key, ModelStatistics(failures=1))
         done(outcome)
         return _DONE
-
-    def ask(
-        self,
-        contract: Contract,
-        version: str | None,
-        tensors: Tensors,
-        *,
-        requests: int = 1,
-        in_flight: int = 1,
-    ) -> tuple[Response, float]:
-        """Run some tensors a number of times; return the last response and the total time."""
-        del in_flight
-        names = tuple(spec.name for spec in contract.outputs)
-        version, context = version or contract.version, {"server": self.address}
-        begun = time.perf_counter()
-        for _ in range(requests):
-            response = self._run(contract.model, version, tensors, names, context)
-        return response, time.perf_counter() - begun
 
     def _run(
         self,
@@ -213,9 +180,8 @@ class InProcessTransport:
             raise InferenceError(f"the model failed: {error!r}", **context) from error
         compute_s = time.perf_counter() - begun
         rows = len(next(iter(inputs.values()), ()))
-        self._statistics[model, version] += ModelStatistics(
-            rows=rows, requests=1, executions=1, compute_s=compute_s
-        )
+        ran = ModelStatistics(rows=rows, requests=1, executions=1, compute_s=compute_s)
+        self._count((model, version), ran)
         lacking = [name for name in outputs if name not in given]
         if lacking:
             returned = ", ".join(map(repr, given)) or "nothing"
@@ -231,33 +197,27 @@ class InProcessTransport:
             received_bytes=0,
         )
 
+    def _count(self, key: tuple[str, str], ran: ModelStatistics) -> None:
+        with self._counting:
+            self._statistics[key] += ran
+
     def _load(self, model: str, version: str | None) -> tuple[Contract, formats.Runner]:
         """Return the contract of a version, and what runs it; it is loaded once."""
-        folder = self.repository / model
-        if version is None or (model, version) not in self._loaded:
-            config = _config(folder)
-            served = _served_versions(folder, config)
-            if not served or version not in (None, *served):
-                raise self._not_found(model, version, served)
-            version = version or served[-1]
         with self._loading:
-            if (model, version) not in self._loaded:
-                self._loaded[model, version] = _open(folder, version, config, self._threads)
-            return self._loaded[model, version]
-
-    def _not_found(
-        self, model: str, version: str | None, served: Sequence[str]
-    ) -> ModelNotFoundError:
-        if served:
-            what = f"version {version} of model {model!r}; it has version {', '.join(served)}"
-        else:
-            what = f"model {model!r}; {nearest(model, {m.name for m in self.models()})}"
-        return ModelNotFoundError(
-            f"the repository does not have {what}",
-            server=self.address,
-            model=model,
-            version=version,
-        )
+            loaded = self._loaded.get((model, version or ""))
+            if loaded is None:
+                folder = self.repository / model
+                config = _config(folder)
+                served = _served_versions(folder, config)
+                if not served or version not in (None, *served):
+                    raise not_found(
+                        model, version, self.index(), server=self.address, place="repository"
+                    )
+                version = version or served[-1]
+                loaded = self._loaded.get((model, version))
+                loaded = loaded or _open(folder, version, config, self.threads)
+                self._loaded[model, version] = loaded
+            return loaded
 
 
 def _cores() -> int:
@@ -293,8 +253,13 @@ def _open(
     parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
     digest = str(parameter.get("string_value", ""))
     if manifest is None:
-        manifest = _described(place)
-    elif manifests.changes(place, manifest, shared=False):
+        file = place / "model.onnx"
+        if not file.is_file():
+            raise ConfigError(
+                f"expected a model that build_repository wrote, or {file}, got neither in {place}"
+            )
+        manifest = _described(file, folder.name)
+    elif manifests.changes(place, manifest):
         digest = ""
     path = place / manifest["file"]
     try:
@@ -306,7 +271,7 @@ def _open(
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    return _contract(folder.name, version, manifest, path, rows, digest), run
+    return _contract(folder.name, version, manifest, rows=rows, digest=digest), run
 
 
 def contract_of(file: Path, name: str) -> Contract:
@@ -317,23 +282,24 @@ def contract_of(file: Path, name: str) -> Contract:
     sonic_coffea.errors.ConfigError
         If the file cannot be read, or does not describe its tensors.
     """
-    from sonic_coffea.server.repository import Served
+    return _contract(name, "1", _described(file, name))
 
-    source = read_source(name, Served(file), None)
-    described = {"inputs": source.inputs, "outputs": source.outputs, **source.manifest}
-    return _contract(name, "1", described, file, 0, "")
+
+def _described(file: Path, name: str) -> dict[str, Any]:
+    """Return what a model file says of its tensors, as in a manifest."""
+    return formats.read_source(name, formats.Served(file), None)[0]
 
 
 def _contract(
-    name: str, version: str, described: Mapping[str, Any], path: Path, rows: int, digest: str
+    model: str, version: str, described: Mapping[str, Any], *, rows: int = 0, digest: str = ""
 ) -> Contract:
-    takes, gives = (_specs(described[key], path) for key in ("inputs", "outputs"))
-    free = all(spec.rows < 0 for spec in takes)
+    inputs, outputs = (tuple(map(_spec, described[key])) for key in ("inputs", "outputs"))
+    free = all(spec.rows < 0 for spec in inputs)
     return Contract(
-        model=name,
+        model=model,
         version=version,
-        inputs=takes,
-        outputs=gives,
+        inputs=inputs,
+        outputs=outputs,
         max_rows=rows or (None if free else 1),
         digest=digest,
         features=tuple(described.get("features", ())),
@@ -341,31 +307,9 @@ def _contract(
     )
 
 
-def _described(place: Path) -> dict[str, Any]:
-    """Return the entries of a manifest for a version that this package did not build."""
-    from sonic_coffea.server.repository import Served
-
-    file = place / "model.onnx"
-    if not file.is_file():
-        raise ConfigError(
-            f"expected a model that build_repository wrote, or {file}, got neither in {place}"
-        )
-    source = read_source(place.parent.name, Served(file), None)
-    return {"kind": "onnx", "file": file.name, "inputs": source.inputs, "outputs": source.outputs}
-
-
-def _specs(tensors: Sequence[Mapping[str, Any]], path: Path) -> tuple[TensorSpec, ...]:
-    for tensor in tensors:
-        if tensor["dtype"] not in (*DATATYPES.values(), "bytes"):
-            raise ConfigError(f"{path} has a tensor {tensor['name']!r} of {tensor['dtype']}")
-    return tuple(
-        TensorSpec(
-            name=tensor["name"],
-            datatype=kserve_name(
-                np.dtype(STRINGS if tensor["dtype"] == "bytes" else tensor["dtype"])
-            ),
-            shape=tuple(tensor["shape"][1:]),
-            rows=tensor["shape"][0],
-        )
-        for tensor in tensors
+def _spec(tensor: Mapping[str, Any]) -> TensorSpec:
+    dtype = np.dtype(STRINGS if tensor["dtype"] == "bytes" else tensor["dtype"])
+    rows, *shape = tensor["shape"]
+    return TensorSpec(
+        name=tensor["name"], datatype=kserve_name(dtype), shape=tuple(shape), rows=rows
     )

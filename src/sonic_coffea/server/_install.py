@@ -1,8 +1,8 @@
 """The real Triton server, in a virtual environment of its own.
 
-The wheel of NVIDIA's server wants its own numpy and has a dozen requirements that only its Python
-client needs; none of that belongs in an analysis environment. ``uv`` makes the environment, and
-fetches a Python for it where this machine has none that will do.
+NVIDIA's wheel needs a numpy of its own, and a dozen packages that only its Python client uses; none
+of that belongs in an analysis environment. ``uv`` makes the environment, and fetches a Python if
+this machine has none that the server can use.
 """
 
 from __future__ import annotations
@@ -12,47 +12,43 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.repository.formats import FORMATS, scripts_of
-
-logger = logging.getLogger(__name__)
+from sonic_coffea.errors import ServerStartError, printable
+from sonic_coffea.server.repository.formats import NATIVE, scripts_of
 
 Progress = Callable[[str], None]
 
 TRITON_VERSION = "2.51.0"
 DIRECTORY_VARIABLE = "SONIC_COFFEA_SERVER_DIR"
-_WHEEL = "nvidia-pytriton==0.7.0"
 # The server's Python backend speaks the binary interface of numpy 1, which stops at Python 3.12.
 _PYTHONS = ("3.12", "3.11", "3.10")
 _OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _NUMPY = "numpy==1.26.4"
 _GLIBC = (2, 35)
-# What models may need beyond onnxruntime: together with the numpy above, and no more than that.
+# Packages that models may need beside onnxruntime, in versions that work with this numpy.
 _SCIPY = "scipy==1.15.3"
 _EXTRAS = {
-    "xgboost": ("xgboost-cpu==3.2.0", _SCIPY),
-    "lightgbm": ("lightgbm==4.6.0", _SCIPY),
+    "xgboost": ("xgboost-cpu==3.2.0", _SCIPY, "--no-deps"),
+    "lightgbm": ("lightgbm==4.6.0", _SCIPY, "--no-deps"),
 }
 _MARKER = "sonic-coffea.json"
-# The Python backend runs here what NVIDIA's container has native backends for.
-_SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
+# Here, the Python backend replaces the native backends of NVIDIA's container.
+SCRIPTS = {backend: scripts_of(name) for name, backend in NATIVE.items()}
 _SCRIPTS_DIGEST = hashlib.sha256(
-    b"".join(path.read_bytes() for scripts in _SCRIPTS.values() for path in scripts.values())
+    b"".join(path.read_bytes() for scripts in SCRIPTS.values() for path in scripts.values())
 ).hexdigest()[:12]
-BACKENDS = ("python", *_SCRIPTS)
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
@@ -65,25 +61,41 @@ class ServerInstall:
     ----------
     root : Path
         The virtual environment.
+    tag : str
+        Version of its Python.
     python, tritonserver : Path
         The interpreter that runs model code, and the server.
     backend_directory : Path
         What ``tritonserver --backend-directory`` takes. Each version of this package has its own.
     library_path : tuple of Path
         What has to be on ``LD_LIBRARY_PATH``.
+    packages : Path
+        The folder of Python's packages.
     version : str
         Version of the server.
-    extras : tuple of str
-        Packages that were added for models.
     """
 
     root: Path
+    tag: str
     python: Path
     tritonserver: Path
     backend_directory: Path
     library_path: tuple[Path, ...]
+    packages: Path
     version: str = TRITON_VERSION
-    extras: tuple[str, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables with which the server runs."""
+        # Nothing of the analysis environment's Python may reach the server's.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        path = [str(self.python.parent), env.get("PATH", os.defpath)]
+        libraries = [*map(str, self.library_path), env.get("LD_LIBRARY_PATH", "")]
+        return {
+            **env,
+            "VIRTUAL_ENV": str(self.root),
+            "PATH": os.pathsep.join(path),
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        }
 
 
 def install_root() -> Path:
@@ -96,19 +108,13 @@ def find() -> ServerInstall | None:
     """Return the installation that this machine has; it may lack this version's backends."""
     for tag in sorted(_PYTHONS, key=lambda tag: tag != _OWN):
         install = _layout(tag)
-        try:
-            marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        needed = (
-            # The interpreter and its library are links, and their targets may be gone.
-            install.python,
-            install.library_path[-1] / f"libpython{tag}.so.1.0",
-            install.tritonserver,
-        )
-        complete = all(os.access(path, os.R_OK) for path in needed)
-        if complete and marker.get("requirements") == _requirements(install):
-            return dataclasses.replace(install, extras=tuple(marker.get("extras", ())))
+        # The interpreter and its library are links, and their targets may be gone.
+        links = (install.python, install.library_path[-1] / f"libpython{tag}.so.1.0")
+        if all(os.access(path, os.R_OK) for path in (*links, install.tritonserver)):
+            with contextlib.suppress(OSError, ValueError):
+                marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
+                if marker.get("requirements") == _requirements(tag):
+                    return install
     return None
 
 
@@ -122,7 +128,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     progress : callable, optional
         Called with a short text at each stage.
     extras : sequence of str
-        Packages that models need, to be added to the server's environment: ``"xgboost"``,
+        Packages that models need, to be in the server's environment: ``"xgboost"``,
         ``"lightgbm"``, or any that uv can install.
 
     Raises
@@ -133,16 +139,26 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     root = install_root()
     try:
         install = find()
-        if install is None or not set(extras) <= set(install.extras):
+        if install is None or any(_lacks(install, extra) for extra in extras):
+            import fcntl  # not on Windows, where no server is installed
+
             reason = reason_against()
             if reason is not None:
                 raise ServerStartError(f"{reason}; {ALTERNATIVES}")
             root.mkdir(parents=True, exist_ok=True)
             progress = progress or warn
-            with locked(root / ".lock", progress):
-                install = find() or _install(progress, _python_requests())
+            with (root / ".lock").open("a") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    progress("waiting for another process that is installing the server")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                install = find() or _install(progress)
                 for extra in extras:
-                    install = _add(install, extra, progress)
+                    if _lacks(install, extra):
+                        progress(f"installing {extra}")
+                        arguments = _EXTRAS.get(extra, (extra, _NUMPY))
+                        _pip(install, *arguments, purpose=f"adding {extra}")
         _add_backends(install)
     except OSError as error:
         raise ServerStartError(
@@ -152,37 +168,30 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     return install
 
 
+def _lacks(install: ServerInstall, extra: str) -> bool:
+    """Whether the server's environment lacks a package; uv decides about one with a version."""
+    name = _EXTRAS[extra][0].partition("==")[0] if extra in _EXTRAS else extra
+    return not any(distributions(name=name, path=[str(install.packages)]))
+
+
 def warn(text: str) -> None:
-    """Log a stage of an installation, which is long: the user sees why nothing else happens."""
-    logger.warning("%s", text)
+    """Print a stage of an installation, so that the user sees why it takes long.
+
+    The text goes to standard error; in a notebook, to the cell's output, where errors are red.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True).print(Text(printable(text)))
 
 
-def _install(progress: Progress, requests: Iterable[Sequence[str]]) -> ServerInstall:
-    install = _make_environment(progress, requests)
-    try:
-        progress(
-            f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)"
-        )
-        # --no-deps: the wheel's requirements are those of its Python client, which is not used.
-        _pip(install.python, "--no-deps", *_requirements(install), purpose="installing it")
-        _mark(install)
-    except BaseException:
-        shutil.rmtree(install.root, ignore_errors=True)
-        raise
-    logger.info("installed Triton in %s", install.root)
-    return install
-
-
-def _python_requests() -> list[tuple[str, ...]]:
-    """Return versions of Python with uv's arguments: those of this machine before a download."""
-    own = [(_OWN, sys.executable)] if _OWN in _PYTHONS else []
-    present = [*own, *((tag, tag) for tag in _PYTHONS)]
-    download = (_PYTHONS[0], _PYTHONS[0], "--managed-python")
-    return [*((*request, "--no-python-downloads") for request in present), download]
-
-
-def _make_environment(progress: Progress, requests: Iterable[Sequence[str]]) -> ServerInstall:
-    """Make an environment of the first of these Pythons that the server can use."""
+def _install(progress: Progress) -> ServerInstall:
+    """Install in an environment of the first Python that the server can use."""
+    # The Pythons of this machine come first; the last request downloads one.
+    requests = [(tag, tag, "--no-python-downloads") for tag in _PYTHONS]
+    requests.append((_PYTHONS[0], _PYTHONS[0], "--managed-python"))
+    if _OWN in _PYTHONS:
+        requests.insert(0, (_OWN, sys.executable, "--no-python-downloads"))
     reason = ""
     for tag, *request in requests:
         install = _layout(tag)
@@ -193,9 +202,16 @@ def _make_environment(progress: Progress, requests: Iterable[Sequence[str]]) -> 
             _link_libpython(install)
         except ServerStartError as error:
             reason = error.message
-            shutil.rmtree(install.root, ignore_errors=True)
             continue
-        progress(f"made an environment of Python {tag} for the server")
+        progress(
+            f"installing Triton {TRITON_VERSION} and onnxruntime with Python {tag} "
+            "(about 100 MB to fetch, once)"
+        )
+        # --no-deps: the wheel's requirements are those of its Python client, which is not used.
+        _pip(install, "--no-deps", *_requirements(tag), purpose="installing it")
+        # Last: the marker says that the installation is complete.
+        marker = {"requirements": _requirements(tag)}
+        (install.root / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
         return install
     raise ServerStartError(
         f"the local server needs Python {', '.join(_PYTHONS)} with its shared library, which this "
@@ -210,12 +226,10 @@ def _link_libpython(install: ServerInstall) -> None:
     The link has a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
     would replace the server's C++ runtime as well.
     """
-    code = (
-        "import sys, sysconfig; print(sysconfig.get_config_var('LIBDIR')); print(sys.base_prefix)"
-    )
+    code = "import sysconfig as s; print(*s.get_config_vars('LIBDIR', 'installed_base'), sep='\\n')"
     command = [str(install.python), "-I", "-c", code]
     folders = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-    name = f"libpython{_tag(install)}.so.1.0"
+    name = f"libpython{install.tag}.so.1.0"
     paths = [Path(folder, sub, name) for folder in folders.splitlines() for sub in ("", "lib")]
     library = next(filter(Path.is_file, paths), None)
     if library is None:
@@ -224,52 +238,30 @@ def _link_libpython(install: ServerInstall) -> None:
     (install.library_path[-1] / name).symlink_to(library.resolve())
 
 
-def _add(install: ServerInstall, extra: str, progress: Progress) -> ServerInstall:
-    """Add a package to the server's environment, which keeps its numpy."""
-    if extra in install.extras:
-        return install
-    progress(f"installing {extra}")
-    arguments = ["--no-deps", *_EXTRAS[extra]] if extra in _EXTRAS else [extra, _NUMPY]
-    _pip(install.python, *arguments, purpose=f"adding {extra}")
-    extended = dataclasses.replace(install, extras=(*install.extras, extra))
-    _mark(extended)
-    return extended
-
-
-def _mark(install: ServerInstall) -> None:
-    """Record that an installation is complete, and of which packages."""
-    marker = {
-        "triton": TRITON_VERSION,
-        "requirements": _requirements(install),
-        "extras": install.extras,
-    }
-    temporary = install.root / f"{_MARKER}.tmp"
-    temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
-    temporary.replace(install.root / _MARKER)
-
-
 def _add_backends(install: ServerInstall) -> None:
-    """Add the files that the folder of backends lacks; running servers may use the others."""
+    """Make the folder of backends, unless it is there; no other process sees a part of it."""
     bundle, target = install.tritonserver.parent.parent, install.backend_directory
+    if target.exists():
+        return
     parts = (
         "backends/python/libtriton_python.so",
         "backends/python/triton_python_backend_utils.py",
-        f"python_backend_stubs/{_tag(install)}/triton_python_backend_stub",
+        f"python_backend_stubs/{install.tag}/triton_python_backend_stub",
     )
-    files = {target / "python" / Path(part).name: bundle / part for part in parts}
-    for backend, scripts in _SCRIPTS.items():
-        files |= {target / backend / name: source for name, source in scripts.items()}
-    for path, source in files.items():
-        if path.exists():
-            continue
-        if not source.exists():
-            raise ServerStartError(f"expected {source} in the server's wheel, got none")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Copies: the server takes no links that lead out of the folder.
-        with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as part:
-            copy = Path(shutil.copyfile(source, Path(part, path.name)))
+    files = {f"python/{Path(part).name}": bundle / part for part in parts}
+    for backend, scripts in SCRIPTS.items():
+        files |= {f"{backend}/{name}": source for name, source in scripts.items()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
+        for name, source in files.items():
+            copy = Path(part, target.name, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # Copies: the server takes no links that lead out of the folder.
+            shutil.copyfile(source, copy)
             copy.chmod(0o755)
-            copy.replace(path)
+        # Another process may have added the same.
+        if not target.exists():
+            Path(part, target.name).rename(target)
 
 
 def _layout(tag: str) -> ServerInstall:
@@ -281,24 +273,22 @@ def _layout(tag: str) -> ServerInstall:
     packages = root / "lib" / f"python{tag}" / "site-packages"
     return ServerInstall(
         root=root,
+        tag=tag,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
         backend_directory=backends,
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
+        packages=packages,
     )
 
 
-def _tag(install: ServerInstall) -> str:
-    return install.tritonserver.parents[4].name.removeprefix("python")
+def _requirements(tag: str) -> list[str]:
+    onnxruntime = "1.23.2" if tag == "3.10" else "1.31.1"
+    return ["nvidia-pytriton==0.7.0", f"onnxruntime=={onnxruntime}", _NUMPY]
 
 
-def _requirements(install: ServerInstall) -> list[str]:
-    onnxruntime = "1.23.2" if _tag(install) == "3.10" else "1.31.1"
-    return [_WHEEL, f"onnxruntime=={onnxruntime}", _NUMPY]
-
-
-def _pip(python: Path, *arguments: str, purpose: str) -> None:
-    wheels = ("--python", str(python), "--only-binary", ":all:")
+def _pip(install: ServerInstall, *arguments: str, purpose: str) -> None:
+    wheels = ("--python", str(install.python), "--only-binary", ":all:")
     _uv("pip", "install", *wheels, *arguments, purpose=purpose)
 
 
@@ -328,8 +318,9 @@ def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU that a container can use."""
-    return any(Path(path).exists() for path in _GPU_DEVICES)
+    """Whether this machine has a GPU that a container can use; an empty variable hides all."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return not hidden and any(Path(path).exists() for path in _GPU_DEVICES)
 
 
 def reason_against() -> str | None:
@@ -344,19 +335,8 @@ def reason_against() -> str | None:
             f"Ubuntu 22.04, EL10), got {name or 'an unknown libc'} {version}"
         )
     if importlib.util.find_spec("uv") is None:
-        return 'installing the server from PyPI needs uv: pip install "sonic-coffea[server]"'
+        return (
+            "installing the server from PyPI needs uv; in a clone of sonic-coffea: "
+            'pip install ".[server]"'
+        )
     return None
-
-
-@contextlib.contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock on a file, which is created; `progress` hears that another process has it."""
-    import fcntl  # not on Windows, where no local server runs
-
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that is installing the server")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

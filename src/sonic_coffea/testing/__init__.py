@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sonic_coffea.testing._model import FakeModel
-from sonic_coffea.testing._server import FakeServer, Wrong
-from sonic_coffea.testing._servicer import Received
+from sonic_coffea.testing._server import FakeServer, Received, Wrong
 
 __all__ = ["FakeModel", "FakeServer", "Received", "Wrong"]

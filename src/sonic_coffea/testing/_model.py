@@ -94,15 +94,13 @@ class FakeModel:
         if flat:
             options["max_rows"] = 0
         if function is None:
-            if any(o.dtype == STRINGS for o in model.outputs.values()):
+            if flat or any(
+                o.dtype == STRINGS or o.per != "row" or o.splits is not None
+                for o in model.outputs.values()
+            ):
                 raise ConfigError(
-                    f"model {model.name!r} has an output of strings; give a function that makes "
-                    "them"
-                )
-            if flat or any(o.per != "row" or o.splits is not None for o in model.outputs.values()):
-                raise ConfigError(
-                    f"model {model.name!r} has more than one row for each object; give a function "
-                    "that makes its outputs"
+                    f"model {model.name!r} has an output of strings, or more than one row for each "
+                    "object; give a function that makes its outputs"
                 )
             function = _default_scores(next(iter(tensors)), outputs)
         return cls(inputs=inputs, outputs=outputs, function=function, **options)

@@ -7,20 +7,58 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+from tritonclient.grpc import service_pb2
 
+from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
-from sonic_coffea.testing._servicer import EXTENSIONS, Fault, Received, Servicer
+from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sonic_coffea.testing._model import FakeModel
 
+# The methods of KServe v2 and of Triton's extensions, with the extension of each.
+_METHODS = {
+    "ServerLive": "",
+    "ServerReady": "",
+    "ServerMetadata": "",
+    "ModelReady": "",
+    "ModelMetadata": "",
+    "ModelInfer": "",
+    "ModelConfig": "model_configuration",
+    "ModelStatistics": "statistics",
+    "RepositoryIndex": "model_repository",
+}
+EXTENSIONS = tuple(filter(None, _METHODS.values()))
 # A server that was killed a moment ago may still have its port.
 _PORT_WITHIN_S = 2.0
+
+Fault = Callable[[Any, Any], None]
+"""Changes a ``ModelInferResponse``, or ends the request through gRPC's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An inference request that arrived."""
+
+    model: str
+    version: str
+    id: str
+    inputs: Mapping[str, NDArray[Any]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of its first input."""
+        return len(next(iter(self.inputs.values())))
 
 
 class Wrong:
@@ -71,8 +109,6 @@ class FakeServer:
         Headers that every call must have; other calls are refused.
     extensions : sequence of str
         Triton's extensions that the server implements; a minimal server has none.
-    typed_contents : bool
-        Whether responses hold typed numbers instead of raw bytes, as some servers do.
     threads : int
         Greatest number of requests that run at the same time.
     port : int
@@ -104,7 +140,6 @@ class FakeServer:
         *,
         headers: Mapping[str, str] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
-        typed_contents: bool = False,
         threads: int = 32,
         port: int = 0,
     ) -> None:
@@ -114,7 +149,6 @@ class FakeServer:
         self.models = dict(models)
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)
-        self.typed_contents = typed_contents
         self.statistics: Counter[tuple[str, str]] = Counter()
         self._threads = threads
         self._port = port
@@ -122,7 +156,7 @@ class FakeServer:
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self._planned: list[Iterator[Fault | None]] = []
-        self._planning = threading.Lock()
+        self._locked = threading.Lock()
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
@@ -151,8 +185,18 @@ class FakeServer:
         """
         if self._server is None:
             options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
-            server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
-            service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
+            handlers = {
+                name: grpc.unary_unary_rpc_method_handler(
+                    partial(self.answer, name),
+                    request_deserializer=getattr(service_pb2, f"{name}Request").FromString,
+                    response_serializer=getattr(service_pb2, f"{name}Response").SerializeToString,
+                )
+                for name in _METHODS
+            }
+            service = grpc.method_handlers_generic_handler(
+                "inference.GRPCInferenceService", handlers
+            )
+            server = grpc.server(ThreadPoolExecutor(self._threads), [service], options=options)
             self._listen(server)
             server.start()
             self._server = server
@@ -186,7 +230,7 @@ class FakeServer:
             Only every n-th of the next requests has the fault; the others are answered.
         """
         turns = (*repeat(None, every - 1), fault)
-        with self._planning:
+        with self._locked:
             self._planned.append(chain.from_iterable(repeat(turns, times)))
 
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
@@ -256,24 +300,128 @@ class FakeServer:
             server.stop(grace=None).wait()
         self._open.set()
 
-    def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
-        """Record a call, and end it if its method is refused."""
-        self.calls.append((method, dict(headers)))
+    def answer(self, method: str, request: Any, context: Any) -> Any:
+        """Return the answer to a call, or end it by gRPC's context; for subclasses, too."""
+        headers = dict(context.invocation_metadata())
+        self.calls.append((method, headers))
         if method in self._refused:
             self._refused[method](None, context)
+        if not self.headers.items() <= headers.items():
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
+        if _METHODS[method] not in ("", *self.extensions):
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
+        answer = getattr(service_pb2, f"{method}Response")()
+        getattr(self, f"_{method}")(request, answer, context)
+        return answer
 
-    def receive(self, request: Received) -> Fault | None:
-        """Record a request, wait while responses are held back, and return the oldest due fault."""
-        self.requests.append(request)
-        with self._planning:
+    def _ServerLive(self, request: Any, answer: Any, context: Any) -> None:
+        answer.live = True
+
+    def _ServerReady(self, request: Any, answer: Any, context: Any) -> None:
+        answer.ready = True
+
+    def _ServerMetadata(self, request: Any, answer: Any, context: Any) -> None:
+        answer.name, answer.version = "fake", __version__
+        answer.extensions.extend(self.extensions)
+
+    def _ModelReady(self, request: Any, answer: Any, context: Any) -> None:
+        answer.ready = self._serving(request.name, request.version) is not None
+
+    def _ModelMetadata(self, request: Any, answer: Any, context: Any) -> None:
+        model = self._model(request.name, request.version, context)
+        answer.name, answer.platform = request.name, "fake"
+        answer.versions.extend(model.versions)
+        listed = (model.inputs, answer.inputs), (model.outputs, answer.outputs)
+        for tensors, specs in listed if model.lists_tensors else ():
+            for name, (datatype, shape) in model.described(tensors).items():
+                specs.add(name=name, datatype=datatype, shape=shape)
+
+    def _ModelConfig(self, request: Any, answer: Any, context: Any) -> None:
+        model = self._model(request.name, request.version, context)
+        answer.config.name = request.name
+        answer.config.max_batch_size = model.max_rows
+        for version in model.versions if model.digest else ():
+            answer.config.parameters[f"sha256.{version}"].string_value = model.digest
+
+    def _ModelStatistics(self, request: Any, answer: Any, context: Any) -> None:
+        model = self._model(request.name, request.version, context)
+        statistics = answer.model_stats.add(name=request.name, version=model.versions[-1])
+        statistics.inference_count = self.statistics[request.name, "rows"]
+        requests = self.statistics[request.name, "requests"]
+        statistics.execution_count = statistics.inference_stats.success.count = requests
+
+    def _RepositoryIndex(self, request: Any, answer: Any, context: Any) -> None:
+        for name, model in self.models.items():
+            state = "UNAVAILABLE" if self._serving(name, "") is None else "READY"
+            for version in model.versions:
+                answer.models.add(name=name, version=version, state=state)
+
+    def _ModelInfer(self, request: Any, answer: Any, context: Any) -> None:
+        name, version = request.model_name, request.model_version
+        model = self._model(name, version, context)
+        received = Received(name, version, request.id, _inputs(request, model, context))
+        self.requests.append(received)
+        with self._locked:
             fault = next(filter(None, (next(turns, None) for turns in self._planned)), None)
         self._open.wait()
-        return fault
+        try:
+            outputs = model.function(received.inputs)
+        except Exception as error:  # noqa: BLE001  a model may raise anything
+            _abort(context, grpc.StatusCode.INTERNAL, f"the model failed: {error!r}")
+        answer.model_name, answer.id = name, request.id
+        answer.model_version = version or model.versions[-1]
+        for output in [output.name for output in request.outputs] or list(outputs):
+            tensor = np.ascontiguousarray(outputs[output])
+            tensor = tensor.astype(STRINGS) if tensor.dtype.kind in "SU" else tensor
+            answer.outputs.add(name=output, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
+            answer.raw_output_contents.append(to_wire(tensor).tobytes())
+        if fault is not None:
+            fault(answer, context)
+        with self._locked:
+            self.statistics[name, "requests"] += 1
+            self.statistics[name, "rows"] += received.rows
 
-    def serving(self, model: str, version: str) -> FakeModel | None:
+    def _model(self, name: str, version: str, context: Any) -> FakeModel:
+        model = self._serving(name, version)
+        if model is None:
+            requested = f"'{name}' version {version}" if version else f"'{name}'"
+            message = f"Request for unknown model: {requested} is not found"
+            _abort(context, grpc.StatusCode.NOT_FOUND, message)
+        return model
+
+    def _serving(self, model: str, version: str) -> FakeModel | None:
         """Return a model that is loaded, if it has the version."""
         served = None if model in self._unloaded else self.models.get(model)
         return served if served is not None and version in ("", *served.versions) else None
+
+
+def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a request, which must be what the model takes."""
+    inputs: dict[str, NDArray[Any]] = {}
+    for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        dtype = np.dtype(DATATYPES[spec.datatype])
+        inputs[spec.name] = from_wire(raw, dtype, tuple(spec.shape))
+    for name, (datatype, shape) in model.described(model.inputs).items():
+        array = inputs.get(name)
+        fits = (
+            array is not None
+            and (kserve_name(array.dtype), array.ndim) == (datatype, len(shape))
+            and all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True))
+        )
+        if not fits:
+            got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+            message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    rows = len(next(iter(inputs.values())))
+    if model.max_rows and rows > model.max_rows:
+        message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    return inputs
+
+
+def _abort(context: Any, code: Any, details: str) -> NoReturn:
+    context.abort(code, details)
+    raise AssertionError  # abort does not return
 
 
 def _status(code: Any, details: str) -> Fault:

@@ -1,4 +1,4 @@
-"""The latency curve of a served model: times of requests, and the rate of the saturated server."""
+"""The latency curve of a served model, and plans of runs by it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.pool import open_transport
+from sonic_coffea.transport import ask
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
 
-# Of models that take any number of rows.
+# The largest request to models that take any number of rows.
 _MAX_ROWS = 16_384
 
 
@@ -116,29 +117,29 @@ def measure(
     """
     tell = progress or (lambda _: None)
     options = settings.connection_options()
-    with connect_transport(settings.servers[0], options=options) as connection:
-        contract = connection.contract(model, version)
+    with open_transport(settings.servers[0], options=options) as connection:
+        contract = connection.metadata(model, version)
 
-        def ask(tensors: Any, **several: int) -> tuple[Any, float]:
-            return connection.ask(contract, version, tensors, **several)
+        def send(tensors: Any, **several: int) -> tuple[Any, float]:
+            return ask(connection, contract, version, tensors, **several)
 
         row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
         most = min(contract.max_rows or _MAX_ROWS, max(1, settings.max_request_bytes // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = ask(row)
+        answer, _ = send(row)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
             tensors = contract.zeros(rows, length)
-            times.append(_median(partial(ask, tensors), seconds))
+            times.append(_median(partial(send, tensors), seconds))
         best, best_in_flight, in_flight = most / times[-1], 1, 2
         while in_flight <= settings.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
             requests = max(in_flight, round(seconds * best / most))
             for _ in range(2):  # as the machine may be busy for a moment
-                rate = requests * most / ask(tensors, requests=requests, in_flight=in_flight)[1]
+                rate = requests * most / send(tensors, requests=requests, in_flight=in_flight)[1]
                 if rate > 1.03 * best:
                     break
             else:  # the server is saturated
@@ -158,10 +159,99 @@ def measure(
 
 
 def _median(request: Callable[[], tuple[Any, float]], seconds: float) -> float:
-    """Return the median time of requests for some seconds: of one at least, after a first one."""
+    """Return the median time of requests; a first one is not counted, one at least is."""
     request()
     until = time.monotonic() + seconds
     times = [request()[1]]
     while time.monotonic() < until:
         times.append(request()[1])
     return statistics.median(times)
+
+
+# Below this utilisation, the queue of a server stays short.
+_UTILISATION = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of a run.
+
+    Attributes
+    ----------
+    servers : int
+        Number of servers that there are or that are needed.
+    utilisation : float
+        Fraction of the time in which the servers compute.
+    sent_bytes_per_s : float
+        Network traffic to all servers and back.
+    events_per_s, seconds : float
+        Rate and duration of the run, limited by the bottleneck.
+    capacities : dict
+        Capacities of cores, servers and network, in events/s.
+    bottleneck : str
+        Which of them has the least capacity.
+    """
+
+    servers: int
+    utilisation: float
+    sent_bytes_per_s: float
+    events_per_s: float
+    seconds: float
+    capacities: dict[str, float]
+    bottleneck: str
+
+
+def plan(
+    curve: Curve,
+    *,
+    cores: int,
+    cpu_s: float,
+    rows_per_event: float,
+    events: float,
+    servers: int | None = None,
+    bytes_per_s: float | None = None,
+) -> Plan:
+    """Return the plan of a run.
+
+    Parameters
+    ----------
+    curve : Curve
+        The latency curve of the model on one server.
+    cores : int
+        Number of workers with one thread each.
+    cpu_s : float
+        CPU time of an event, without inference.
+    rows_per_event : float
+        Mean number of scored objects per event.
+    events : float
+        Number of events of the run.
+    servers : int, optional
+        Number of servers; by default, as many as are each idle for a fifth of the time.
+    bytes_per_s : float, optional
+        Capacity of the network to the servers.
+
+    Raises
+    ------
+    ConfigError
+        If a number is not finite and above 0.
+    """
+    numbers = {"cores": cores, "cpu_s": cpu_s, "rows_per_event": rows_per_event, "events": events}
+    for name, value in {**numbers, "servers": servers, "bytes_per_s": bytes_per_s}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name}: expected a finite number above 0, got {value!r}")
+    if servers is None:
+        servers = math.ceil(cores * rows_per_event / cpu_s / (curve.rows_per_s * _UTILISATION))
+    capacities = {"cores": cores / cpu_s, "servers": servers * curve.rows_per_s / rows_per_event}
+    if bytes_per_s is not None:
+        capacities["network"] = bytes_per_s / (rows_per_event * curve.row_bytes)
+    bottleneck = min(capacities, key=capacities.__getitem__)
+    events_per_s = capacities[bottleneck]
+    return Plan(
+        servers=servers,
+        utilisation=events_per_s / capacities["servers"],
+        sent_bytes_per_s=events_per_s * rows_per_event * curve.row_bytes,
+        events_per_s=events_per_s,
+        seconds=events / events_per_s,
+        capacities=capacities,
+        bottleneck=bottleneck,
+    )

@@ -1,27 +1,27 @@
-"""Transport: one connection to one server, in its own terms; errors come out as ours."""
+"""transport: a connection to one server; other libraries' errors become errors of this package."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._metadata import (
-    ModelEntry,
+from sonic_coffea.transport._contract import Contract, ModelEntry, TensorSpec, not_found
+from sonic_coffea.transport._model_config import read_model_config, write_model_config
+from sonic_coffea.transport._options import ConnectionOptions, Token, read_text
+from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
+from sonic_coffea.transport._transport import (
     ModelStatistics,
     Response,
+    RpcHandle,
     ServerMetadata,
+    Transport,
+    ask,
 )
-from sonic_coffea.transport._model_config import read_model_config, write_model_config
-from sonic_coffea.transport._options import ConnectionOptions, Tls, Token, read_text
-from sonic_coffea.transport._protobuf import check_protobuf
-from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
-    from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
-    from sonic_coffea.transport._shared_memory import Lend as Lend
 
 __all__ = [
     "DATATYPES",
@@ -32,14 +32,16 @@ __all__ = [
     "ModelEntry",
     "ModelStatistics",
     "Response",
+    "RpcHandle",
     "ServerMetadata",
     "TensorSpec",
-    "Tls",
     "Token",
-    "check_protobuf",
+    "Transport",
+    "ask",
     "connect_transport",
     "from_wire",
     "kserve_name",
+    "not_found",
     "read_model_config",
     "read_text",
     "to_wire",
@@ -55,10 +57,13 @@ def connect_transport(
     Raises
     ------
     ConfigError
-        If protobuf is too old for tritonclient.
+        If tritonclient cannot be loaded, such as with a protobuf that is older than its code.
     """
-    check_protobuf()
-    from sonic_coffea.transport._grpc import Connection
-
+    try:
+        from sonic_coffea.transport._grpc import Connection
+    except Exception as error:  # noqa: BLE001  protobuf has errors of its own
+        raise ConfigError(
+            f"tritonclient cannot be loaded ({error}); pip install --upgrade tritonclient protobuf"
+        ) from None
     address = Address.parse(url) if isinstance(url, str) else url
     return Connection(address, options or ConnectionOptions())

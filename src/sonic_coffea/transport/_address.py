@@ -1,29 +1,23 @@
 """URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, ``unix:PATH``, and coffea's.
 
-``triton+grpc://host:443`` and ``host:443`` mean TLS, with a warning in the log.
+coffea's ``triton+grpc://host:443`` means TLS, as its scheme cannot say so.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from urllib.parse import SplitResult, urlsplit
 
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
-# coffea's scheme cannot express TLS, and a server without a scheme has none.
-_TLS_BY_PORT = re.compile(
-    r"(?P<coffea>triton\+grpc://)?(?P<server>[^/:@]+|\[[0-9a-f:]+\]):443(?=/|$)"
+_URL = re.compile(
+    r"(?P<coffea>triton\+)?(?P<scheme>grpcs?|https?)://"
+    r"(?P<host>[\w.-]+|\[[\w:.%]+\])(:(?P<port>[0-9]+))?(?P<path>(/[^/]+)*)/?"
 )
-SCHEMES = ("grpc", "grpcs", "triton+grpc", "triton+grpcs")
-DEFAULT_PORT = {"grpc": 8001, "grpcs": 443}
+_PLAIN_PORT, _TLS_PORT = 8001, 443
 _UNIX = "unix:"
 # What the kernel takes, without the byte that ends the path.
 _SOCKET_BYTES = 107
@@ -36,9 +30,9 @@ class Address:
     Attributes
     ----------
     model, version : str or None
-        Given by coffea's form only, ``triton+grpc://host:port/model/version``.
+        Only coffea's form has them, ``triton+grpc://host:port/model/version``.
     path : str or None
-        Of a Unix socket, which has neither host nor port.
+        Path of a Unix socket; such a server has neither host nor port.
     """
 
     host: str = ""
@@ -65,45 +59,38 @@ class Address:
         if url.startswith(_UNIX):
             return cls(path=_socket_path(url))
         # Before any message that shows the URL.
-        if "@" in url:
-            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
-        if separator := next((c for c in url if c in "?#"), ""):
+        if any(c in url for c in "@?#"):
             raise ConfigError(
-                f"expected grpc://host:port, got a URL with {separator!r}, and what follows it is "
-                "not sent; use token= or headers= for a secret"
+                "a server's URL must not hold a secret, nor '@', '?' or '#'; use token= or headers="
             )
-        url = _with_tls(url)
-        scheme, separator, _ = url.partition("://")
-        if not separator:
-            added = "" if ":" in url or "/" in url else f":{DEFAULT_PORT['grpc']}"
+        match = _URL.fullmatch(url)
+        if match is None:
+            scheme = "grpcs" if url.endswith(f":{_TLS_PORT}") else "grpc"
+            added = "" if ":" in url or "/" in url else f":{_PLAIN_PORT}"
+            hint = "" if "://" in url else f"; did you mean '{scheme}://{url}{added}'?"
             raise ConfigError(
-                f"expected a server as grpc://host:port, got {url!r}; did you mean "
-                f"'grpc://{url}{added}'?"
+                f"expected a server as grpc://host:port, or grpcs:// for TLS, got {url!r}{hint}"
             )
-        bare = scheme.removeprefix("triton+")
-        if bare in ("http", "https"):
+        if match["scheme"].startswith("http"):
             raise ConfigError(
                 f"{url!r} is Triton's HTTP endpoint; expected its gRPC endpoint, grpc://host:port, "
-                "by default on port 8001"
+                f"by default on port {_PLAIN_PORT}"
             )
-        if scheme not in SCHEMES:
+        path = [part for part in match["path"].split("/") if part]
+        if len(path) > (2 if match["coffea"] else 0):
             raise ConfigError(
-                f"expected grpc:// or grpcs:// (TLS), got {url!r}; {nearest(scheme, SCHEMES)}"
+                "expected grpc://host:port, whose model sonic.Model names, or coffea's "
+                f"triton+grpc://host:port/model/version, got {url!r}"
             )
-        parts, host, port = _split(url)
-        path = [part for part in parts.path.split("/") if part]
-        if path and bare == scheme:
-            raise ConfigError(
-                f"expected grpc://host:port without a path, got {url!r}; "
-                "the model is named by sonic.Model"
-            )
-        if len(path) > 2:
-            raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
+        tls = match["scheme"] == "grpcs"
+        port = int(match["port"] or (_TLS_PORT if tls else _PLAIN_PORT))
+        if not 0 < port < 1 << 16:
+            raise ConfigError(f"expected a port from 1 to 65535, got {port} in {url!r}")
         model, version = (*path, None, None)[:2]
         return cls(
-            host=host,
-            port=DEFAULT_PORT[bare] if port is None else port,
-            tls=bare == "grpcs",
+            host=match["host"].strip("[]").lower(),
+            port=port,
+            tls=tls or (match["coffea"] is not None and port == _TLS_PORT),
             model=model,
             version=version,
         )
@@ -125,29 +112,12 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether the server is on this machine."""
-        if self.path is not None:
-            return True
         with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
-        return self.host == "localhost"
+        return self.path is not None or self.host == "localhost"
 
     def __str__(self) -> str:
         return self.url
-
-
-def _split(url: str) -> tuple[SplitResult, str, int | None]:
-    """Return the parts of a URL, its host and its port; raise if one cannot be used."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
-    host, expected = parts.hostname, f"expected a server as {parts.scheme}://host:port, got {url!r}"
-    if not host or not host.isprintable():
-        raise ConfigError(expected)
-    if port == 0:
-        raise ConfigError(f"expected a port from 1 to 65535, got 0 in {url!r}")
-    return parts, host, port
 
 
 def _socket_path(url: str) -> str:
@@ -161,15 +131,3 @@ def _socket_path(url: str) -> str:
             f"expected a Unix socket with a path of at most {_SOCKET_BYTES} bytes, got {path!r}"
         )
     return path
-
-
-@cache
-def _with_tls(url: str) -> str:
-    """Return a URL with a scheme for TLS if port 443 implies it, and log that once."""
-    match = _TLS_BY_PORT.match(url)
-    if match is None:
-        return url
-    scheme = "triton+grpcs" if match["coffea"] else "grpcs"
-    secure = f"{scheme}://{match['server']}{url[match.end() :]}"
-    logger.warning("%r is taken for %r, as port 443 is for TLS", url, secure)
-    return secure

@@ -1,15 +1,22 @@
-"""The contract of a served model, and its comparison with a declaration."""
+"""The contract of a served model, its comparison with a declaration, and missing models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, ContractError, ResponseError, nearest
+from sonic_coffea.errors import (
+    ConfigError,
+    ContractError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ResponseError,
+    nearest,
+)
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
 
 if TYPE_CHECKING:
@@ -18,8 +25,12 @@ if TYPE_CHECKING:
 # The length of zeros on a free axis: networks that search for nearest neighbours need several.
 _FREE_LENGTH = 16
 
-SCHEDULING = ("priority", "timeout")
-"""Parameters of a request that say when it is executed, not how."""
+# Parameters of a request that say when it is executed, not how.
+_SCHEDULING = ("priority", "timeout")
+
+# States in the index of a version that a server serves, or will serve again.
+_TRANSIENT = ("READY", "LOADING", "UNLOADING")
+_UNLOADED = "unloaded"
 
 Inner = int | tuple[Any, ...] | None
 """The number of labels of an output, or the shape of a row; None and `...` are not known."""
@@ -31,6 +42,15 @@ DeclaredOutputs = Mapping[str, tuple[Inner, np.dtype[Any] | None]]
 """Declared outputs by name: labels or inner shape, and the dtype; None is any."""
 
 Parameters = tuple[tuple[str, bool | int | float | str], ...]
+
+
+class ModelEntry(NamedTuple):
+    """One line of a server's repository index."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +66,13 @@ class TensorSpec:
     shape: tuple[int, ...]
     rows: int = -1
 
-    def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
-        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet.
-
-        A length that varies, -1, does not fit if the model has a fixed one.
-        """
-        return datatype == self.datatype and (shape is None or _agree(self.shape, shape))
-
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape with the axis of the rows."""
         return (self.rows, *self.shape)
 
-    def gives(self, inner: Inner) -> bool:
-        """Whether an output may have this number of labels, or this inner shape."""
-        if inner is None:
-            return True
-        if isinstance(inner, int):
-            (width,) = self.shape[-1:] or (1,)
-            return width in (-1, inner)
-        return _fits(self.shape, inner)
+    def __str__(self) -> str:
+        return f"{self.datatype} {_shown(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +88,15 @@ class Contract:
     preferred_rows : tuple of int
         Batch sizes that the server's dynamic batcher prefers; may be empty.
     digest : str
-        The checksum of what decides the version's outputs, if the model's configuration says it:
-        of an ONNX model the file, of others the files, the function, and the tensors in order.
+        Checksum of what decides the version's outputs, if the model's configuration has one. It is
+        of the file of an ONNX model; of others' files, function, and tensors in order.
     features : tuple of str
-        What the model's file calls the values of its input, in order, if the model's configuration
-        says it: of trees.
-    unsupported : str
-        Why requests of rows cannot be sent to it, such as that it wants sequences.
+        Names of the input's values in the model's file, in order, if the model's configuration has
+        them; those of trees do.
     parameters : tuple of (str, value)
-        What each request carries besides tensors; declared, not described by the server.
+        What each request carries besides tensors. They are declared; no server lists them.
+    round_trip_s : float
+        The time to the server and back without any work; 0 if that is not known.
     """
 
     model: str
@@ -100,14 +107,14 @@ class Contract:
     preferred_rows: tuple[int, ...] = ()
     digest: str = ""
     features: tuple[str, ...] = ()
-    unsupported: str = ""
     parameters: Parameters = ()
     stacks: bool = False
+    round_trip_s: float = field(default=0.0, compare=False)
 
     @property
     def scored_by(self) -> Parameters:
         """The parameters that may change scores."""
-        return tuple(p for p in self.parameters if p[0] not in SCHEDULING)
+        return tuple(p for p in self.parameters if p[0] not in _SCHEDULING)
 
     @property
     def lists_tensors(self) -> bool:
@@ -138,7 +145,7 @@ class Contract:
     ) -> dict[str, NDArray[Any]]:
         """Return the tensors of a response; bfloat16, which awkward lacks, as float32.
 
-        Tensors of other types are refused, as their numbers would be taken as they are.
+        An output of another type than the contract's is an error: its numbers would be misread.
 
         Raises
         ------
@@ -146,13 +153,10 @@ class Contract:
             Naming the output.
         """
         for spec in self.outputs:
-            tensor = tensors.get(spec.name)
-            if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
-                raise ResponseError(
-                    f"output {spec.name!r} came back as {kserve_name(tensor.dtype)}, "
-                    f"the model declares {spec.datatype}",
-                    **context,
-                )
+            got = kserve_name(tensors[spec.name].dtype) if spec.name in tensors else spec.datatype
+            if got != spec.datatype:
+                what = f"came back as {got}, the model declares {spec.datatype}"
+                raise ResponseError(f"output {spec.name!r} {what}", **context)
         return {
             name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
             for name, t in tensors.items()
@@ -183,53 +187,73 @@ class Contract:
         ContractError
             With the model and the declaration side by side.
         """
-        if self.unsupported:
-            raise ContractError(
-                self.unsupported, server=server, model=self.model, version=self.version
-            )
-        listed = self.completed(inputs, outputs)
-        takes = {t.name: t for t in listed.inputs}
-        gives = {t.name: t for t in listed.outputs}
-        if not self.outputs:
-            outputs = {name: outputs[name] for name in gives}
-        problems = [
-            f"the model has no input {name!r}; {nearest(name, takes)}"
-            for name in inputs
-            if name not in takes
-        ]
+        served = {("input", spec.name): spec for spec in self.inputs}
+        served |= {("output", spec.name): spec for spec in self.outputs}
+        declared: dict[tuple[str, str], tuple[np.dtype[Any] | None, Inner]]
+        declared = {("input", name): tensor for name, tensor in inputs.items()}
+        declared |= {("output", name): (dtype, inner) for name, (inner, dtype) in outputs.items()}
+        problems: list[str] = []
+        for (role, name), (dtype, inner) in declared.items():
+            names = [listed for other, listed in served if other == role]
+            if name in names:
+                misfits = _input_misfits if role == "input" else _output_misfits
+                problems += misfits(served[role, name], dtype, inner)
+            elif names:
+                problems.append(f"the model has no {role} {name!r}; {nearest(name, names)}")
         problems += [
             f"nothing is given for the model's input {name!r}"
-            for name in takes
-            if name not in inputs
+            for role, name in served
+            if role == "input" and name not in inputs
         ]
-        problems += [
-            f"input {name!r} is {kserve_name(dtype)} {_shown(shape)}, "
-            f"the model takes {takes[name].datatype} {_shown(takes[name].shape)}"
-            for name, (dtype, shape) in inputs.items()
-            if name in takes and not takes[name].takes(kserve_name(dtype), shape)
-        ]
-        for name, (inner, dtype) in outputs.items():
-            if name in gives:
-                problems += _output_problems(gives[name], inner, dtype)
-            else:
-                problems.append(f"the model has no output {name!r}; {nearest(name, gives)}")
         if not problems:
             return
-        declared = {f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()}
-        for name, (inner, dtype) in outputs.items():
-            shown = "any type" if dtype is None else kserve_name(dtype)
-            declared[f"output {name}"] = f"{shown} {_shown(_axes(inner))}"
-        served = {f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs}
-        served |= {f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs}
+        ours = {key: _described(*tensor) for key, tensor in declared.items()}
+        rows = [("", "declared", "on the server")]
+        rows += [(" ".join(k), ours.get(k, "-"), str(served.get(k, "-"))) for k in ours | served]
+        first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+        table = "\n".join(f"  {name:{first}}  {a:{second}}  {b}" for name, a, b in rows)
         raise ContractError(
-            "; ".join(problems) + "\n" + _side_by_side(declared, served),
+            "; ".join(problems) + "\n" + table,
             server=server,
             model=self.model,
             version=self.version,
         )
 
 
-def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None) -> Iterator[str]:
+def not_found(
+    model: str,
+    version: str | None,
+    index: Sequence[ModelEntry],
+    *,
+    server: str,
+    place: str = "server",
+) -> ModelNotFoundError:
+    """Return the error for a model that a server or repository lacks, with what it has instead."""
+    entries = [entry for entry in index if entry.name == model]
+    matching = [entry for entry in entries if version in (None, entry.version)]
+    kind = ModelNotFoundError
+    if not entries:
+        hint = nearest(model, {entry.name for entry in index})
+    elif any(entry.state in _TRANSIENT or entry.reason == _UNLOADED for entry in matching):
+        kind = ModelNotReadyError
+        hint = "it is listed, so another server has it, or it is being loaded or replaced"
+    else:
+        versions = sorted({f"version {e.version} ({e.reason or e.state})" for e in entries})
+        hint = f"it has {', '.join(versions)}"
+    wanted = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the {place} does not have {wanted}; {hint}"
+    return kind(message, server=server, model=model, version=version)
+
+
+def _input_misfits(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
+    """Say why a declared input does not fit; a length that varies does not fit a fixed one."""
+    fits = inner is None or _agree(spec.shape, _axes(inner))
+    if kserve_name(dtype) != spec.datatype or not fits:
+        yield f"input {spec.name!r} is {_described(dtype, inner)}, the model takes {spec}"
+
+
+def _output_misfits(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
+    """Say why a declared output does not fit; the model may have a last axis of 1 besides."""
     gives = DATATYPES.get(spec.datatype)
     if gives is None:
         yield (
@@ -242,55 +266,43 @@ def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None
             f"output {spec.name!r} is declared {ours}, the model gives {theirs} "
             f"({spec.datatype}); declare Output(dtype={theirs!r})"
         )
-    if spec.gives(inner):
-        return
+    if not _gives(spec.shape, inner):
+        what = f"{inner} labels" if isinstance(inner, int) else f"shape {_shown(_axes(inner))}"
+        yield f"output {spec.name!r} is declared with {what}, the model gives {spec}"
+
+
+def _gives(shape: tuple[int, ...], inner: Inner) -> bool:
+    """Whether an output of a shape may have this number of labels, or this inner shape."""
     if isinstance(inner, int):
-        (width,) = spec.shape[-1:] or (1,)
-        yield (
-            f"output {spec.name!r} is declared with {inner} labels, "
-            f"the model gives {width} values a row"
-        )
-    else:
-        yield (
-            f"output {spec.name!r} is declared with shape {_shown(inner)}, "
-            f"the model gives {_shown(spec.shape)}"
-        )
-
-
-def _axes(inner: Inner) -> tuple[Any, ...]:
-    return () if inner is None else (inner,) if isinstance(inner, int) else inner
-
-
-def _fits(shape: tuple[int, ...], inner: tuple[Any, ...]) -> bool:
-    """Whether a declared shape may be the server's, which may have a last axis of 1 besides."""
+        return (shape[-1:] or (1,))[0] in (-1, inner)
+    if inner is None:
+        return True
     if inner[:1] == (...,):
         inner = inner[1:]
-        shape = shape[len(shape) - len(inner) :] if len(shape) >= len(inner) else shape
+        shape = shape[max(len(shape) - len(inner), 0) :]
+    while inner[len(shape) :] and inner[-1] is ...:  # of rows without axes of their own
+        inner = inner[:-1]
     if len(shape) == len(inner) + 1 and shape[-1] in (-1, 1):
         shape = shape[:-1]
     return _agree(shape, inner)
 
 
+def _axes(inner: Inner) -> tuple[Any, ...]:
+    return (...,) if inner is None else (inner,) if isinstance(inner, int) else inner
+
+
 def _agree(served: tuple[int, ...], declared: tuple[Any, ...]) -> bool:
-    """Whether two shapes are the same where the server's is not free."""
+    """Whether two shapes are the same where the server's is not free, and the other is known."""
     return len(served) == len(declared) and all(
-        n in (-1, m) for n, m in zip(served, declared, strict=True)
+        n in (-1, m) or m is ... for n, m in zip(served, declared, strict=True)
     )
 
 
-def _shown(shape: tuple[Any, ...] | None) -> str:
-    if shape is None:
-        return "[N, …]"
-    axes = ("…" if n is ... else "?" if n < 0 else str(n) for n in shape)
-    return "[" + ", ".join(["N", *axes]) + "]"
+def _described(dtype: np.dtype[Any] | None, inner: Inner) -> str:
+    """Return a declared tensor as `TensorSpec` shows one of the server."""
+    return f"{'any type' if dtype is None else kserve_name(dtype)} {_shown(_axes(inner))}"
 
 
-def _side_by_side(declared: Mapping[str, str], served: Mapping[str, str]) -> str:
-    names = [*declared, *(n for n in served if n not in declared)]
-    lines = [("", "declared", "on the server")]
-    lines += [(n, declared.get(n, "-"), served.get(n, "-")) for n in names]
-    widths = [max(len(line[i]) for line in lines) for i in range(3)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+def _shown(axes: tuple[Any, ...]) -> str:
+    shown = ("…" if n is ... else "?" if n < 0 else str(n) for n in axes)
+    return f"[{', '.join(['N', *shown])}]"

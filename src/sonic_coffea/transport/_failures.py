@@ -1,8 +1,8 @@
-"""The one place where gRPC's failures become ours: a table, the most special row first."""
+"""A table that turns gRPC's failures into errors of this package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -34,35 +34,33 @@ class Failure(NamedTuple):
     Attributes
     ----------
     phase : str
-        Where it comes up: the "connection", before the request leaves; the "stream", while request
+        Where it happens: the "connection", before the request leaves; the "stream", while request
         or response are on their way; a "proxy" that answers in place of the server; the "server".
     error : type
         The class of the error, which decides what is done.
+    words : tuple of str
+        The status's details contain one of these, in lower case; `SILENT`: they are empty.
     codes : tuple of grpc.StatusCode
         The status is one of these; none: any.
-    words : str
-        The status's details contain these, in lower case; `SILENT`: they are empty.
-    trailer : str
-        The response has this trailer.
     hint : str
         What helps, for the message.
+    trailer : str
+        The response has this trailer.
     undelivered : bool
         Whether no server can have got the request.
     """
 
     phase: str
     error: type[SonicError]
+    words: tuple[str, ...] = ("",)
     codes: tuple[Any, ...] = ()
-    words: str = ""
-    trailer: str = ""
     hint: str = ""
+    trailer: str = ""
     undelivered: bool = False
 
 
 SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
-_NO_CONNECTION = "no connection to the server could be made"
-_IS_IT_RUNNING = "is the server running, at this host and port?"
 # gRPC's words for a connection that cannot be made, in plain words.
 _WHY_UNCONNECTED = {
     "connection refused": "nothing listens at this port of the host",
@@ -76,101 +74,81 @@ _WHY_UNCONNECTED = {
     "network is unreachable": "no route leads to the host",
     "timeout occurred": "the host does not answer",
 }
+_NO_GRPC = "Triton speaks gRPC at port 8001 by default; this port does not, or wants grpcs://"
 _LARGE = "let requests be smaller: max_request_bytes"
-STUB_UNHEALTHY = (
+_STUB_UNHEALTHY = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
     "server; local servers and models of build_repository end themselves then"
 )
 NO_CERT = "the server refuses the client's certificate, or wants one: check tls_cert= and tls_key="
 UNKNOWN_REGION = "unable to find shared memory region"
 _HTTP = "received http2 header with status: "
+_LOST = (Code.UNAVAILABLE,)
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
 _FAILED = (Code.INTERNAL, Code.UNKNOWN)
 _PUSHBACK = "grpc-retry-pushback-ms"
 
 
-def _unreached(phase: str, words: str, hint: str = "") -> Failure:
-    codes = (Code.UNAVAILABLE,)
-    return Failure(phase, ServerLostError, codes, words, hint=hint, undelivered=True)
+def _unreached(phase: str, *words: str, hint: str = "") -> Failure:
+    return Failure(phase, ServerLostError, words, _LOST, hint, undelivered=True)
 
 
-def _untrusted(words: str, hint: str) -> Failure:
-    return Failure("connection", AccessError, (Code.UNAVAILABLE,), words, hint=hint)
+def _untrusted(*words: str, hint: str) -> Failure:
+    return Failure("connection", AccessError, words, _LOST, hint)
 
 
 # The first row that fits counts. Where a status has several meanings, only the words tell.
 FAILURES: tuple[Failure, ...] = (
     Failure("proxy", OverloadError, trailer="x-envoy-overloaded"),
-    Failure("server", OverloadError, _BUSY, trailer=_PUSHBACK),
+    Failure("server", OverloadError, codes=_BUSY, trailer=_PUSHBACK),
     # gRPC says "Stream removed", under any status, when what is below the stream has ended.
-    Failure("stream", DeadlineError, (), "stream removed (deadline exceeded)"),
-    Failure("stream", OverloadError, (), "rst_stream with error code 11"),
-    Failure("stream", InferenceError, (), "metadata size exceeds"),
-    Failure("stream", ServerLostError, (), "rst_stream with error code 7", undelivered=True),
+    Failure("stream", DeadlineError, ("stream removed (deadline exceeded)",)),
+    Failure("stream", OverloadError, ("rst_stream with error code 11",)),
+    Failure("stream", InferenceError, ("metadata size exceeds",)),
     # Not "socket closed (goaway received": that server had the request.
-    Failure("stream", ServerLostError, (), "stream removed (goaway", undelivered=True),
-    Failure("stream", ServerLostError, (), "stream removed"),
-    Failure("stream", ServerLostError, (Code.UNKNOWN,), "no status received"),
-    _untrusted("certificate_verify_failed", "tls_root= names the certificate authority to trust"),
-    _untrusted("hostname verification check failed", "the URL's host is not in its certificate"),
+    Failure("stream", ServerLostError, ("stream removed (goaway",), undelivered=True),
+    Failure("stream", ServerLostError, ("rst_stream with error code 7",), undelivered=True),
+    Failure("stream", ServerLostError, ("stream removed",)),
+    Failure("stream", ServerLostError, ("no status received",), (Code.UNKNOWN,)),
+    _untrusted("certificate_verify_failed", hint="tls_root= names the authority to trust"),
+    _untrusted("hostname verification check failed", hint="the certificate is of another host"),
     # The server refuses the client's certificate: in TLS 1.2, and in TLS 1.3.
-    _untrusted("_alert_", NO_CERT),
-    _untrusted("unwrap failed", NO_CERT),
-    _unreached(
-        "connection",
-        "trying to connect an http1.x server",
-        "the port does not speak gRPC, which Triton does at 8001 by default",
-    ),
-    _unreached(
-        "connection",
-        "expected settings frame as the first frame",
-        "what listens there speaks no gRPC, such as a dask nanny that was given the port "
-        "before the server; or it wants TLS, as grpcs:// has it",
-    ),
-    _unreached("connection", "wrong_version_number", "the port has no TLS; did you mean grpc://?"),
-    _unreached("connection", "connections to all backends failing"),
-    _unreached("connection", "errors resolving"),
-    _unreached("proxy", "remote connection failure"),
-    _unreached("proxy", "reset reason: connection timeout"),
-    _unreached("proxy", "no healthy upstream"),
-    _unreached("proxy", f"{_HTTP}503"),
-    Failure("proxy", AccessError, (), f"{_HTTP}302", hint="a login page answers in its place"),
-    Failure("proxy", ServerLostError, (), f"{_HTTP}404", hint=_NO_ROUTE),
+    _untrusted("_alert_", "unwrap failed", hint=NO_CERT),
+    _unreached("connection", "trying to connect an http1.x server", hint=_NO_GRPC),
+    _unreached("connection", "expected settings frame as the first frame", hint=_NO_GRPC),
+    _unreached("connection", "wrong_version_number", hint="no TLS there; did you mean grpc://?"),
+    _unreached("connection", "connections to all backends failing", "errors resolving"),
+    _unreached("proxy", "remote connection failure", "reset reason: connection timeout"),
+    _unreached("proxy", "no healthy upstream", f"{_HTTP}503"),
+    Failure("proxy", AccessError, (f"{_HTTP}302",), hint="a login page answers in its place"),
+    Failure("proxy", ServerLostError, (f"{_HTTP}404",), hint=_NO_ROUTE),
     # Envoy gives no details for a call without a route; a server names the method.
-    Failure("proxy", ServerLostError, (Code.UNIMPLEMENTED,), SILENT, hint=_NO_ROUTE),
-    Failure("proxy", ServerLostError, (), f"{_HTTP}408"),
-    Failure("proxy", RequestTooLargeError, (), f"{_HTTP}413", hint=_LARGE),
-    Failure("proxy", RequestTooLargeError, (), "payload too large", hint=_LARGE),
-    Failure("proxy", OverloadError, (), f"{_HTTP}429"),
-    Failure("proxy", RouteTimeoutError, (), f"{_HTTP}504", hint=_LARGE),
-    Failure("proxy", RequestError, _FAILED, f"{_HTTP}4"),
-    Failure("proxy", RouteTimeoutError, (), "upstream request timeout", hint=_LARGE),
-    Failure("proxy", RouteTimeoutError, (), "stream timeout", hint=_LARGE),
-    Failure("proxy", OverloadError, (), "reset reason: overflow"),
-    Failure("proxy", OverloadError, (), "envoy overloaded"),
-    Failure("proxy", OverloadError, (), "local_rate_limited"),
-    Failure("proxy", TokenExpiredError, (Code.UNAUTHENTICATED,), "expired"),
-    Failure("server", AccessError, (Code.UNAVAILABLE,), "this protocol is restricted"),
-    Failure("server", OverloadError, (Code.UNAVAILABLE,), "exceeds maximum queue size"),
-    Failure("server", OverloadError, (Code.UNAVAILABLE,), "request timeout expired"),
-    Failure("server", ModelNotReadyError, (), "has no available versions"),
-    Failure("server", ModelNotReadyError, (), "not at ready state"),
-    Failure("server", ModelNotFoundError, (), "request for unknown model"),
-    Failure("server", ModelNotFoundError, (Code.INVALID_ARGUMENT,), "requested model"),
-    Failure("server", RequestTooLargeError, (), "message larger than max", hint=_LARGE),
-    Failure("server", RequestTooLargeError, (Code.INVALID_ARGUMENT,), "batch-size must be <="),
-    Failure("server", RequestTooLargeError, _FAILED, "out of memory", hint=_LARGE),
-    Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
-    Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
-    Failure("server", ServerLostError, (), UNKNOWN_REGION, undelivered=True),
-    Failure("server", RequestError, _FAILED, "is not healthy", hint=STUB_UNHEALTHY),
-    Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
-    Failure("server", ServerLostError, (Code.CANCELLED,)),
-    Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),
-    Failure("server", DeadlineError, (Code.DEADLINE_EXCEEDED,)),
-    Failure("server", ModelNotFoundError, (Code.NOT_FOUND,)),
-    Failure("server", AccessError, (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)),
-    Failure("server", InferenceError, _FAILED),
+    Failure("proxy", ServerLostError, (SILENT,), (Code.UNIMPLEMENTED,), _NO_ROUTE),
+    Failure("proxy", ServerLostError, (f"{_HTTP}408",)),
+    Failure("proxy", RequestTooLargeError, (f"{_HTTP}413", "payload too large"), hint=_LARGE),
+    Failure("proxy", RouteTimeoutError, (f"{_HTTP}504", "stream timeout"), hint=_LARGE),
+    Failure("proxy", RouteTimeoutError, ("upstream request timeout",), hint=_LARGE),
+    Failure("proxy", OverloadError, (f"{_HTTP}429", "local_rate_limited")),
+    Failure("proxy", OverloadError, ("reset reason: overflow", "envoy overloaded")),
+    Failure("proxy", RequestError, (f"{_HTTP}4",), _FAILED),
+    Failure("proxy", TokenExpiredError, ("expired",), (Code.UNAUTHENTICATED,)),
+    Failure("server", AccessError, ("this protocol is restricted",), _LOST),
+    Failure("server", OverloadError, ("maximum queue size", "request timeout expired"), _LOST),
+    Failure("server", ModelNotReadyError, ("has no available versions", "not at ready state")),
+    Failure("server", ModelNotFoundError, ("request for unknown model",)),
+    Failure("server", ModelNotFoundError, ("requested model",), (Code.INVALID_ARGUMENT,)),
+    Failure("server", RequestTooLargeError, ("message larger than max",), hint=_LARGE),
+    Failure("server", RequestTooLargeError, ("batch-size must be <=",), (Code.INVALID_ARGUMENT,)),
+    Failure("server", RequestTooLargeError, ("out of memory", "to allocate"), _FAILED, _LARGE),
+    Failure("server", ServerLostError, (UNKNOWN_REGION,), undelivered=True),
+    Failure("server", RequestError, ("is not healthy",), _FAILED, _STUB_UNHEALTHY),
+    Failure("server", ServerLostError, codes=(*_LOST, Code.ABORTED, Code.DATA_LOSS)),
+    Failure("server", ServerLostError, codes=(Code.CANCELLED,)),
+    Failure("server", OverloadError, codes=(Code.RESOURCE_EXHAUSTED,)),
+    Failure("server", DeadlineError, codes=(Code.DEADLINE_EXCEEDED,)),
+    Failure("server", ModelNotFoundError, codes=(Code.NOT_FOUND,)),
+    Failure("server", AccessError, codes=(Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)),
+    Failure("server", InferenceError, codes=_FAILED),
     Failure("server", RequestError),
 )
 
@@ -190,19 +168,14 @@ _MEANING: dict[type[SonicError], str] = {
 }
 
 
-def failure_of(
-    code: Any,
-    details: str,
-    trailers: Mapping[str, str] = _NONE,
-    rows: Sequence[Failure] = FAILURES,
-) -> Failure:
+def failure_of(code: Any, details: str, trailers: Mapping[str, str] = _NONE) -> Failure:
     """Return the row of the table that fits a failed call."""
-    words = details.strip().lower() or SILENT
+    said = details.strip().lower() or SILENT
     return next(
         row
-        for row in rows
+        for row in FAILURES
         if (not row.codes or code in row.codes)
-        and row.words in words
+        and any(words in said for words in row.words)
         and (not row.trailer or row.trailer in trailers)
     )
 
@@ -214,6 +187,7 @@ def translate(
     *,
     closing: bool = False,
     early: bool = False,
+    local: bool = False,
     **context: Any,
 ) -> SonicError:
     """Return our error for a gRPC status.
@@ -224,29 +198,31 @@ def translate(
         Whether this side cancelled; a CANCELLED that it did not ask for is a lost server.
     early : bool
         Whether a deadline passed that is not this side's: a proxy has a shorter one.
+    local : bool
+        Whether the server is one of this package's, which ends itself if its model is not healthy.
     **context
         server, model, version, request.
     """
     row = failure_of(code, details, trailers)
-    kind, hint, why = row.error, row.hint, None
+    kind, hint, reason = row.error, row.hint, (details.strip().splitlines() or [code.name])[0]
     if code == Code.CANCELLED and closing:
         kind = CancelledError
     elif kind is DeadlineError and early:
         kind, hint = RouteTimeoutError, _LARGE
-    reason = details.strip().splitlines()[0] if details.strip() else code.name
-    meaning = _MEANING[kind]
+    elif local and hint is _STUB_UNHEALTHY:
+        kind = ServerLostError
+    meaning, why = _MEANING[kind], ""
     if kind is ServerLostError and row.phase == "connection":
-        meaning = _NO_CONNECTION
-        url = context.get("server") or "URL"
-        hint = hint or f"{_IS_IT_RUNNING} `sonic-coffea check {url}` tries it"
+        meaning = "no connection to the server could be made"
+        hint = hint or f"`sonic-coffea check {context.get('server') or 'URL'}` tries it"
         known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
-        why = next(known, None)
+        why = next(known, "")
         reason = why or reason
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
         error.retry_after_s = _pushback_s(trailers)
     elif isinstance(error, ServerLostError):
-        error.undelivered, error.unreached = row.undelivered, why is not None
+        error.undelivered, error.unreached = row.undelivered, bool(why)
     return error
 
 

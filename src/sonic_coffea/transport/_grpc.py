@@ -2,123 +2,409 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import os
+import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
-from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
+from sonic_coffea.errors import (
+    AccessError,
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    InferenceError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestError,
+    RequestTooLargeError,
+    ResponseError,
+    ServerLostError,
+    SonicError,
+    TokenExpiredError,
+)
+from sonic_coffea.transport._channel import PROMPT_S, Channel
+from sonic_coffea.transport._contract import ModelEntry, not_found
+from sonic_coffea.transport._descriptions import contract_of, digest_of, newest_of
+from sonic_coffea.transport._failures import UNKNOWN_REGION, translate
+from sonic_coffea.transport._handshake import refusal
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
-from sonic_coffea.transport._link import CLOSED, NO_MESSAGE
-from sonic_coffea.transport._metadata import Response
-from sonic_coffea.transport._model_queries import ModelQueries
-from sonic_coffea.transport._tensors import describe, tensors_of, wire_bytes, with_contents
+from sonic_coffea.transport._shared_memory import SharedMemory
+from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
+from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
-    from sonic_coffea.transport._shared_memory import Lend, Region
+    from sonic_coffea.transport._options import ConnectionOptions
+    from sonic_coffea.transport._transport import RpcHandle
 
 logger = logging.getLogger(__name__)
 
-_COMPRESSIONS = {
-    None: None,
-    "gzip": grpc.Compression.Gzip,
-    "deflate": grpc.Compression.Deflate,
-}
-# A live server responds to a probe at once, however busy it is.
-_LIVE_TIMEOUT_S = 2.0
-# A deadline that passes before this fraction of a request's own timeout is a proxy's.
+# If a deadline passes before this fraction of a request's own timeout, it was a proxy's.
 _EARLY = 0.9
+# A balancer may send a question to a server that is dead or lacks the model, so it is asked this
+# many times before the answer counts.
+_TRIES = 5
+# Triton's extensions, which other servers lack: gRPC's own servers say so without words.
+_OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
+# Questions are asked again after these times: behind a balancer, one server may hang while the
+# others answer at once. The last time is over a new channel, as the connection itself may hang.
+_READS = _OPTIONAL | {"ServerMetadata", "ModelMetadata"}
+_REPEAT_AFTER_S = (0.5, 1.5)
+_NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
-class RpcHandle(Protocol):
-    """An inference request in flight."""
+class Connection:
+    """A transport by gRPC, and what else a server can be asked.
 
-    def cancel(self) -> object:
-        """Cancel the request, here and on the server. Never blocks."""
+    Its first call reads certificates and opens the channel, on the thread that calls. Calls without
+    tensors block for up to ``metadata_timeout_s``.
 
-
-class Connection(ModelQueries):
-    """A connection to one server.
-
-    A connection is made without blocking. Its first call reads certificates and opens the channel,
-    on the thread that calls; every call may block in the function or file of a token. So nothing
-    but `address` and `RpcHandle.cancel` is for a thread that must not block.
+    Raises
+    ------
+    ConfigError
+        If shared memory is demanded of a server that is not on this machine.
     """
 
-    def another(self) -> Connection:
-        """Return one more connection to the server."""
-        return type(self)(self.address, self._options)
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
+        self.address = address
+        self._options = options
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        # The last one is in use; calls in flight on the others may still be answered.
+        self._channels: list[Channel] = []
+        self._closed = False
+        self._shortest_s = math.inf
+        # Why the server refuses connections, if a handshake was tried since the last answer.
+        self._refusals: tuple[SonicError | None, ...] = ()
+        self._shared = SharedMemory(self._call, address) if options.shared_memory else None
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest time of a call without tensors; 0 without any, or on this machine.
+
+        The first call takes longer, as it makes the connection.
+        """
+        known = self._shortest_s < math.inf and not self.address.loopback
+        return self._shortest_s if known else 0.0
+
+    def close(self) -> None:
+        """Cancel what is in flight, and close the channels. May be called again.
+
+        May block for a moment while the server unregisters shared memory.
+        """
+        if os.getpid() != self._process:  # a forked child's is its parent's
+            return
+        with self._lock:
+            self._closed = True
+            calls = [call for channel in self._channels for call in list(channel.in_flight)]
+        for call in calls:
+            call.cancel()
+        if self._shared is not None:
+            # The channel is open for the server to unregister what these requests used.
+            self._shared.close()
+        with self._lock:
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    def _start(
+        self,
+        method: str,
+        message: Any,
+        timeout_s: float,
+        done: Callable[[Any], None],
+        *,
+        compression: Any = None,
+        renews: bool = False,
+        **context: Any,
+    ) -> Any:
+        """Start a call; `done` is called once, with the response or an error of ours.
+
+        With `renews`, the next call opens another channel if there is no answer in time: the
+        network may have dropped this connection.
+        """
+        token = None if self._options.token is None else self._options.token()
+        headers = self._options.metadata(token)
+        files = self._options.certificates() if self.address.tls else ()
+        # Under the lock, so that a channel that is idle and not in use stays so.
+        with self._lock:
+            # Shared memory is unregistered meanwhile.
+            if self._closed and (not self._channels or method == "ModelInfer"):
+                raise CancelledError("the connection is closed", server=str(self.address))
+            channel, begun_at = self._open(files), time.monotonic()
+            start = getattr(channel.stub, method).future
+            call = start(message, timeout_s, headers, compression=compression)
+            channel.in_flight.add(call)
+
+        def over(_: Any) -> None:
+            channel.in_flight.discard(call)
+            if not call.cancelled() and call.code() == grpc.StatusCode.OK:
+                if self._options.token is not None:
+                    self._options.token.accepted = True
+                response = call.result()
+                done(ServerLostError(_NO_MESSAGE, **context) if response is None else response)
+                return
+            if renews and call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                channel.files, self._refusals = None, ()
+            early = method == "ModelInfer" and time.monotonic() - begun_at < _EARLY * timeout_s
+            done(self._failure(call, method, token, early=early, **context))
+
+        call.add_done_callback(over)
+        return call
+
+    def _open(self, files: object) -> Channel:
+        """Return the channel to use: a new one if the last hung, or a certificate was renewed."""
+        channel = self._channels[-1] if self._channels else None
+        if channel is None or channel.files != files:
+            try:
+                new = Channel(self.address, self._options, files)
+            except ConfigError as problem:  # it may be half written
+                if channel is None or channel.files is None:
+                    raise
+                channel.files = files
+                logger.warning("%s; the connection stays as it is until the file changes", problem)
+            else:
+                for old in self._channels:
+                    if not old.in_flight:
+                        old.close()
+                self._channels = [*(old for old in self._channels if old.in_flight), new]
+        return self._channels[-1]
+
+    def _failure(
+        self, call: Any, method: str, token: str | None, *, early: bool, **context: Any
+    ) -> SonicError:
+        """Return our error for a failed call."""
+        code, details = call.code(), call.details() or ""
+        if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
+            details = details or "the server has no such method"
+        trailers = dict(call.trailing_metadata() or ())
+        error = translate(
+            code,
+            details,
+            trailers,
+            closing=self._closed or call.cancelled(),
+            early=early,
+            local=self.address.path is not None,
+            **context,
+        )
+        if self._shared is not None and UNKNOWN_REGION in details.lower():
+            unusable = self._shared.unknown(details)
+            error = error if unusable is None else unusable.at(**context)
+        if token is not None and code == grpc.StatusCode.UNAUTHENTICATED:
+            if not self._options.token.renewable:
+                error = AccessError(f"{error.message}; token_file= reads a new one", **context)
+            elif self._options.token.refused(token):
+                error = TokenExpiredError(error.message, **context)
+        return error
+
+    def _call(
+        self, method: str, request: Any, timeout_s: float | None = None, **context: Any
+    ) -> Any:
+        """Make a call without tensors, and wait for the response."""
+        context["server"] = str(self.address)
+        until = time.monotonic() + (timeout_s or self._options.metadata_timeout_s)
+        for repeat_s in (*(_REPEAT_AFTER_S if method in _READS else ()), math.inf):
+            begun_at = time.monotonic()
+            within_s = min(repeat_s, until - begun_at)
+            outcomes: SimpleQueue[Any] = SimpleQueue()
+            renews = repeat_s == _REPEAT_AFTER_S[-1]
+            self._start(method, request, within_s, outcomes.put, renews=renews, **context)
+            outcome = outcomes.get()
+            if not isinstance(outcome, DeadlineError) or time.monotonic() >= until:
+                break
+        if isinstance(outcome, RequestTooLargeError):  # it is the server that has no room
+            raise InferenceError(f"{method} failed: {outcome.message}", **context)
+        if isinstance(outcome, ServerLostError):
+            raise self._explained(outcome)
+        if isinstance(outcome, SonicError):
+            raise outcome
+        self._refusals = ()
+        self._shortest_s = min(self._shortest_s, time.monotonic() - begun_at)
+        return outcome
+
+    def _explained(self, error: ServerLostError) -> SonicError:
+        """Return why a server is lost, if a handshake tells; this may block."""
+        path = self.address.path
+        error.gone = path is not None and not Path(path).parent.exists()
+        if error.undelivered and not error.unreached:
+            # Once, as a server may count connections.
+            self._refusals = self._refusals or (refusal(self.address, self._options),)
+            return self._refusals[0].at() if self._refusals[0] else error
+        return error
 
     def ready(self) -> bool:
-        """Whether the server is ready; False also if it does not respond.
-
-        Blocks for up to ``metadata_timeout_s``.
-        """
+        """Return whether the server is ready; False also if it does not respond."""
         try:
             return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
         except SonicError as error:
             logger.debug("%s is not ready: %s", self.address, error)
             return False
 
-    def live(self, done: Callable[[SonicError | None], None]) -> None:
-        """Probe liveness; `done` is called once, with an error if the server is lost.
+    def info(self) -> ServerMetadata:
+        """Ask the server for its metadata."""
+        metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
+        return ServerMetadata(metadata.name, metadata.version, tuple(metadata.extensions))
 
-        Does not wait for the response. `done` may be called before this returns.
-        """
-        where = str(self.address)
+    def live(self, done: Callable[[SonicError | None], None]) -> None:
+        """Probe liveness, as `Transport` has it."""
+        server = str(self.address)
+
+        def finished(outcome: Any) -> None:
+            if isinstance(outcome, DeadlineError):
+                outcome = ServerLostError(
+                    "the server has requests in flight, and did not respond to a liveness probe "
+                    f"within {PROMPT_S:g} s",
+                    server=server,
+                )
+            done(outcome if isinstance(outcome, ServerLostError) else None)
+
         request = service_pb2.ServerLiveRequest()
         try:
-            future, channel, token = self._begin("ServerLive", request, _LIVE_TIMEOUT_S)
+            self._start("ServerLive", request, PROMPT_S, finished, renews=True, server=server)
         except SonicError as error:
             done(error)
-            return
 
-        def finished(call: Any) -> None:
-            if call.code() == grpc.StatusCode.OK:
-                done(None)
-            elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._replace(channel)
-                message = (
-                    "the server has requests in flight, and did not respond to a liveness probe "
-                    f"within {_LIVE_TIMEOUT_S:g} s"
-                )
-                done(ServerLostError(message, server=where))
-            else:
-                error = self._failure(call, token, server=where)
-                done(error if isinstance(error, ServerLostError) else None)
+    def index(self) -> list[ModelEntry]:
+        """Ask for the repository index."""
+        try:
+            index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        except ServerLostError as error:
+            if not error.message.endswith((grpc.StatusCode.CANCELLED.name, _NO_MESSAGE)):
+                raise
+            # SuperSONIC's proxy has no other way of saying that it admits no clients.
+            raise OverloadError(
+                "the server admits no new clients at the moment, as SuperSONIC does while it is "
+                "saturated; it still answers inference requests",
+                server=str(self.address),
+            ) from None
+        # MLServer says "State.READY".
+        return [
+            ModelEntry(m.name, m.version, m.state.rpartition(".")[2], m.reason)
+            for m in index.models
+        ]
 
-        future.add_done_callback(finished)
+    def metadata(self, model: str, version: str | None) -> Contract:
+        """Ask for a model's contract, a few times if need be, as `Transport` has it."""
+        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
+        try:
+            metadata = self._ask("ModelMetadata", request, model=model, version=version)
+            newest = version or newest_of(metadata.versions)
+            contract = contract_of(model, newest, metadata, self._config(model, newest))
+        except ModelNotFoundError as missing:
+            error = missing
+            with contextlib.suppress(SonicError):
+                error = not_found(model, version, self.index(), server=str(self.address))
+            raise error from None
+        return replace(contract, round_trip_s=self.round_trip_s)
+
+    def _ask(self, method: str, request: Any, **context: Any) -> Any:
+        """Ask for a model, a few times: each may reach another server, which is dead or lacks it.
+
+        Only what failed is asked again, as a balancer may lead calls to two servers by turns.
+        """
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(InferenceError, ModelNotFoundError, ServerLostError):
+                return self._call(method, request, **context)
+        return self._call(method, request, **context)
+
+    def load(self, model: str) -> None:
+        """Ask a server in explicit mode to load a model.
+
+        A server that takes longer than ``metadata_timeout_s`` goes on loading.
+        """
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        self._call("RepositoryModelLoad", request, model=model)
+
+    def _config(self, model: str, version: str) -> Any:
+        """Return the model's configuration; an empty one from a server that gives none."""
+        request = service_pb2.ModelConfigRequest(name=model, version=version)
+        try:
+            return self._ask("ModelConfig", request, model=model).config
+        except (InferenceError, TokenExpiredError):
+            raise
+        except (AccessError, RequestError) as error:
+            # After other errors, the model may still have a configuration, with a batch size.
+            logger.info("%s gives no configuration of %r: %s", self.address, model, error)
+        return model_config_pb2.ModelConfig()
+
+    def digest(self, model: str, version: str) -> str:
+        """Ask for a version's digest; empty if the server has none."""
+        request = service_pb2.ModelConfigRequest(name=model, version=version)
+        response = self._call("ModelConfig", request, model=model, version=version or None)
+        return digest_of(response.config, version)
+
+    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
+        """Ask for the labels of outputs whose configuration names a file of them.
+
+        Triton sends labels only with the classes of a response, so this sends a row of zeros. Each
+        of its calls blocks for up to ``metadata_timeout_s``.
+        """
+        config = self._config(contract.model, version or contract.version)
+        labelled = [output for output in config.output if output.label_filename]
+        if not labelled:
+            return {}
+        request = service_pb2.ModelInferRequest(
+            model_name=contract.model, model_version=version or "", id="labels"
+        )
+        names = [output.name for output in labelled]
+        inputs = describe(request, contract.zeros(1), names)
+        for output, tensor in zip(labelled, request.outputs, strict=True):
+            classes = max(1, math.prod(output.dims))
+            tensor.parameters["classification"].int64_param = classes
+        message = with_contents(request, inputs.values())
+        response = self._call("ModelInfer", message, model=contract.model)
+        return {
+            output.name: classes_of(contents)
+            for output, contents in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
+
+    def statistics(self, model: str, version: str | None) -> ModelStatistics:
+        """Ask for statistics, of all versions or one. Blocks for up to ``metadata_timeout_s``."""
+        request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
+        response = self._call("ModelStatistics", request, model=model, version=version)
+        total = ModelStatistics()
+        for stats in response.model_stats:
+            inference = stats.inference_stats
+            total += ModelStatistics(
+                rows=stats.inference_count,
+                executions=stats.execution_count,
+                requests=inference.success.count,
+                failures=inference.fail.count,
+                queue_s=inference.queue.ns * 1e-9,
+                input_s=inference.compute_input.ns * 1e-9,
+                compute_s=inference.compute_infer.ns * 1e-9,
+                output_s=inference.compute_output.ns * 1e-9,
+            )
+        return total
 
     def infer(
         self,
         contract: Contract,
-        pack: Callable[[Lend | None], Mapping[str, NDArray[Any]]],
+        inputs: Mapping[str, NDArray[Any]],
         outputs: Sequence[str],
         *,
-        nbytes: int = 0,
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
     ) -> RpcHandle:
-        """Send a request; `done` is called once, on a thread of the connection.
+        """Send a request, as `Transport` has it; `done` is called on a thread of gRPC.
 
-        Does not wait for the response, but may block while a new region of shared memory is
-        registered with the server, for a few seconds.
-
-        Parameters
-        ----------
-        pack : callable
-            Returns the tensors by input, in memory that it is lent, or in its own.
-        nbytes : int
-            About how many bytes they have.
+        May block while a new region of shared memory is registered with the server, for a few
+        seconds.
         """
         context: dict[str, Any] = {
             "server": str(self.address),
@@ -126,114 +412,46 @@ class Connection(ModelQueries):
             "version": version or contract.version,
             "request": request_id,
         }
-        if self._closed:
-            raise CancelledError(CLOSED, **context)
-        channel = self._open()
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        message, region, sent_bytes = self._packed(request, contract, pack, outputs, nbytes)
-        sent_at = time.monotonic()
-        try:
-            future, channel, token = self._begin(
-                "ModelInfer",
-                message,
-                self._options.request_timeout_s,
-                channel,
-                compression=_COMPRESSIONS[self._options.compression],
-            )
-        except BaseException:  # such as a token that cannot be had
-            self._release(region, reusable=True)
-            raise
-        channel.in_flight.add(future)
+        sent = describe(request, inputs, outputs, contract.parameters)
+        nbytes = sum(tensor.nbytes for tensor in sent.values())
+        if nbytes > LARGE_BYTES:
+            keep_memory()
+        shared, region = self._shared, None
+        if shared is not None:
+            region = shared.place(request, sent.values(), nbytes)
+        message = with_contents(request, sent.values() if region is None else ())
+        sent_bytes = len(message) + (nbytes if region is not None else 0)
 
-        def finished(call: Any) -> None:
-            # gRPC would only log what is raised here, and the rows would wait for ever.
-            channel.in_flight.discard(call)
-            answered = channel.answered(call)
-            outcome: Response | SonicError
-            try:
-                if answered:
-                    outcome = _response(call, contract, sent_bytes, context)
-                else:
-                    early_s = _EARLY * self._options.request_timeout_s
-                    early = time.monotonic() - sent_at < early_s
-                    outcome = self._failure(call, token, early=early, **context)
-            except SonicError as error:
-                outcome = error
-            except Exception as error:  # noqa: BLE001
-                outcome = ResponseError(f"cannot read the server's response: {error!r}", **context)
-            # Not before it is known whether there are several servers that have to unregister it.
-            self._release(region, reusable=answered)
+        def finished(outcome: Any) -> None:
+            answered = not isinstance(outcome, SonicError)
+            if answered:
+                # gRPC would only log what is raised here, and the rows would wait for ever.
+                try:
+                    outcome = _response(outcome, contract, sent_bytes, context)
+                except SonicError as error:
+                    outcome = error
+                except Exception as error:  # noqa: BLE001
+                    what = f"cannot read the server's response: {error!r}"
+                    outcome = ResponseError(what, **context)
+            if shared is not None and region is not None:
+                # A server that did not answer might still read it.
+                shared.release(region, reusable=answered)
             done(outcome)
 
-        future.add_done_callback(finished)
-        if self._closed:
-            future.cancel()
-        handle: RpcHandle = future
-        return handle
-
-    def ask(
-        self,
-        contract: Contract,
-        version: str | None,
-        tensors: Mapping[str, NDArray[Any]],
-        *,
-        requests: int = 1,
-        in_flight: int = 1,
-    ) -> tuple[Response, float]:
-        """Send requests, `in_flight` at a time; return the last response and the total time."""
-        outputs = [spec.name for spec in contract.outputs]
-        outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
-        begun = time.perf_counter()
-        for number in range(in_flight + requests):
-            if number >= in_flight:
-                outcome = outcomes.get()
-                if isinstance(outcome, SonicError):
-                    raise outcome
-                response = outcome
-            if number < requests:
-                self.infer(
-                    contract,
-                    lambda _: tensors,
-                    outputs,
-                    version=version,
-                    request_id=f"zeros-{number}",
-                    done=outcomes.put,
-                )
-        return response, time.perf_counter() - begun
-
-    def _packed(
-        self,
-        request: Any,
-        contract: Contract,
-        pack: Callable[[Lend | None], Mapping[str, NDArray[Any]]],
-        outputs: Sequence[str],
-        nbytes: int,
-    ) -> tuple[bytes, Region | None, int]:
-        """Return the message, the region of the tensors or None, and the bytes to be sent."""
-        shared = self._shared
-        region = None if shared is None else shared.room(nbytes, len(contract.inputs))
+        timeout_s, name = self._options.request_timeout_s, self._options.compression
+        compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
-            inputs = pack(None if region is None else region.lend)
-            sent = describe(request, inputs, outputs, contract.parameters)
-            placed = region is not None and region.place(sent.values(), request.inputs)
-        except BaseException:
-            self._release(region, reusable=True)
+            handle: RpcHandle = self._start(
+                "ModelInfer", message, timeout_s, finished, compression=compression, **context
+            )
+        except BaseException:  # such as a token that cannot be had
+            if shared is not None and region is not None:
+                shared.release(region, reusable=True)
             raise
-        if not placed:
-            if nbytes > LARGE_BYTES:
-                keep_memory()
-            message = with_contents(request, sent.values())
-            self._release(region, reusable=True)
-            return message, None, len(message)
-        message = with_contents(request, ())
-        return message, region, len(message) + sum(t.nbytes for t in sent.values())
-
-    def _release(self, region: Region | None, *, reusable: bool) -> None:
-        """Hand back a region, which is used again if the server surely does not read it."""
-        if region is not None and self._shared is not None:
-            self._shared.release(region, reusable=reusable)
+        return handle
 
     def __enter__(self) -> Connection:
         return self
@@ -243,12 +461,9 @@ class Connection(ModelQueries):
 
 
 def _response(
-    call: Any, contract: Contract, sent_bytes: int, context: Mapping[str, Any]
+    message: Any, contract: Contract, sent_bytes: int, context: Mapping[str, Any]
 ) -> Response:
     """Return the response to an inference request that was answered."""
-    message = call.result()
-    if message is None:
-        raise ServerLostError(NO_MESSAGE, **context)
     tensors = tensors_of(message)
     if tensors is None:
         raise ResponseError("the server's response has outputs without data", **context)
@@ -256,5 +471,5 @@ def _response(
         outputs=contract.received(tensors, context),
         version=message.model_version,
         sent_bytes=sent_bytes,
-        received_bytes=sum(map(wire_bytes, tensors.values())),
+        received_bytes=message.ByteSize(),
     )

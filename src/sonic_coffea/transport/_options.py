@@ -1,6 +1,6 @@
-"""Options of a connection: deadlines, PEM files, and tokens and headers that gRPC takes.
+"""Options of a connection: deadlines, PEM files, tokens and headers.
 
-Other tokens and headers are refused before gRPC logs them.
+Tokens and headers that gRPC does not take are refused here, because gRPC would log them.
 """
 
 from __future__ import annotations
@@ -27,97 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
-_RETRY_INTERVAL_S = 0.05
 # A function that takes longer is logged: requests wait for it.
 _SLOW_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files for ``grpcs``.
-
-    Parameters
-    ----------
-    root : str or None
-        The certificate authority to trust; by default those of gRPC.
-    cert, key : str or None
-        The certificate and its key that the client shows (mutual TLS).
-    """
-
-    root: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return the contents of root, cert and key; reading may block.
-
-        Raises
-        ------
-        ConfigError
-            Naming the option and the file that cannot be used.
-        """
-        contents = (
-            _read_pem(self.root, "certificate authority (tls_root)"),
-            _read_pem(self.cert, "certificate (tls_cert)"),
-            _read_pem(self.key, "key (tls_key)"),
-        )
-        self.context()
-        return contents
-
-    def context(self) -> SSLContext:
-        """Return what the standard library makes of the files; reading may block.
-
-        gRPC would take files that do not fit each other, and never make a connection.
-
-        Raises
-        ------
-        ConfigError
-            Naming the option and the file that cannot be used.
-        """
-        import ssl
-
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        with contextlib.suppress(ssl.SSLError):  # gRPC takes short keys, too
-            context.set_ciphers("DEFAULT@SECLEVEL=0")
-        if self.root is not None:
-            try:
-                context.load_verify_locations(Path(self.root).expanduser())
-            except OSError:  # as an SSLError is
-                problem = "expected certificates in PEM format"
-                raise _unreadable("certificate authority (tls_root)", self.root, problem) from None
-        if self.cert is not None and self.key is not None:
-            cert, key = Path(self.cert).expanduser(), Path(self.key).expanduser()
-            try:
-                context.load_cert_chain(cert, key, password="")
-            except OSError as error:
-                problem = (
-                    f"expected the key, without a password, of the certificate (tls_cert) "
-                    f"{self.cert!r}: {getattr(error, 'reason', None) or error.strerror or error}"
-                )
-                raise _unreadable("key (tls_key)", self.key, problem) from None
-        return context
-
-    def changed(self) -> tuple[Any, ...]:
-        """Return what is another once a file has changed; looking may block."""
-        return tuple(_state(path) for path in (self.root, self.cert, self.key))
-
-
-def _state(path: str | None) -> tuple[int, int, int] | None:
-    with contextlib.suppress(OSError):
-        if path is not None:
-            state = Path(path).expanduser().stat()
-            return state.st_mtime_ns, state.st_ino, state.st_size
-    return None
-
-
-def _read_pem(path: str | None, role: str) -> bytes | None:
-    if path is None:
-        return None
-    content = read_text(role, path, "latin-1")
-    if "-----BEGIN" not in content:
-        problem = "expected a file in PEM format, which begins with -----BEGIN"
-        raise _unreadable(role, path, problem)
-    return content.encode("latin-1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +38,13 @@ class ConnectionOptions:
     Parameters
     ----------
     token : str, Path, callable or None
-        Bearer token of every call, or a file or a function that has it. Never shown.
+        Bearer token of every call, or a file or a function that returns it. Never shown.
     headers : mapping
         More headers of every call. Never shown.
-    tls : Tls
-        PEM files, for servers with TLS.
+    tls_root : str or None
+        PEM file with the certificate authority to trust, for ``grpcs``; by default those of gRPC.
+    tls_cert, tls_key : str or None
+        PEM files of the certificate and its key that the client shows (mutual TLS).
     compression : {"gzip", "deflate"} or None
         How requests with tensors are compressed.
     shared_memory : bool
@@ -151,7 +64,9 @@ class ConnectionOptions:
 
     token: Any = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: Tls = field(default_factory=Tls)
+    tls_root: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     compression: str | None = None
     shared_memory: bool = False
     proxy: str | None = None
@@ -171,57 +86,109 @@ class ConnectionOptions:
             headers["authorization"] = f"Bearer {token}"
         return tuple((name.lower(), value) for name, value in headers.items())
 
+    def read_certificates(self) -> list[bytes | None]:
+        """Return the contents of root, cert and key; reading may block.
 
-def _unreadable(role: str, path: str | Path, problem: str) -> ConfigError:
-    """Return the error for a file that cannot be used; it names the machine, one of many."""
-    return ConfigError(f"cannot read the {role} {str(path)!r} on {socket.gethostname()}: {problem}")
+        Raises
+        ------
+        ConfigError
+            Naming the option and the file that cannot be used.
+        """
+        self.ssl_context()
+        try:
+            return [None if path is None else path.read_bytes() for path in self._paths()]
+        except OSError as error:  # it has gone since
+            raise _unreadable("the files of tls_root, tls_cert and tls_key", error) from None
+
+    def ssl_context(self) -> SSLContext:
+        """Return what the standard library makes of the files; reading may block.
+
+        gRPC would take files that do not fit each other, and never make a connection.
+
+        Raises
+        ------
+        ConfigError
+            Naming the option and the file that cannot be used.
+        """
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        with contextlib.suppress(ssl.SSLError):  # gRPC takes short keys, too
+            context.set_ciphers("DEFAULT@SECLEVEL=0")
+        root, cert, key = self._paths()
+        try:
+            what, expected = f"tls_root {str(root)!r}", "certificates in PEM format"
+            if root is not None:
+                context.load_verify_locations(root)
+            what = f"tls_cert {str(cert)!r} with tls_key {str(key)!r}"
+            expected = "a certificate and its key, without a password, in PEM format"
+            if cert is not None and key is not None:
+                context.load_cert_chain(cert, key, password="")
+        except OSError as error:  # as an SSLError is
+            problem = getattr(error, "reason", None) or error.strerror
+            raise _unreadable(what, f"{problem}; expected {expected}") from None
+        return context
+
+    def certificates(self) -> list[Any]:
+        """Return a value that changes whenever one of the files does; this may block."""
+        states: list[Any] = []
+        for path in self._paths():
+            with contextlib.suppress(OSError):
+                state = path and path.stat()
+                states.append(state and (state.st_mtime_ns, state.st_ino, state.st_size))
+        return states
+
+    def _paths(self) -> list[Path | None]:
+        paths = (self.tls_root, self.tls_cert, self.tls_key)
+        return [Path(path).expanduser() if path else None for path in paths]
 
 
-def read_text(role: str, path: str | Path, encoding: str = "utf-8") -> str:
-    """Return the text of a file that has a role.
+def _unreadable(what: str, problem: Any) -> ConfigError:
+    """Return the error for a file that cannot be used; on a cluster, the machine matters."""
+    return ConfigError(f"cannot read {what} on {socket.gethostname()}: {problem}")
+
+
+def read_text(role: str, path: str | Path) -> str:
+    """Return the text of a file; errors call it by its `role`.
 
     Raises
     ------
     ConfigError
-        Without the error of the system, which coffea takes for that of a broken file of events.
+        Not from an `OSError`, which coffea would take for a broken file of events.
     """
     try:
-        return Path(path).expanduser().read_text(encoding)
+        return Path(path).expanduser().read_text("utf-8")
     except OSError as error:
         problem = str(error.strerror)
     except UnicodeDecodeError:
         # Its own words quote the text, which may be a token.
         problem = "expected text, got bytes that are not UTF-8"
-    raise _unreadable(role, path, problem)
+    raise _unreadable(f"the {role} {str(path)!r}", problem)
 
 
 class Token:
-    """A bearer token, which may have to be had anew, as tokens expire.
+    """A bearer token, and where to get a new one when it expires.
 
     A file is read again for every call. A function is called once, and again when its token was
-    refused or, if it is a JWT, is near its end. While no new token can be had, the last is
-    returned.
+    refused or, if it is a JWT, is near its end. If there is no new token, the last one is returned.
 
     Parameters
     ----------
     source : str, Path or callable
-        The token, or the file or the function that has it.
-    renewed_within_s : float
-        Time to wait for a file's first token, as whoever renews it may write the file in two steps.
+        The token, or a file or a function that returns it.
 
     Attributes
     ----------
     renewable : bool
-        Whether there may be another one later.
+        Whether the source may return another token later.
     accepted : bool
-        Whether a server has taken the last one.
+        Whether a server has accepted the last token.
     """
 
-    def __init__(self, source: Any, *, renewed_within_s: float = 1.0) -> None:
+    def __init__(self, source: Any) -> None:
         self.renewable = isinstance(source, Path) or callable(source)
         self.accepted = False
-        self._source = source.expanduser() if isinstance(source, Path) else source
-        self._renewed_within_s = renewed_within_s
+        self._source = source
         self._last = "" if self.renewable else _token(source, "the token has")
         self._renews_at = -math.inf if self.renewable else math.inf
         self._warned = self._refused = False
@@ -236,38 +203,31 @@ class Token:
             If there has been none yet.
         """
         with self._having:
-            until = time.monotonic() + self._renewed_within_s
-            while self._refused or time.time() >= self._renews_at:
+            if self._refused or time.time() >= self._renews_at:
                 try:
-                    last = self._have()
+                    self._last = self._call() if callable(self._source) else self._read()
+                    self._warned = self._refused = False
                 except ConfigError as problem:
                     if not self._last:
-                        if callable(self._source) or time.monotonic() >= until:
-                            raise
-                        time.sleep(_RETRY_INTERVAL_S)
-                        continue
+                        raise
                     if not self._warned:
                         logger.warning("%s; the token that it had is used", problem)
                     self._warned = True
-                else:
-                    self._last, self._warned, self._refused = last, False, False
-                    if callable(self._source):
-                        self._renews_at = _renews_at(last)
-                break
             return self._last
 
     def refused(self, token: str) -> bool:
-        """Take note that a server refused a token; return whether another one may be taken."""
+        """Note that a server refused a token; return whether another one may be accepted."""
         if token != self._last or self._refused:
             return True
         accepted, self.accepted, self._refused = self.accepted, False, True
         return accepted
 
-    def _have(self) -> str:
-        if not callable(self._source):
-            if token := read_text("token file", self._source).strip():
-                return token
-            raise _unreadable("token file", self._source, "it is empty")
+    def _read(self) -> str:
+        if token := read_text("token file", self._source).strip():
+            return token
+        raise _unreadable(f"the token file {str(self._source)!r}", "it is empty")
+
+    def _call(self) -> str:
         slow = "the function that token= names takes more than %g s, and requests wait for it"
         timer = threading.Timer(_SLOW_S, logger.warning, (slow, _SLOW_S))
         timer.daemon = True
@@ -279,7 +239,9 @@ class Token:
         except (Exception, SystemExit) as error:  # noqa: BLE001  it may hold the token
             failure = type(error).__name__
         else:
-            return _token(token, "the function that token= names returned")
+            token = _token(token, "the function that token= names returned")
+            self._renews_at = _renews_at(token)
+            return token
         finally:
             timer.cancel()
         # Without the exception as its context.
@@ -290,15 +252,13 @@ def _token(token: Any, origin: str) -> str:
     """Return a token that gRPC takes; no error shows it."""
     if not isinstance(token, str):
         raise ConfigError(f"{origin} {type(token).__name__}, expected str")
-    if not token.strip():
-        raise ConfigError(f"{origin} no characters, expected a token")
-    if not _printable(token):
-        raise ConfigError(f"{origin} characters, such as a line break, that no token has")
+    if not (token.strip() and _printable(token)):
+        raise ConfigError(f"{origin} characters, such as a line break, that no token has, or none")
     return token
 
 
 def _renews_at(token: str) -> float:
-    """Return when a token is near its end: when a tenth of its time is left; else infinity."""
+    """Return when a JWT is near its end, with a tenth of its time left; infinity for others."""
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         claims = token.split(".")[1]
         now = time.time()
@@ -309,19 +269,13 @@ def _renews_at(token: str) -> float:
 
 def _check_header(name: Any, value: Any) -> None:
     """Refuse a header that gRPC does not take; no error shows its value."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name.lower()):
+    named = isinstance(name, str) and _NAME.fullmatch(name.lower())
+    kind = bytes if named and name.lower().endswith("-bin") else str
+    if not (named and isinstance(value, kind) and (isinstance(value, bytes) or _printable(value))):
         raise ConfigError(
-            "headers: expected names of letters, digits, hyphens, underscores and full stops, "
-            f"got {name!r}"
-        )
-    expected = bytes if name.lower().endswith("-bin") else str
-    if not isinstance(value, expected):
-        got = type(value).__name__
-        raise ConfigError(f"headers: expected {expected.__name__} for {name!r}, got {got}")
-    if isinstance(value, str) and not _printable(value):
-        raise ConfigError(
-            f"headers: the value of {name!r} has characters, such as a line break, that no header "
-            "has; expected printable ASCII"
+            "headers: expected names of letters, digits, hyphens, underscores and full stops, with "
+            "values of printable ASCII, without line breaks, or of bytes if the name ends in -bin; "
+            f"got {name!r} with a value of type {type(value).__name__}"
         )
 
 

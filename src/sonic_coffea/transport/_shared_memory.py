@@ -1,16 +1,15 @@
 """Tensors in shared memory, for a server on this machine that is asked to read them there.
 
-A region is memory that this process and the server map. Its file is of this user alone, and gone as
-soon as the server has opened it. It holds one request at a time, and the next once the server has
-answered; if the server has not, it might still read, and the region is never used again. Triton
-keeps a region until a client unregisters it, and refuses to while a request uses it: what is left
-is unregistered before the next region is made, when the connection is closed, or by the next
-client.
+A region is memory that this process and the server map. Only this user may open its file, which is
+removed as soon as the server has opened it. A region holds one request at a time. It is used again
+once the server has answered; without an answer, the server might still read it, so it is not.
+Triton keeps a region until a client unregisters it, which it refuses while a request uses the
+region. Regions that are left are unregistered before the next one is made, when the connection is
+closed, or by the next client.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import mmap
 import os
@@ -18,89 +17,38 @@ import re
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
+from sonic_coffea.transport._channel import PROMPT_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.transport._address import Address
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
-PREFIX = "sonic-coffea-client"
-_NAME = re.compile(rf"{PREFIX}-(?P<pid>\d+)-[0-9a-f]+-(?P<number>\d+)")
+_FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
+_NAME = re.compile(r"sonic-coffea-client-(?P<pid>\d+)-(?P<round>\d+)-[0-9a-f]+")
 # Larger requests take less time with it than as messages (`benchmarks/shared_memory.py`).
-WORTH_BYTES = 250_000
+_WORTH_BYTES = 250_000
 _ALIGNED_BYTES = 64
-_KEPT_BYTES = 256_000_000
-# Deadline of calls that delay requests, and of what is unregistered when a connection is closed.
-_CALL_TIMEOUT_S = 2.0
-# A server that does not know a new region within this time is another one behind a balancer.
+# If the server forgets regions twice within this time, it is several servers behind a balancer.
 _SETTLED_S = 60.0
 
 Call = Callable[[str, Any, float], Any]
-Lend = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
-"""Returns memory for a tensor, by shape and type; None if there is no room."""
-_numbers = itertools.count()
 
 
-@dataclass(slots=True, eq=False)
-class Region:
-    """Memory that is mapped here and by the server.
-
-    Attributes
-    ----------
-    lent : int
-        Number of its bytes that are lent to tensors, or taken by them.
-    """
+class Region(NamedTuple):
+    """Memory that is mapped here and by the server."""
 
     name: str
     memory: NDArray[np.uint8]
-    lent: int = 0
-
-    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return a part of it, to write a tensor to; None if there is no room."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if self.lent + nbytes > self.memory.nbytes:
-            return None
-        tensor: NDArray[Any] = np.ndarray(shape, dtype, self.memory, self.lent)
-        self.lent += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        return tensor
-
-    def _offset_of(self, tensor: NDArray[Any]) -> int | None:
-        """Return where a tensor lies, which is copied unless it was packed here.
-
-        None if there is no room.
-        """
-        start = self.memory.ctypes.data
-        if tensor.flags.c_contiguous and np.may_share_memory(tensor, self.memory):
-            return int(tensor.ctypes.data - start)
-        copy = self.lend(tensor.shape, tensor.dtype)
-        if copy is None:
-            return None
-        np.copyto(copy, tensor)
-        return int(copy.ctypes.data - start)
-
-    def place(self, tensors: Iterable[NDArray[Any]], inputs: Any) -> bool:
-        """Put a request's tensors into it; False if the message is to have them.
-
-        Tensors that were packed there stay.
-        """
-        places = [(tensor.nbytes, self._offset_of(tensor)) for tensor in tensors]
-        if any(offset is None for _, offset in places):
-            return False
-        for entry, (nbytes, offset) in zip(inputs, places, strict=True):
-            entry.parameters["shared_memory_region"].string_param = self.name
-            entry.parameters["shared_memory_byte_size"].int64_param = nbytes
-            entry.parameters["shared_memory_offset"].int64_param = offset
-        return True
 
 
 class SharedMemory:
@@ -118,19 +66,20 @@ class SharedMemory:
     """
 
     def __init__(self, call: Call, address: Address) -> None:
-        if not (address.loopback and sys.platform == "linux" and SHARED_MEMORY.is_dir()):
+        if not (address.loopback and sys.platform == "linux" and _FOLDER.is_dir()):
             raise ConfigError(f"shared_memory=True, but {address} is not on this machine")
         self._call, self._address = call, address
         self._lock = threading.Lock()
         self._free: list[Region] = []
-        # What the server knows, and may forget.
+        # Regions that the server still has, and should unregister.
         self._unwanted: set[str] = set()
         self._used = 0
         self._closed = self._cleaned = False
-        self._renewed = (0, -math.inf)
+        # How often all regions were discarded, and when last.
+        self._round, self._discarded_at = 0, -math.inf
 
-    def room(self, nbytes: int, tensors: int) -> Region | None:
-        """Return a region for tensors of about `nbytes`; None if the message is to have them.
+    def place(self, request: Any, tensors: Iterable[NDArray[Any]], nbytes: int) -> Region | None:
+        """Put a request's tensors into a region; None if the message is to have them.
 
         May block while the server registers a new region.
 
@@ -139,16 +88,28 @@ class SharedMemory:
         ConfigError
             If the server cannot use shared memory.
         """
-        if nbytes < WORTH_BYTES:
+        if nbytes < _WORTH_BYTES:
             return None
-        nbytes += tensors * _ALIGNED_BYTES
+        region = self._region(nbytes + len(request.inputs) * _ALIGNED_BYTES)
+        if region is None:
+            return None
+        offset = 0
+        for entry, tensor in zip(request.inputs, tensors, strict=True):
+            np.copyto(np.ndarray(tensor.shape, tensor.dtype, region.memory, offset), tensor)
+            entry.parameters["shared_memory_region"].string_param = region.name
+            entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+            entry.parameters["shared_memory_offset"].int64_param = offset
+            offset += -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        return region
+
+    def _region(self, nbytes: int) -> Region | None:
+        """Return a region of at least a size; None if the server is lost."""
         with self._lock:
             self._used += 1
             fitting = [r for r in self._free if r.memory.nbytes >= nbytes]
             region = min(fitting, key=lambda r: r.memory.nbytes, default=None)
             if region is not None:
                 self._free.remove(region)
-                region.lent = 0
                 return region
         try:
             return self._new(nbytes)
@@ -166,34 +127,35 @@ class SharedMemory:
         """Take a region back; it is not reusable if the server might still read it."""
         with self._lock:
             self._used -= 1
-            kept = sum(r.memory.nbytes for r in self._free) + region.memory.nbytes <= _KEPT_BYTES
-            if reusable and kept and not self._closed:
+            if reusable and not self._closed:
                 self._free.append(region)
             else:
                 self._unwanted.add(region.name)
-
-    def unknown(self, details: str) -> SonicError:
-        """Discard all regions, as the server does not know one; return what that means."""
-        match = _NAME.search(details)
-        begun, at = self._renewed
-        now = time.monotonic()
-        if match is None or int(match["number"]) >= begun:  # else, it was in flight then
-            if now - at <= _SETTLED_S:
-                return self._unusable("there are several servers behind the URL")
-            self._renewed = next(_numbers), now
-            self._discard()
-        return ServerLostError(f"the server was started anew: {details}")
 
     def close(self) -> None:
         """Discard all regions, after the requests in flight have been cancelled."""
         self._closed = True
         self._discard()
-        until = time.monotonic() + _CALL_TIMEOUT_S
+        until = time.monotonic() + PROMPT_S
         while True:
             self._unregister(self._unwanted.copy())
             if not (self._unwanted or self._used) or time.monotonic() > until:
                 return
             time.sleep(0.01)
+
+    def unknown(self, details: str) -> SonicError | None:
+        """Discard all regions, as the server does not know one; return an error if it never will.
+
+        A server that was started anew knows those that are made from now on.
+        """
+        match, now = _NAME.search(details), time.monotonic()
+        if match is not None and int(match["round"]) < self._round:  # it was in flight then
+            return None
+        if now - self._discarded_at <= _SETTLED_S:
+            return self._unusable("there are several servers behind the URL")
+        self._round, self._discarded_at = self._round + 1, now
+        self._discard()
+        return None
 
     def _discard(self) -> None:
         with self._lock:
@@ -206,28 +168,27 @@ class SharedMemory:
         if not self._cleaned:
             # What clients that were killed, or ended too soon, left in the server.
             request = service_pb2.SystemSharedMemoryStatusRequest()
-            known = self._call("SystemSharedMemoryStatus", request, _CALL_TIMEOUT_S).regions
-            names = (match for name in known if (match := _NAME.fullmatch(name)) is not None)
-            left.update(m[0] for m in names if not Path("/proc", m["pid"]).exists())
+            known = self._call("SystemSharedMemoryStatus", request, PROMPT_S).regions
+            matches = [match for match in map(_NAME.fullmatch, known) if match is not None]
+            left.update(m[0] for m in matches if not Path("/proc", m["pid"]).exists())
             self._cleaned = True
         self._unregister(left)
         nbytes = 1 << (nbytes - 1).bit_length()
-        name = f"{PREFIX}-{os.getpid()}-{os.urandom(4).hex()}-{next(_numbers)}"
+        name = f"sonic-coffea-client-{os.getpid()}-{self._round}-{uuid.uuid4().hex}"
         # A local server has a folder of its own.
         own = Path(self._address.path or "/").parent / "shm"
-        path = (own if own.is_dir() else SHARED_MEMORY) / name
+        path = (own if own.is_dir() else _FOLDER) / name
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Writing to memory that is not reserved may kill the process, by SIGBUS.
             os.posix_fallocate(fd, 0, nbytes)
+            # The server may have registered it also if the call fails.
+            self._unwanted.add(name)
             request = service_pb2.SystemSharedMemoryRegisterRequest(
                 name=name, key=name, offset=0, byte_size=nbytes
             )
-            try:
-                self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
-            except BaseException:  # the server may have registered it all the same
-                self._unwanted.add(name)
-                raise
+            self._call("SystemSharedMemoryRegister", request, PROMPT_S)
+            self._unwanted.discard(name)
             return Region(name, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8))
         finally:
             os.close(fd)
@@ -237,7 +198,7 @@ class SharedMemory:
         for name in names:
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
-                self._call("SystemSharedMemoryUnregister", request, _CALL_TIMEOUT_S)
+                self._call("SystemSharedMemoryUnregister", request, PROMPT_S)
             except DeadlineError:  # the others would take as long
                 return
             except ServerLostError:  # mappings end with the process

@@ -61,13 +61,6 @@ def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(serialize_byte_tensor(tensor).item(), np.uint8)
 
 
-def wire_bytes(tensor: NDArray[Any]) -> int:
-    """Return the number of bytes of a tensor in a message."""
-    if tensor.dtype != STRINGS:
-        return tensor.nbytes
-    return sum(4 + len(string) for string in tensor.reshape(-1))
-
-
 def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return a tensor from its bytes; each string has the type bytes.
 

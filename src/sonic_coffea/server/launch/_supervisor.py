@@ -1,9 +1,10 @@
 """The supervisor: the process between a local server and its owner; standard library only.
 
-Run as a script, it starts the server. When the owner says so or is gone, or after a SIGTERM, it
+Run as a script, it goes from state to state: it starts the server, waits until the server listens,
+and starts it again if it ends by itself. When the owner says so or is gone, or after a SIGTERM, it
 ends the server and all processes that the server left. It reads one line of JSON from standard
-input, then waits for another line, or the end of that pipe. It reports each event as one line of
-JSON on standard output.
+input, the job, then waits for another line, or the end of that pipe. It writes each new state to
+standard output, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,21 +16,37 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# What leads from one state of a server to the next. A failure is one that another start would not
+# mend; a server that was ready once is started again after any end that nobody asked for.
+_NEXT = {
+    ("starting", "ready"): "running",
+    ("starting", "crash"): "backing off",
+    ("starting", "failure"): "ended",
+    ("starting", "stop"): "stopped",
+    ("running", "crash"): "backing off",
+    ("running", "failure"): "ended",
+    ("running", "stop"): "stopped",
+    ("backing off", "retry"): "starting",
+    ("backing off", "stop"): "stopped",
+}
+_RESTARTS = 5
+# A server that has run for this time did not fail at its start.
+_LASTED_S = 60.0
 _SHM = "/dev/shm"  # noqa: S108  where POSIX shared memory is
 # As the kernel numbers them.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
-def main() -> int:
+def main() -> None:
+    """Read the job, and do it."""
     # Unbuffered: what follows the line is left for poll.
     job = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
@@ -37,70 +54,199 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
-    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        server = _start(job, log)
-    except (OSError, subprocess.SubprocessError) as error:
-        _report(event="failed", message=str(error))
-        return 1
-    abandoned = False
-    try:
-        abandoned = _watch(job, server, requests)
-    finally:
-        _end(job, server, abandoned=abandoned)
-    _report(event="exited", code=server.returncode, on_request=bool(requests))
-    return 0
-
-
-def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
-    supervisor = os.getpid()
-    libc = ctypes.CDLL(None, use_errno=True)
     # Model processes that outlive the server become children of this process, which reaps them.
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Triton's Python backend makes files there that all users can read.
-    private = Path(_SHM, job["shared_memory"])
-    shutil.rmtree(private, ignore_errors=True)
-    private.mkdir(mode=0o700)
-    mounts = job["mounts"] and _may_mount(libc, private)
-
-    def prepare() -> None:
-        if mounts:
-            _mount(libc, private)
-        # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(1)
-
-    server = subprocess.Popen(
-        job["argv"],
-        env=job["env"],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
-    )
-    hidden = mounts or not job["mounts"]
-    if hidden:
-        # For clients that share memory with the server.
-        link = Path(job["folder"], "shm")
-        link.unlink(missing_ok=True)
-        link.symlink_to(private)
-    _report(event="started", pid=server.pid, hidden=hidden)
-    return server
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    Supervisor(job, requests).run()
 
 
-def _may_mount(libc: ctypes.CDLL, private: Path) -> bool:
-    """Try in a child whether the kernel lets this user mount a folder; some systems do not."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
+class Supervisor:
+    """Runs the server of a job until it is stopped, or fails for good.
+
+    Each state has a method that returns an event. Each new state is reported, with `said`.
+    """
+
+    def __init__(self, job: dict[str, Any], requests: list[int]) -> None:
+        self.job, self.requests = job, requests
+        self.folder = Path(job["folder"])
+        self.private = Path(_SHM, job["shared_memory"])
+        self.server: subprocess.Popen[bytes] | None = None
+        self.said: dict[str, Any] = {"problem": "", "since": 0, "hidden": True}
+        self.told = self.was_ready = False
+        self.failures = 0
+        self.pause_s = 0.0
+        self.deadline = time.monotonic() + job["startup_timeout_s"]
+        self.owner = select.poll()
+        self.owner.register(0, select.POLLIN | select.POLLHUP)
+
+    def run(self) -> None:
+        acts = {"starting": self.begin, "running": self.watch, "backing off": self.back_off}
+        state = "starting"
         try:
-            _mount(libc, private)
-            code = 0
+            while state not in ("stopped", "ended"):
+                state = _NEXT[state, acts[state]()]
+                if state != "running":
+                    self.end()
+                if state != "starting":
+                    report = {**self.said, "state": state, "on_request": bool(self.requests)}
+                    with contextlib.suppress(OSError):
+                        os.write(1, json.dumps(report).encode() + b"\n")
+                    self.said["problem"] = ""
         finally:
-            os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+            self.end()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def is_to_stop(self, wait_s: float) -> bool:
+        """Wait for this time, unless the server has to end; return whether it has to.
+
+        An owner that exits closes the pipe some time before it is gone. The pipe alone is not
+        enough: children that the owner forks hold its other end open.
+        """
+        self.told = self.told or bool(self.owner.poll(wait_s * 1000))
+        return self.told or bool(self.requests) or os.getppid() != self.job["owner"]
+
+    def begin(self) -> str:
+        if self.was_ready:
+            self.deadline = time.monotonic() + self.job["startup_timeout_s"]
+        try:
+            server = self.start()
+        except (OSError, subprocess.SubprocessError) as error:
+            return self.fail(f"cannot be started: {error}", again=False)
+        while server.poll() is None:
+            if _listens(self.job["address"]):
+                self.was_ready = True
+                return "ready"
+            if self.is_to_stop(0.02):
+                return "stop"
+            if time.monotonic() > self.deadline:
+                late = f"was not ready after {self.job['startup_timeout_s']:g} s"
+                return self.fail(late, again=self.was_ready)
+        crashed = server.returncode < 0 and time.monotonic() < self.deadline
+        return self.fail(_end_of(server), again=self.was_ready or crashed)
+
+    def watch(self) -> str:
+        started, server = time.monotonic(), self.server
+        while server is not None and server.poll() is None:
+            if self.is_to_stop(0.1):
+                return "stop"
+        if time.monotonic() - started > _LASTED_S:
+            self.failures = 0
+        return self.fail(_end_of(server), again=self.job["restart"])
+
+    def back_off(self) -> str:
+        until = time.monotonic() + self.pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            if self.is_to_stop(min(left_s, 0.1)):
+                return "stop"
+        return "retry"
+
+    def fail(self, problem: str, *, again: bool) -> str:
+        """Record why the server ended; return the event, which says whether it starts again."""
+        self.said["problem"] = problem
+        if not again:
+            return "failure"
+        if self.failures == _RESTARTS:
+            self.said["problem"] = f"{problem}, again and again, and is not started again"
+            return "failure"
+        self.pause_s = self.job["first_pause_s"] * 2**self.failures
+        self.failures += 1
+        self.said["problem"] = f"{problem}, and is started again in {self.pause_s:g} s"
+        return "crash"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        job, supervisor = self.job, os.getpid()
+        libc = ctypes.CDLL(None)
+        # A client may have made a region there while `end` removed the folder, which then stays.
+        shutil.rmtree(self.private, ignore_errors=True)
+        # Triton's Python backend makes files there that all users can read.
+        self.private.mkdir(mode=0o700)
+
+        def prepare() -> None:
+            if job["mounts"]:
+                # Some systems do not let this user mount a folder.
+                with contextlib.suppress(OSError):
+                    _mount(libc, self.private)
+            # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os._exit(1)
+
+        if isinstance(job["address"], str):
+            Path(job["address"]).unlink(missing_ok=True)
+        with Path(job["record"]["log"]).open("ab") as log:
+            self.said["since"] = log.tell()
+            server = self.server = subprocess.Popen(
+                job["argv"],
+                env=job["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
+            )
+        hidden = True
+        if job["mounts"]:
+            with contextlib.suppress(OSError):
+                hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
+        self.said |= {"pid": server.pid, "hidden": hidden}
+        if hidden:
+            # For clients that share memory with the server.
+            link = self.folder / "shm"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.private)
+        pids = {"pid": server.pid, "supervisor_pid": supervisor, "started": time.time()}
+        part = self.folder / ".server.json"
+        part.write_text(json.dumps({**job["record"], **pids}), encoding="utf-8")
+        part.replace(self.folder / "server.json")
+        return server
+
+    def end(self) -> None:
+        """End the server and all that it left; harmless when there is nothing."""
+        server, self.server = self.server, None
+        if server is None:
+            return
+        if server.poll() is None:
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(self.job["stop_timeout_s"])
+        # The group and not the process: model processes of a server that died outlive it a while,
+        # and could still create regions in shared memory.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-server.pid, 0)
+        if self.job["cleanup"] is not None:
+            # A container that a daemon runs outlives the client that started it.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    self.job["cleanup"],
+                    env=self.job["env"],
+                    capture_output=True,
+                    check=False,
+                    timeout=30.0,
+                )
+        shutil.rmtree(self.private, ignore_errors=True)
+        for region in Path(_SHM).glob(f"{self.private.name}*"):
+            with contextlib.suppress(OSError):
+                region.unlink()
+
+
+def _listens(address: Any) -> bool:
+    """Whether a server listens at a Unix socket, or at a host and port; its models are loaded."""
+    is_path = isinstance(address, str)
+    with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as client:
+        client.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            client.connect(address if is_path else tuple(address))
+            return True
+    return False
+
+
+def _end_of(server: Any) -> str:
+    code = server.returncode
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit status {code}"
 
 
 def _mount(libc: ctypes.CDLL, private: Path) -> None:
@@ -111,78 +257,16 @@ def _mount(libc: ctypes.CDLL, private: Path) -> None:
     """
     uid, gid = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWNS) != 0:
-        _check(libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS))
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
-    _check(libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
-    source, target = os.fsencode(private), os.fsencode(_SHM)
-    _check(libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[int]) -> bool:
-    """Return when the server has ended, or has to; True if the owner's end of the pipe is closed.
-
-    An owner that exits closes it some time before it is gone.
-    """
-    poll = select.poll()
-    poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
-    for pid in (job["owner"], server.pid):
-        # The pipe alone is not enough: children that the owner forks hold its other end open.
-        with contextlib.suppress(OSError, AttributeError):
-            poll.register(os.pidfd_open(pid), select.POLLIN)
-    while server.poll() is None and not requests and os.getppid() == job["owner"]:
-        if any(fd == sys.stdin.fileno() for fd, _ in poll.poll(1000)):
-            return not os.read(sys.stdin.fileno(), 1)
-    return False
-
-
-def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, abandoned: bool) -> None:
-    if server.poll() is None:
-        server.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(job["grace_s"])
-    # The group and not the process: model processes of a server that died outlive it for a while.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
-    _reap_group(server.pid)
-    if job["cleanup"] is not None:
-        # A container that a daemon runs outlives the client that started it.
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
-                job["cleanup"], env=job["env"], capture_output=True, check=False, timeout=30.0
-            )
-    shutil.rmtree(Path(_SHM, job["shared_memory"]), ignore_errors=True)
-    for region in Path(_SHM).glob(f"{job['shared_memory']}*"):
-        with contextlib.suppress(OSError):
-            region.unlink()
-    if abandoned or os.getppid() != job["owner"]:
-        shutil.rmtree(job["folder"], ignore_errors=True)
-
-
-def _reap_group(group: int) -> None:
-    """Wait for the end of the killed model processes, which could still create regions."""
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        try:
-            pid, _ = os.waitpid(-group, os.WNOHANG)
-        except ChildProcessError:
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS) != 0:
             return
-        if pid == 0:
-            time.sleep(0.005)
-
-
-def _report(**event: Any) -> None:
-    with contextlib.suppress(OSError):
-        os.write(1, json.dumps(event).encode() + b"\n")
+        maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        for name, text in maps.items():
+            Path("/proc/self", name).write_text(text, encoding="ascii")
+    # Without mounts of its own, this process would mount over the /dev/shm of the whole machine.
+    if libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) == 0:
+        source, target = os.fsencode(private), os.fsencode(_SHM)
+        libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import datetime as dt
+import getpass
 import hashlib
 import json
 import logging
@@ -15,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
-from sonic_coffea.server.repository._sources import ModelSource, read_source
-from sonic_coffea.server.repository.formats import Served
+from sonic_coffea.server.repository.formats import Manifest, Served, read_source, scripts_of
 from sonic_coffea.transport import read_model_config, write_model_config
 
 logger = logging.getLogger(__name__)
@@ -108,62 +109,65 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     metadata = _checked(models, labels, metadata, version)
     _config.check_integer("instances", instances, 1)
     _config.check_integer("threads", threads, 1)
-    configure = functools.partial(
-        _config.model_config,
-        max_batch_size=max_batch_size,
-        dynamic_batching=dynamic_batching,
-        instances=instances,
-        threads=threads,
-        warmup=warmup,
-    )
     # What is written: by its path in the repository, a file to copy, or a text.
     files: dict[str, Path | str] = {}
     # The folders that are replaced as a whole, and files beside versions that stay.
-    moves, taken = [], []
+    moves: list[str] = []
     try:
         known = _configs(root)
         # Ensembles last: their steps are other models.
         for name, model in sorted(models.items(), key=lambda item: isinstance(item[1], Ensemble)):
             folder = root / name
-            exists = folder.exists()
-            beside = exists and version is not None
-            number = _number(folder, version)
-            backend = known.get(name, {}).get("backend") if beside else None
-            config, source = _read(name, model, known, configure, platform or backend)
+            beside = folder.exists() and version is not None
+            following = max(_manifest.version_numbers(folder), default=0) + 1
+            number = following if version == "next" else version or 1
+            if isinstance(model, Ensemble):
+                config, described = _config.ensemble_config(name, model, known)
+                sources = dict[str, Path]()
+            else:
+                served = model if isinstance(model, Served) else Served(model)
+                backend = known.get(name, {}).get("backend") if beside else None
+                described, sources = read_source(name, served, platform or backend)
+                config = _config.model_config(
+                    name,
+                    served,
+                    described,
+                    max_batch_size=max_batch_size,
+                    dynamic_batching=dynamic_batching,
+                    instances=instances,
+                    threads=threads,
+                    warmup=warmup,
+                )
             if beside:
                 texts = {}
                 config = _shared_config(folder, number, config, labels, overwrite=overwrite)
             else:
-                texts = _config.add_labels(config, source.outputs, labels.get(name))
+                texts = _config.add_labels(config, described, labels.get(name))
             if versions is not None or not beside:
                 config["version_policy"] = _config.version_policy(versions)
-            copies = {**source.files, **source.scripts}
+            is_script = described["platform"] == "python"
+            copies = {**sources, **(scripts_of(described["kind"]) if is_script else {})}
             sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
-            _add_digest(config, number, source, sums)
+            _add_digest(config, number, described, {file: sums[file] for file in sorted(sources)})
             texts[_config.FILE] = write_model_config(config)
             known[name] = read_model_config(texts[_config.FILE])
-            present = [p for p in folder.iterdir() if p.is_file()] if beside else []
-            shared = {path.name: _manifest.checksum(path) for path in present}
-            shared |= {f: hashlib.sha256(text.encode()).hexdigest() for f, text in texts.items()}
             manifest = {
-                **_manifest.describe(name, number, source, record_user=record_user),
+                "model": name,
+                "version": number,
+                **described,
+                "built": dt.datetime.now(dt.timezone.utc).isoformat(),
+                "package": f"sonic-coffea {__version__}",
+                **_origin(sources, record_user=record_user),
                 "metadata": metadata,
                 "files": sums,
-                "shared": shared,
             }
-            keep = exists and not beside and not overwrite
-            if keep and _is_unchanged(folder, number, manifest):
+            if folder.exists() and not beside and not overwrite:
+                _check_unchanged(folder, number, manifest, texts)
                 continue
-            taken += [name] if keep else []
             moves += [f"{name}/{number}", f"{name}/{_config.FILE}"] if beside else [name]
-            files |= {f"{name}/{number}/{file}": source for file, source in copies.items()}
+            files |= {f"{name}/{number}/{file}": path for file, path in copies.items()}
             files |= {f"{name}/{file}": text for file, text in texts.items()}
             files[f"{name}/{number}/{_manifest.FILE}"] = json.dumps(manifest, indent=2) + "\n"
-        if taken:
-            raise ConfigError(
-                f"the repository {root} already has {', '.join(taken)}, of other files or options; "
-                "the option overwrite replaces it, the version 'next' adds one"
-            )
         if files:
             _write(root, files, moves)
     except OSError as error:
@@ -205,7 +209,7 @@ def _checked(
 
 
 def _configs(root: Path) -> dict[str, Config]:
-    """Return the configurations of the repository's models, but those that cannot be read."""
+    """Return the configurations of the repository's models, except any that cannot be read."""
     configs = {}
     for file in root.glob(f"*/{_config.FILE}"):
         with contextlib.suppress(ConfigError):
@@ -213,30 +217,16 @@ def _configs(root: Path) -> dict[str, Config]:
     return configs
 
 
-def _number(folder: Path, version: int | Literal["next"] | None) -> int:
-    if version == "next":
-        return max(_manifest.version_numbers(folder), default=0) + 1
-    return version or 1
-
-
-def _read(
-    name: str,
-    model: Any,
-    known: Mapping[str, Config],
-    configure: Callable[[str, Served, ModelSource], Config],
-    platform: str | None,
-) -> tuple[Config, ModelSource]:
-    """Return the configuration of a model or an ensemble, and what it is made of."""
-    if isinstance(model, Ensemble):
-        try:
-            return _config.ensemble_config(
-                name, model, {k: v for k, v in known.items() if k != name}
-            )
-        except ConfigError as error:
-            raise error.within(f"ensemble {name!r}") from None
-    served = model if isinstance(model, Served) else Served(model)
-    source = read_source(name, served, platform)
-    return configure(name, served, source), source
+def _origin(sources: Mapping[str, Path], *, record_user: bool) -> dict[str, str]:
+    """Return the user and the file that a version comes from, as far as they may be recorded."""
+    origin = {}
+    for file in list(sources.values())[:1]:
+        # A full path often contains the name of its owner.
+        origin["source"] = str(file.absolute()) if record_user else file.name
+    if record_user:
+        with contextlib.suppress(KeyError, OSError):
+            origin["user"] = getpass.getuser()
+    return origin
 
 
 def _shared_config(
@@ -257,7 +247,7 @@ def _shared_config(
     ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(config)
     differing = [
         f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
-        for what in {**ours, **theirs}
+        for what in sorted({*ours, *theirs})
         if ours.get(what) != theirs.get(what)
     ]
     if differing:
@@ -270,62 +260,59 @@ def _shared_config(
 
 def _contract(config: Config) -> dict[str, Any]:
     """Return what all versions of a model have in common."""
-    tensors = {
-        f"{kind} {t['name']!r}": (t["data_type"], [int(n) for n in t["dims"]], t.get("reshape"))
-        for kind in ("input", "output")
-        for t in config.get(kind, ())
-    }
-    kinds = {what: config.get(what) for what in ("backend", "platform", "ensemble_scheduling")}
-    return {**tensors, **kinds, "whether it is batched": config.get("max_batch_size", 0) > 0}
+    contract = {what: config.get(what) for what in ("backend", "platform", "ensemble_scheduling")}
+    contract["batching"] = config.get("max_batch_size", 0) > 0
+    for tensor in (*config.get("input", ()), *config.get("output", ())):
+        dims = [int(n) for n in tensor["dims"]]
+        contract[repr(tensor["name"])] = tensor["data_type"], dims, tensor.get("reshape")
+    return contract
 
 
-def _add_digest(config: Config, number: int, source: ModelSource, sums: Mapping[str, str]) -> None:
-    """Let the digest reach clients with the configuration: they can then say what made a score."""
-    if not source.file:
+def _add_digest(config: Config, number: int, described: Manifest, sums: Mapping[str, str]) -> None:
+    """Let the digest reach clients with the configuration: they can then say what made a score.
+
+    The digest is the checksum of what decides a version's outputs. For an ONNX model, these are its
+    files, as its tensors have names. For others, the declaration counts, too: backends take tensors
+    by their order, and a file has many functions.
+    """
+    if not sums:
         return
+    digest = sums[described["file"]]
+    if described["kind"] != "onnx" or len(sums) > 1:
+        listed = [sums, {} if described["kind"] == "onnx" else described]
+        digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     parameters = config.setdefault("parameters", {})
-    parameters[f"sha256.{number}"] = {"string_value": _digest(source, sums)}
+    parameters[f"sha256.{number}"] = {"string_value": digest}
     parameters.pop(f"features.{number}", None)
-    if features := source.manifest.get("features"):
+    if features := described.get("features"):
         parameters[f"features.{number}"] = {"string_value": json.dumps(features)}
 
 
-def _digest(source: ModelSource, sums: Mapping[str, str]) -> str:
-    """Return the checksum of what decides a version's outputs.
-
-    For an ONNX model, these are its files, as its tensors have names. For others, the declaration
-    counts, too: backends take tensors by their order, and a file has many functions.
-    """
-    if source.kind == "onnx" and len(source.files) == 1:
-        return sums[source.file]
-    listed = "".join(f"{name} {sums[name]}\n" for name in sorted(source.files))
-    if source.kind != "onnx":
-        function = source.manifest.get("function")
-        tensors = [source.inputs, source.outputs]
-        more = [source.manifest["best_iteration"]] if "best_iteration" in source.manifest else []
-        listed += json.dumps([source.file, function, source.platform, *tensors, *more]) + "\n"
-    return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _is_unchanged(folder: Path, number: int, expected: Mapping[str, Any]) -> bool:
-    """Return whether a model has this version alone, as it would be written."""
-    if _manifest.version_numbers(folder) != [number]:
-        return False
+def _check_unchanged(
+    folder: Path, number: int, manifest: Mapping[str, Any], texts: Mapping[str, str]
+) -> None:
+    """Raise unless a model has this version alone, as it would be written."""
     version = folder / str(number)
-    try:
-        manifest = _manifest.read(version) or {}
-        same = all(manifest.get(key) == expected[key] for key in ("metadata", "files", "shared"))
-        return same and not _manifest.changes(version, manifest, shared=True)
-    except (OSError, ConfigError):
-        return False
+    there = [name for name in texts if (folder / name).is_file()]
+    same = (
+        _manifest.version_numbers(folder) == [number]
+        and not _manifest.changes(version, manifest)
+        and (_manifest.read(version) or {}).get("metadata") == manifest["metadata"]
+        and {name: (folder / name).read_text("utf-8") for name in there} == texts
+    )
+    if not same:
+        raise ConfigError(
+            f"the repository {folder.parent} already has {folder.name}, of other files or options; "
+            "the option overwrite replaces it, the version 'next' adds one"
+        )
 
 
 def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) -> None:
     """Build all files beside their places, and move them there."""
     is_new = not root.exists()
     root.mkdir(parents=True, exist_ok=True)
-    # On the repository's file system, and where no server looks: Triton takes each folder of a
-    # repository for a model, a hidden one, too; in a model's folder, the numbered ones only.
+    # On the repository's file system, and where no server looks: Triton takes every folder of a
+    # repository for a model, even a hidden one, but in a model's folder only reads numbered ones.
     folders = (p for p in sorted(root.iterdir()) if p.is_dir() and not p.is_symlink())
     usable = (p for p in folders if p.name not in moves and os.access(p, os.W_OK))
     stage = Path(tempfile.mkdtemp(dir=next(usable, root), prefix=".sonic-build-"))
@@ -336,33 +323,22 @@ def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) ->
                 shutil.copyfile(content, stage / name)
             else:
                 (stage / name).write_bytes(content.encode())
-        _move(stage, root, moves)
+        with contextlib.ExitStack() as undo:
+            for number, place in enumerate(moves):
+                target, old = root / place, stage / f"old-{number}"
+                if target.is_file():
+                    shutil.copyfile(target, old)
+                    undo.callback(old.replace, target)
+                else:
+                    if target.exists():
+                        target.rename(old)
+                        undo.callback(old.rename, target)
+                    undo.callback(shutil.rmtree, target, ignore_errors=True)
+                (stage / place).replace(target)
+            undo.pop_all()
     except BaseException:
         if is_new:
             shutil.rmtree(root, ignore_errors=True)
         raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:
-    """Move what was built to its places, and after an error all that was there back to them."""
-    undo = contextlib.ExitStack()
-    with undo:
-        for number, place in enumerate(moves):
-            target, kept = root / place, stage / f"old-{number}"
-            if target.is_file():
-                shutil.copyfile(target, kept)
-                undo.callback(kept.replace, target)
-            else:
-                if target.exists():
-                    target.rename(kept)
-                    undo.callback(kept.rename, target)
-                undo.callback(_take_back, target, stage / f"new-{number}")
-            (stage / place).replace(target)
-        undo.pop_all()
-
-
-def _take_back(target: Path, to: Path) -> None:
-    if target.exists():
-        target.rename(to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
-from sonic_coffea.transport import read_model_config
+from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Tensor
+from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository.formats import Served
 
 FILE = "config.pbtxt"
+_AGENTS = "model_repository_agents"
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
-# Rows of a request if nobody says how many: as many as have these bytes, within limits.
+# The default of `max_batch_size`: as many rows as have these bytes, within these limits.
 _ROWS, _MOST_ROWS, _REQUEST_BYTES = 1024, 65_536, 1_000_000
+_THREADS = {
+    "python": "intra_op_threads",
+    "onnxruntime": "intra_op_thread_count",
+    "pytorch": "INTRA_OP_THREAD_COUNT",
+}
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 
 
@@ -57,10 +64,66 @@ def read_config(folder: Path) -> Config:
         raise ConfigError(f"expected a model configuration in {path}: {error}") from None
 
 
+def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
+    """Compare the checksums of a model's files, as its repository agent would.
+
+    Raise if a checksum differs, or the agent is not ``checksum``.
+    """
+    for agent in config.get(_AGENTS, {}).get("agents", ()):
+        name = agent.get("name")
+        for key, expected in agent.get("parameters", {"": ""}).items():
+            method, _, file = key.partition(":")
+            if name != "checksum" or method != "MD5" or not (folder / file).is_file():
+                raise ConfigError(
+                    f"model {folder.name!r} asks for repository agent {name!r} with {key!r}; "
+                    "without NVIDIA's container there is only 'checksum', with 'MD5:' and the "
+                    "name of a file of the model: choose a container as the runtime"
+                )
+            content = (folder / file).read_bytes()
+            got = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if got != expected:
+                raise ConfigError(
+                    f"expected {folder / file} to have the MD5 checksum {expected} of its "
+                    f"config.pbtxt, got {got}: the file is damaged, or of another version"
+                )
+
+
+def without_agents(repository: Path, links: Path, arguments: Sequence[str]) -> Path:
+    """Check the models that ask for agents; return what to serve without agents.
+
+    That is the repository itself if no model asks for one, and else a new folder of links to it.
+    """
+    asking: dict[Path, dict[str, Any]] = {}
+    for path in repository.glob(f"*/{FILE}"):
+        if _AGENTS.encode() in path.read_bytes():
+            config = asking[path.parent] = read_config(path.parent)
+            check_agents(path.parent, config)
+            del config[_AGENTS]
+    if not asking:
+        return repository
+    if "--model-control-mode=poll" in arguments:
+        raise ConfigError(
+            "models that ask for repository agents are checked when the server starts, which "
+            "poll=True cannot do; leave it out"
+        )
+    links.mkdir()
+    for model in repository.iterdir():
+        link = links / model.name
+        if model not in asking:
+            link.symlink_to(model)
+            continue
+        link.mkdir()
+        for part in model.iterdir():
+            if part.name != FILE:
+                (link / part.name).symlink_to(part)
+        (link / FILE).write_text(write_model_config(asking[model]), encoding="utf-8")
+    return links
+
+
 def model_config(
     name: str,
     served: Served,
-    source: ModelSource,
+    manifest: Manifest,
     *,
     max_batch_size: int | None,
     dynamic_batching: bool | Mapping[str, Any] | None,
@@ -71,30 +134,24 @@ def model_config(
     """Return the configuration of a model, without its labels and versions."""
     limit = max_batch_size if served.max_batch_size is None else served.max_batch_size
     if limit is None:
-        limit = _rows_of_request(source)
+        limit = _rows_of_request([*manifest["inputs"], *manifest["outputs"]])
     check_integer(f"max_batch_size of model {name!r}", limit, 0)
-    if limit:
-        _check_first_axes(name, source)
-    batched = source.batched and limit > 0
+    if limit and manifest["kind"] == "onnx":
+        _check_first_axes(name, manifest)
     # Only the Python backend is held to the CPU: the native ones use a GPU where there is one.
-    kind = {"kind": "KIND_CPU"} if source.platform == "python" else {}
-    config: Config = {
+    kind = {"kind": "KIND_CPU"} if manifest["platform"] == "python" else {}
+    config = {
         "name": name,
-        "backend": source.platform,
-        "max_batch_size": limit if batched else 0,
-        "input": [tensor_config(t, batched=batched) for t in source.inputs],
-        "output": [tensor_config(t, batched=batched) for t in source.outputs],
+        "backend": manifest["platform"],
+        **_tensors(manifest, limit if manifest["batched"] else 0),
         "instance_group": [{"count": instances, **kind}],
     }
     batching = {} if dynamic_batching is True else dynamic_batching
-    if isinstance(batching, Mapping) and batched:
+    if isinstance(batching, Mapping) and config["max_batch_size"]:
         config["dynamic_batching"] = dict(batching)
     if threads is not None:
-        key = {"python": "intra_op_threads", "onnxruntime": "intra_op_thread_count"}.get(
-            source.platform, "INTRA_OP_THREAD_COUNT"
-        )
-        config["parameters"] = {key: {"string_value": str(threads)}}
-    # Zeros of any length need not be what a model can run: somebody has to say which.
+        config["parameters"] = {_THREADS[manifest["platform"]]: {"string_value": str(threads)}}
+    # Not every length of a free axis need be one that the model can run.
     shapes = served.warmup or {t["name"]: t["dims"] for t in config["input"]}
     if warmup and not any(-1 in shape for shape in shapes.values()):
         sample = {
@@ -106,9 +163,8 @@ def model_config(
     return config
 
 
-def _rows_of_request(source: ModelSource) -> int:
-    """Return how many rows a request may have if nobody says so."""
-    tensors = [*source.inputs, *source.outputs]
+def _rows_of_request(tensors: list[Tensor]) -> int:
+    """Return the default of `max_batch_size`."""
     lengths = [length for tensor in tensors for length in tensor["shape"][1:]]
     if -1 in lengths or any(tensor["dtype"] == "bytes" for tensor in tensors):
         return _ROWS
@@ -118,61 +174,63 @@ def _rows_of_request(source: ModelSource) -> int:
 
 def ensemble_config(
     name: str, ensemble: Ensemble, configs: Mapping[str, Config]
-) -> tuple[Config, ModelSource]:
+) -> tuple[Config, Manifest]:
     """Return the configuration of an ensemble of models with these configurations.
 
     Triton checks, as it loads an ensemble, whether its tensors connect.
     """
-    try:
-        models = [model for model, _, _ in ensemble.steps]
-    except (TypeError, ValueError):
-        raise ConfigError(
-            "expected steps as (model, {its input: tensor}, {its output: tensor}), "
-            f"got {ensemble.steps!r}"
-        ) from None
-    limits = {m: int(_member(configs, m, "model").get("max_batch_size", 0)) for m in models}
-    # An ensemble is batched only if all its steps are.
-    batch = min(limits.values(), default=0)
+    of = f"of ensemble {name!r}"
     consumed: dict[str, Tensor] = {}
     produced: dict[str, Tensor] = {}
-    for model, inputs, outputs in ensemble.steps:
-        rows = [-1] if limits[model] > 0 else []
-        for kind, names, known in (("input", inputs, consumed), ("output", outputs, produced)):
-            specs = {t["name"]: t for t in configs[model].get(kind, ())}
-            for key, tensor in names.items():
-                spec = _member(specs, key, f"{kind} of {model!r}")
-                dtype, dims = _NUMPY_TYPES[spec["data_type"]], [int(n) for n in spec["dims"]]
-                known.setdefault(tensor, {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]})
-    first = [tensor for tensor in consumed if tensor not in produced]
-    last = [tensor for tensor in produced if tensor not in consumed]
-    source = ModelSource(
-        kind="ensemble",
-        inputs=[_member(consumed, t, "input") for t in _ends(ensemble.inputs, first)],
-        outputs=[_member(produced, t, "output") for t in _ends(ensemble.outputs, last)],
-        batched=batch > 0,
-    )
-    steps = [
-        {"model_name": m, "model_version": -1, "input_map": dict(i), "output_map": dict(o)}
-        for m, i, o in ensemble.steps
-    ]
-    config = {
-        "name": name,
+    limits, steps = [], []
+    try:
+        for model, inputs, outputs in ensemble.steps:
+            config = _member(configs, model, f"model {of}")
+            limits.append(int(config.get("max_batch_size", 0)))
+            rows = [-1] if limits[-1] else []
+            for kind, names, known in (("input", inputs, consumed), ("output", outputs, produced)):
+                specs = {t["name"]: t for t in config.get(kind, ())}
+                for key, tensor in names.items():
+                    spec = _member(specs, key, f"{kind} of {model!r}")
+                    dtype, dims = _NUMPY_TYPES[spec["data_type"]], [int(n) for n in spec["dims"]]
+                    known.setdefault(
+                        tensor, {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]}
+                    )
+            step = {"model_name": model, "model_version": -1}
+            steps.append({**step, "input_map": dict(inputs), "output_map": dict(outputs)})
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            f"expected steps {of} as (model, {{its input: tensor}}, {{its output: tensor}}), "
+            f"got {ensemble.steps!r}"
+        ) from None
+    begins, ends = ensemble.inputs, ensemble.outputs
+    if begins is None:
+        begins = [tensor for tensor in consumed if tensor not in produced]
+    if ends is None:
+        ends = [tensor for tensor in produced if tensor not in consumed]
+    if not begins or not ends:
+        raise ConfigError(f"expected steps {of} with a tensor to begin and one to end at, got none")
+    # An ensemble is batched only if all its steps are.
+    batch = min(limits)
+    manifest = {
+        "kind": "ensemble",
+        "file": "",
         "platform": "ensemble",
-        "max_batch_size": batch,
-        "input": [tensor_config(t, batched=batch > 0) for t in source.inputs],
-        "output": [tensor_config(t, batched=batch > 0) for t in source.outputs],
-        "ensemble_scheduling": {"step": steps},
+        "batched": batch > 0,
+        "inputs": [_member(consumed, tensor, f"input {of}") for tensor in begins],
+        "outputs": [_member(produced, tensor, f"output {of}") for tensor in ends],
     }
-    return config, source
+    scheduling = {"platform": "ensemble", "ensemble_scheduling": {"step": steps}}
+    return {"name": name, **_tensors(manifest, batch), **scheduling}, manifest
 
 
-def _check_first_axes(name: str, source: ModelSource) -> None:
+def _check_first_axes(name: str, manifest: Manifest) -> None:
     """Refuse a network that was exported for one number of rows: others would fail one by one."""
-    if source.kind != "onnx":
-        return
-    fixed = [t for t in source.inputs if t["shape"] and t["shape"][0] >= 0]
-    for tensor in fixed[:1]:
-        axes = {t["name"]: {0: "rows"} for t in (*source.inputs, *source.outputs) if t["shape"]}
+    inputs, outputs = manifest["inputs"], manifest["outputs"]
+    for tensor in inputs:
+        if not tensor["shape"] or tensor["shape"][0] < 0:
+            continue
+        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs) if t["shape"]}
         raise ConfigError(
             f"input {tensor['name']!r} of model {name!r} has a first axis of fixed length, "
             f"{tensor['shape'][0]}, and takes no other number of rows; export it with an axis of "
@@ -191,15 +249,13 @@ def version_policy(versions: Versions | None) -> Config:
 
 def add_labels(
     config: Config,
-    outputs: Sequence[Tensor],
+    manifest: Manifest,
     labels: Mapping[str, Sequence[str]] | Sequence[str] | None,
 ) -> dict[str, str]:
     """Add the labels of outputs to a configuration; return the files that hold them, by name."""
-    name, lengths = (
-        config["name"],
-        {output["name"]: [1, *output["shape"]][-1] for output in outputs},
-    )
-    if not isinstance(labels, Mapping | None):
+    name = config["name"]
+    lengths = {t["name"]: [1, *t["shape"]][-1] for t in manifest["outputs"]}
+    if labels is not None and not isinstance(labels, Mapping):
         if isinstance(labels, str) or len(lengths) != 1:
             raise ConfigError(
                 f"expected labels of model {name!r} as a mapping of output name to labels, "
@@ -208,14 +264,10 @@ def add_labels(
         labels = {next(iter(lengths)): labels}
     files = {}
     for output, names in (labels or {}).items():
-        if output not in lengths:
+        length = _member(lengths, output, f"output of model {name!r}")
+        if length not in (-1, len(names)):
             raise ConfigError(
-                f"labels for an output {output!r} that model {name!r} does not have; "
-                f"{nearest(output, lengths)}"
-            )
-        if lengths[output] not in (-1, len(names)):
-            raise ConfigError(
-                f"expected {lengths[output]} labels for output {output!r} of model {name!r}, "
+                f"expected {length} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
         file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
@@ -224,23 +276,25 @@ def add_labels(
     return files
 
 
-def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
-    dims = tensor["shape"][1:] if batched else tensor["shape"]
-    config: Config = {"name": tensor["name"], "data_type": TRITON_TYPES[tensor["dtype"]]}
-    # Triton has no tensors without axes: one number a row travels as an axis of one.
-    return config | ({"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}})
+def _tensors(manifest: Manifest, batch: int) -> Config:
+    """Return the tensors of a configuration, for batches of up to `batch` rows; 0: no batches."""
+
+    def spec(tensor: Tensor) -> Config:
+        dims = tensor["shape"][1:] if batch else tensor["shape"]
+        # Triton has no tensors without axes: one number a row travels as an axis of one.
+        shape = {"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}}
+        return {"name": tensor["name"], "data_type": TRITON_TYPES[tensor["dtype"]], **shape}
+
+    return {
+        "max_batch_size": batch,
+        "input": [spec(tensor) for tensor in manifest["inputs"]],
+        "output": [spec(tensor) for tensor in manifest["outputs"]],
+    }
 
 
 def check_integer(option: str, value: object, least: int) -> None:
     if value is not None and (type(value) is not int or value < least):
         raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")
-
-
-def _ends(names: Sequence[str] | None, loose: Sequence[str]) -> Sequence[str]:
-    names = loose if names is None else names
-    if not names:
-        raise ConfigError("expected steps with a tensor to begin and one to end at, got none")
-    return names
 
 
 def _member(members: Mapping[str, Any], name: str, what: str) -> Any:

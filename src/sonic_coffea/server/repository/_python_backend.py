@@ -23,8 +23,6 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,
 
 # The parameters that set the threads of this backend, and of the native backends.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
-# The greatest batch of a model whose configuration sets none, as in the native backends.
-_BATCH = 4
 Feed = dict[str, Any]
 
 # A thread of Triton's library writes to shared memory every 0.3 s. After a second without a write,
@@ -88,33 +86,6 @@ class Pulse:
 class TritonPythonModel:
     """Stack the requests that Triton has batched, run once, and split the outputs again."""
 
-    @staticmethod
-    def auto_complete_config(config: Any) -> Any:
-        """Add the tensors that a configuration leaves out, as the native backends do."""
-        stated = config.as_dict()
-        if stated["input"] and stated["output"]:
-            return config
-        file = Path(pb_utils.get_model_dir()) / _file(stated)
-        if not hasattr(sonic_runner, "tensors"):
-            raise pb_utils.TritonModelException(
-                f"expected the inputs and outputs of {file} in its config.pbtxt, got none"
-            )
-        inputs, outputs = sonic_runner.tensors(file)
-        specs = [*inputs, *outputs]
-        free = all(spec["dims"] and spec["dims"][0] == -1 for spec in specs)
-        if not stated["max_batch_size"] and not stated["input"] and not stated["output"] and free:
-            config.set_max_batch_size(_BATCH)
-        batched = config.as_dict()["max_batch_size"] > 0
-        for add, field, specs in (
-            (config.add_input, "input", inputs),
-            (config.add_output, "output", outputs),
-        ):
-            for spec in specs if not stated[field] else ():
-                add({**spec, "dims": spec["dims"][batched:]})
-        if batched:
-            config.set_dynamic_batching()
-        return config
-
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -130,7 +101,7 @@ class TritonPythonModel:
         except ImportError as error:
             raise pb_utils.TritonModelException(
                 f"model {self.name!r} needs {error.name}, which the server's environment lacks "
-                f"({error}); a package is added by: sonic-coffea server install --with {error.name}"
+                f"({error}); add it: sonic-coffea server install --with {error.name}"
             ) from None
         self.batched = int(config.get("max_batch_size", 0)) > 0
         self.inputs = [spec["name"] for spec in manifest["inputs"]]
@@ -159,9 +130,6 @@ class TritonPythonModel:
             self._answer(requested, members, responses)
         self.pulse.end()
         return responses
-
-    def finalize(self) -> None:
-        del self.run
 
     def _feed(self, request: Any) -> Feed:
         tensors = {n: pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs}
@@ -227,6 +195,11 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if path.is_file():
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return manifest
+    if not config["input"] or not config["output"]:
+        raise pb_utils.TritonModelException(
+            f"expected the inputs and outputs of {folder} in its config.pbtxt, got none; "
+            "build_repository writes them"
+        )
     rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
     outputs = [
         {
@@ -236,11 +209,8 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         }
         for spec in config["output"]
     ]
-    return {"file": _file(config), "inputs": config["input"], "outputs": outputs}
-
-
-def _file(config: dict[str, Any]) -> str:
-    return config.get("default_model_filename") or "model.onnx"
+    file = config.get("default_model_filename") or "model.onnx"
+    return {"file": file, "inputs": config["input"], "outputs": outputs}
 
 
 def _failed(error: Exception) -> Any:
@@ -250,15 +220,15 @@ def _failed(error: Exception) -> Any:
 
 def _readable(array: Any) -> Any:
     # Triton brings strings as bytes, of which onnxruntime would take the Python notation.
-    if array.dtype == np.object_:
-        flat = [s.decode() if isinstance(s, bytes) else s for s in array.ravel()]
-        return np.array(flat, dtype=np.object_).reshape(array.shape)
-    return array
+    return _strings(bytes.decode, array) if array.dtype == np.object_ else array
 
 
 def _sendable(array: Any) -> Any:
     # onnxruntime gives strings as Python objects of type str, Triton takes bytes.
     if array.dtype.kind in "OU":
-        flat = [s.encode() if isinstance(s, str) else s for s in array.ravel()]
-        return np.array(flat, dtype=np.object_).reshape(array.shape)
+        return _strings(lambda s: s.encode() if isinstance(s, str) else s, array)
     return np.ascontiguousarray(array)
+
+
+def _strings(function: Any, array: Any) -> Any:
+    return np.vectorize(function, otypes=[np.object_])(array)

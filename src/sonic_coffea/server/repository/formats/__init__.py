@@ -1,31 +1,33 @@
 """formats: the kinds of model files, a module for each family.
 
-A module of a format is read on both sides: `read` runs here, and `load` in the server's own
+A module of a format is used on both sides: `read` runs here, and `load` in the server's own
 environment, where the module is copied beside the model. So it imports nothing of this package.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
+from sonic_coffea.transport import DATATYPES
 
-__all__ = [
-    "FORMATS",
-    "Contents",
-    "Declaration",
-    "Format",
-    "Runner",
-    "Served",
-    "format_of",
-    "scripts_of",
-]
+if TYPE_CHECKING:
+    from types import ModuleType
 
+# What a model is, as its versions' manifests begin: kind, file, inputs, outputs, platform, which is
+# the backend, whether it is batched, and what the format adds.
+Manifest = dict[str, Any]
+# The files of a version's folder, by their names there; the backend opens the first.
+Files = dict[str, Path]
+# Name, numpy's name of the dtype, and shape, as in the manifest; -1 is an axis of any length.
+Tensor = dict[str, Any]
+TRITON_TYPES = {numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()}
+TRITON_TYPES |= dict.fromkeys(("bytes", DATATYPES["BYTES"]), "TYPE_STRING")
 # Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
 Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
 
@@ -75,42 +77,110 @@ Runner = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
 Contents = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Format:
-    """A kind of file: the endings of its names, and its native backend in NVIDIA's container.
-
-    ``read`` takes the model to serve, and raises a ValueError that says what is wrong with its
-    file; ``load`` takes a version's file, its manifest and a number of threads, in the process that
-    runs the model. If ``prefers_native``, the native backend is the default.
-    """
-
-    read: Callable[[Served], Contents]
-    load: Callable[[Path, dict[str, Any], int], Runner]
-    suffixes: tuple[str, ...]
-    native: str | None = None
-    prefers_native: bool = False
-
-
-FORMATS: Mapping[str, Format] = {
-    "onnx": Format(_onnx.read, _onnx.load, (".onnx",), native="onnxruntime", prefers_native=True),
-    # Its native backend wants names of outputs that end in their number.
-    "torchscript": Format(_torchscript.read, _torchscript.load, (".pt",), native="pytorch"),
-    "xgboost": Format(_trees.read_xgboost, _trees.load, (".json", ".ubj")),
-    "lightgbm": Format(_trees.read_lightgbm, _trees.load, (".txt",)),
-    "function": Format(_function.read, _function.load, (".py",)),
+# `read` takes the model to serve, and raises a ValueError that says what is wrong with its file;
+# `load` takes a version's file, its manifest and a number of threads, in the process that runs the
+# model.
+FORMATS: Mapping[str, ModuleType] = {
+    "onnx": _onnx,
+    "torchscript": _torchscript,
+    "xgboost": _trees,
+    "lightgbm": _trees,
+    "function": _function,
 }
+SUFFIXES = {
+    ".onnx": "onnx",
+    ".pt": "torchscript",
+    ".json": "xgboost",
+    ".ubj": "xgboost",
+    ".txt": "lightgbm",
+    ".py": "function",
+}
+# The backends that NVIDIA's container has for formats. That of TorchScript wants names of outputs
+# that end in their number.
+NATIVE = {"onnx": "onnxruntime", "torchscript": "pytorch"}
 _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 
 def scripts_of(name: str) -> dict[str, Path]:
     """Return the scripts by which Triton's Python backend runs a format, by their names there."""
-    return {"model.py": _MODEL, "sonic_runner.py": Path(inspect.getfile(FORMATS[name].read))}
+    return {"model.py": _MODEL, "sonic_runner.py": Path(str(FORMATS[name].__file__))}
 
 
-def format_of(source: str | os.PathLike[str] | Callable[..., Any]) -> str | None:
-    """Return the name of the format of a source, by the end of its name; None if there is none."""
-    if callable(source):
-        return "function"
-    # A function is given as file.py:function.
-    suffix = Path(source).suffix.lower().partition(":")[0]
-    return next((name for name, f in FORMATS.items() if suffix in f.suffixes), None)
+def read_source(name: str, served: Served, platform: str | None) -> tuple[Manifest, Files]:
+    """Read what a model is, without running it, and which files it is made of."""
+    kind: str | None = "function"
+    if not callable(served.source):
+        # A function is also given as file.py:function.
+        kind = SUFFIXES.get(Path(served.source).suffix.lower().partition(":")[0])
+    if kind is None:
+        raise ConfigError(
+            f"expected a file of a kind that can be served ({', '.join(SUFFIXES)}) for model "
+            f"{name!r}, got {served.source}"
+        )
+    if served.files and kind != "function":
+        raise ConfigError(f"files go with a function, and model {name!r} is of kind {kind}")
+    platform = served.platform or platform or ("onnxruntime" if kind == "onnx" else "python")
+    if platform not in ("python", NATIVE.get(kind)):
+        raise ConfigError(
+            f"platform {platform!r} cannot run model {name!r}, which is of kind {kind}; "
+            "Served(source, platform='python') chooses another for one model"
+        )
+    try:
+        contents = FORMATS[kind].read(served)
+        inputs, outputs = _declared(served, contents)
+    except OSError as error:
+        problem = f"cannot read {error.filename}: {error.strerror}" if error.strerror else error
+        raise ConfigError(f"{problem} (model {name!r})") from None
+    except ValueError as error:
+        raise ConfigError(f"{error} (model {name!r})") from None
+    manifest = {
+        "kind": kind,
+        "file": next(iter(contents["files"])),
+        "platform": platform,
+        "inputs": [_tensor(name, *item) for item in inputs.items()],
+        "outputs": [_tensor(name, *item) for item in outputs.items()],
+        "batched": _batched(inputs, outputs),
+        **contents.get("manifest", {}),
+    }
+    return manifest, contents["files"]
+
+
+def _declared(served: Served, contents: Contents) -> tuple[Declaration, Declaration]:
+    """Return the inputs and outputs as they are declared, or else as the source describes them."""
+    declares = served.inputs is not None or served.outputs is not None
+    inputs = served.inputs if declares else contents.get("inputs")
+    outputs = served.outputs if declares else contents.get("outputs")
+    if not inputs or not outputs:
+        raise ValueError(
+            "expected the inputs and outputs, which cannot be read from its file: "
+            'Served(source, inputs={"x": ("float32", [-1, 8])}, '
+            'outputs={"scores": ("float32", [-1, 2])})'
+        )
+    return inputs, outputs
+
+
+def _tensor(model: str, name: str, declaration: Any) -> Tensor:
+    where = f"tensor {name!r} of model {model!r}"
+    try:
+        dtype, axes = declaration
+        shape = [-1 if isinstance(axis, str) else int(axis) for axis in axes]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
+            f"got {declaration!r}"
+        ) from None
+    if dtype not in TRITON_TYPES:
+        raise ConfigError(f"unknown type {dtype!r} of {where}; {nearest(str(dtype), TRITON_TYPES)}")
+    return {"name": name, "dtype": dtype, "shape": shape}
+
+
+def _batched(inputs: Declaration, outputs: Declaration) -> bool:
+    """Whether requests can be stacked: the first axis of every tensor counts the rows.
+
+    The axis has any length, and the same name in all inputs. A graph with nodes and row splits has
+    axes of different names, and stacked requests would be another graph. First axes that are -1 may
+    count different rows.
+    """
+    first = [shape[0] if shape else 1 for _, shape in (*inputs.values(), *outputs.values())]
+    rows = {axis if axis != -1 else i for i, axis in enumerate(first[: len(inputs)])}
+    return len(rows) == 1 and all(axis == -1 or isinstance(axis, str) for axis in first)

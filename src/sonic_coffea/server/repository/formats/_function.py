@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from sonic_coffea.server.repository.formats import Contents, Runner, Served
@@ -44,18 +47,29 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
     function = getattr(module, manifest["function"])
+    # Users' code need not be safe for threads: a Triton runs it once at a time, too.
+    one_at_a_time = threading.Lock()
 
     def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         del requested
-        outputs = function(**feed)
+        with one_at_a_time:
+            outputs = function(**feed)
         if not isinstance(outputs, dict):
             raise TypeError(
                 f"expected {manifest['function']} to return a dict of arrays, "
                 f"got {type(outputs).__name__}"
             )
-        return outputs
+        return {name: _plain(name, values) for name, values in outputs.items()}
 
     return run
+
+
+def _plain(name: str, values: Any) -> Any:
+    """Return an array in the byte order of this machine, which has a value everywhere."""
+    if np.ma.is_masked(values):
+        raise ValueError(f"output {name!r} has masked values; expected an array without a mask")
+    array = np.asarray(values)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _split(source: str) -> tuple[Path, str]:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
-# Names of types in onnx that differ from numpy's, and in onnxruntime that differ from Triton's.
-# A server's environment has only onnxruntime, which reads what a configuration leaves out.
+# Names of types in onnx that differ from numpy's.
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
-_TRITON = {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 
 
 def read(served: Served) -> Contents:
@@ -41,27 +39,13 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     return lambda feed, requested: dict(zip(requested, session.run(requested, feed), strict=True))
 
 
-def tensors(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return inputs and outputs of a file as a model's configuration writes them."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    inputs = [_spec(node) for node in session.get_inputs()]
-    return inputs, [_spec(node) for node in session.get_outputs()]
-
-
-def _spec(node: Any) -> dict[str, Any]:
-    kind = node.type.removeprefix("tensor(").removesuffix(")")
-    dims = [n if isinstance(n, int) and n > 0 else -1 for n in node.shape]
-    return {"name": node.name, "data_type": _TRITON.get(kind, f"TYPE_{kind.upper()}"), "dims": dims}
-
-
 def _load(path: Path) -> Any:
     try:
         import onnx
     except ImportError:
         raise ValueError(
-            'reading an ONNX file needs the onnx package: pip install "sonic-coffea[onnx]"'
+            "reading an ONNX file needs the onnx package; in a clone of sonic-coffea: "
+            'pip install ".[onnx]"'
         ) from None
     content = path.read_bytes()
     try:

@@ -14,12 +14,20 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
-def read_xgboost(served: Served) -> Contents:
-    """Read the inputs and outputs of XGBoost's trees, unless they are declared."""
+def read(served: Served) -> Contents:
+    """Read the inputs and outputs of trees."""
     path = Path(str(served.source))
+    if path.suffix.lower() == ".txt":
+        return _read_lightgbm(path)
     files = {f"model{path.suffix.lower()}": path}
     try:
-        learner = json.loads(_json(path))["learner"]
+        content: bytes | bytearray = path.read_bytes()
+        if path.suffix.lower() != ".json":
+            import xgboost
+
+            # Only XGBoost itself reads its binary form.
+            content = xgboost.Booster(model_file=str(path)).save_raw("json")
+        learner = json.loads(content)["learner"]
         sizes = learner["learner_model_param"]
         # The class alone, rather than one number for each.
         chosen = learner["objective"]["name"] == "multi:softmax"
@@ -28,65 +36,34 @@ def read_xgboost(served: Served) -> Contents:
         manifest: dict[str, Any] = {"features": list(learner.get("feature_names", ()))}
         if "best_iteration" in (attributes := learner.get("attributes", {})):
             manifest["best_iteration"] = int(attributes["best_iteration"])
-    except (KeyError, TypeError, ValueError, ImportError) as error:
-        if _is_declared(served):
-            return {"files": files}
-        missing = isinstance(error, ImportError)
-        problem = str(error) if missing else f"expected XGBoost trees in {path}: {error!r}"
-        raise ValueError(problem) from None
-    return _contents(served, files, features, ("float32", [-1, width]), manifest)
+    except ImportError:
+        if served.inputs is None:
+            raise ValueError(
+                f"reading {path} needs the xgboost package here; save the trees as .json, or "
+                "declare inputs= and outputs= with Served"
+            ) from None
+        return {"files": files}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"expected XGBoost trees in {path}: {error!r}") from None
+    return {"files": files, **_tensors(features, ("float32", [-1, width])), "manifest": manifest}
 
 
-def read_lightgbm(served: Served) -> Contents:
-    """Read the inputs and outputs of LightGBM's trees, unless they are declared."""
-    path = Path(str(served.source))
-    files = {"model.txt": path}
-    head = dict(
-        line.split("=", 1)
-        for line in path.read_text(encoding="utf-8", errors="replace")
-        .split("\nTree=")[0]
-        .splitlines()
-        if "=" in line
-    )
+def _read_lightgbm(path: Path) -> Contents:
+    text, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\nTree=")
+    head = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     try:
         features, classes = int(head["max_feature_idx"]) + 1, int(head["num_class"])
     except (KeyError, ValueError):
-        if _is_declared(served):
-            return {"files": files}
         raise ValueError(
             f"expected LightGBM trees in {path}, which has no max_feature_idx or num_class"
         ) from None
     manifest = {"features": head.get("feature_names", "").split()}
-    return _contents(served, files, features, ("float64", [-1, classes]), manifest)
+    tensors = _tensors(features, ("float64", [-1, classes]))
+    return {"files": {"model.txt": path}, **tensors, "manifest": manifest}
 
 
-def _is_declared(served: Served) -> bool:
-    return served.inputs is not None or served.outputs is not None
-
-
-def _contents(
-    served: Served,
-    files: dict[str, Path],
-    features: int,
-    scores: tuple[str, list[int]],
-    manifest: dict[str, Any],
-) -> Contents:
-    """Return what a file of trees describes; a declaration must have as many features."""
-    if not _is_declared(served):
-        inputs = {"features": ("float32", [-1, features])}
-        outputs = {"scores": scores}
-        return {"files": files, "inputs": inputs, "outputs": outputs, "manifest": manifest}
-    declared: dict[str, Any] = dict(served.inputs or {})
-    for name, tensor in declared.items():
-        # What is no pair of a type and a shape is refused for every format.
-        shape = tensor[1] if isinstance(tensor, (list, tuple)) and len(tensor) == 2 else ()
-        last = shape[-1] if isinstance(shape, (list, tuple)) and shape else -1
-        if isinstance(last, int) and last not in (-1, features):
-            raise ValueError(
-                f"{served.source} has {features} features: expected input {name!r} of shape "
-                f"[-1, {features}], got {list(shape)}"
-            )
-    return {"files": files, "manifest": manifest}
+def _tensors(features: int, scores: tuple[str, list[int]]) -> Contents:
+    return {"inputs": {"features": ("float32", [-1, features])}, "outputs": {"scores": scores}}
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
@@ -113,18 +90,3 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
         return {output["name"]: scores.reshape(len(rows), *output["shape"][1:])}
 
     return run
-
-
-def _json(path: Path) -> bytes | bytearray:
-    """Return a file of trees as JSON: only XGBoost itself reads its binary form."""
-    if path.suffix.lower() == ".json":
-        return path.read_bytes()
-    try:
-        import xgboost
-    except ImportError:
-        raise ImportError(
-            f"reading {path} needs the xgboost package here; save the trees as .json, or declare "
-            "inputs= and outputs= with Served"
-        ) from None
-    content: bytearray = xgboost.Booster(model_file=str(path)).save_raw("json")
-    return content

@@ -1,0 +1,197 @@
+"""A client of a cluster: its processes, its servers on all workers, and what each host lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from distributed import Client, LocalCluster
+from tornado.ioloop import PeriodicCallback
+
+from sonic_coffea.dask._scheduler import CONNECTED, SonicSchedulerPlugin
+from sonic_coffea.dask._worker import SonicPlugin
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool import Checks, HostCheck, check_here, install
+
+if TYPE_CHECKING:
+    from sonic_coffea.pool import Pool, Settings
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MS = 100.0
+# A terminal sends Ctrl-C to all processes; that of the client stops the others in order.
+_DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+# By client, the plugins that it has registered, by name; the last is that of its next tasks.
+_registered: WeakKeyDictionary[Client, dict[str, SonicPlugin]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
+    """Yield a client of the scheduler at an address, or of processes of this machine.
+
+    Raises
+    ------
+    ConfigError
+        If no scheduler answers at the address.
+    """
+    with contextlib.ExitStack() as stack:
+        if scheduler is not None:
+            try:
+                client = Client(scheduler, timeout=10)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"no dask scheduler answers at {scheduler!r}: {error}; expected an address "
+                    "such as 'tcp://host:8786'"
+                ) from None
+        else:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sonic-dask-"))
+            local = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                dashboard_address="127.0.0.1:0",
+                local_directory=scratch,
+                preload=[_DEAF],
+                # What fails is raised here; a worker that is stopped in a heartbeat, or with work
+                # left, would log it.
+                silence_logs=logging.CRITICAL,
+            )
+            client = Client(stack.enter_context(local))
+        yield stack.enter_context(client)
+
+
+async def register(client: Client, settings: Settings) -> Pool:
+    """Give this process and every present and future worker a pool, and the scheduler a plugin."""
+    pool, plugin = install(settings), SonicPlugin(settings)
+    if client not in _registered:
+        _registered[client] = {}
+        _keep_registered(client)
+    _registered[client].pop(plugin.name, None)
+    _registered[client][plugin.name] = plugin
+    await _send(client, plugin)
+    pool.check_elsewhere = partial(check_workers, client)
+    return pool
+
+
+async def _send(client: Client, plugin: SonicPlugin) -> None:
+    try:
+        await client.register_plugin(SonicSchedulerPlugin())
+        await getattr(client.scheduler, CONNECTED)(client=client.id, plugin=plugin.name)
+    except Exception as error:  # noqa: BLE001  whatever its environment lacks
+        logger.warning(
+            "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
+        )
+    await client.register_plugin(plugin)
+
+
+def _keep_registered(client: Client) -> None:
+    """Register again whenever the client has lost its connection, until it is closed.
+
+    A scheduler forgets a client whose connection it loses, and one that is started again knows
+    nothing of the one before.
+    """
+    connection = client.scheduler_comm
+
+    async def look() -> None:
+        nonlocal connection
+        if client.status in ("closing", "closed"):
+            callback.stop()
+        elif client.scheduler_comm is not connection:
+            lost, connection = connection, client.scheduler_comm
+            if lost is not None:
+                logger.warning(
+                    "the client of the dask cluster has lost its scheduler; registering its "
+                    "servers again when it is back; if it stays away, call "
+                    "sonic.connect(..., client=client) again, with a client that is connected"
+                )
+            for plugin in list(_registered[client].values()) if connection is not None else ():
+                await _send(client, plugin)
+
+    callback = PeriodicCallback(look, _LOOK_MS)
+    callback.start()
+
+
+def check_workers(
+    client: Client,
+    settings: Settings,
+    *tried: Any,
+    worker_timeout_s: float = 60.0,
+) -> list[HostCheck]:
+    """Try the servers from one worker of each host.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The client of the cluster.
+    settings : Settings
+        The servers, and how they are connected.
+    *tried
+        Further arguments of `sonic_coffea.tools.check`.
+    worker_timeout_s : float
+        How long to wait for a first worker. Jobs of a batch system may queue for longer; then wait
+        for workers before this.
+
+    Raises
+    ------
+    ConfigError
+        If the client is closed or asynchronous, or no worker comes in time.
+    """
+    if client.asynchronous or client.status != "running":
+        state = "asynchronous" if client.asynchronous else client.status
+        raise ConfigError(
+            f"check asks workers by a synchronous client that is running, got one that is {state}"
+        )
+    # An adaptive cluster starts workers for tasks only.
+    task = client.submit(int, pure=False)
+    try:
+        task.result(timeout=worker_timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
+        raise ConfigError(
+            f"the cluster has had no workers for {worker_timeout_s:g} s that could try the "
+            "servers; start some first: cluster.scale(1), client.wait_for_workers(1)"
+        ) from None
+    finally:
+        task.cancel()
+    hosts = {urlsplit(address).hostname: address for address in reversed(list(client.nthreads()))}
+    workers = list(hosts.values())
+    replies = client.run(_check, settings, *tried, workers=workers, on_error="return")
+    return [
+        reply if isinstance(reply, HostCheck) else _failed(host, address, reply)
+        for host, address in hosts.items()
+        for reply in [replies[address]]
+    ]
+
+
+async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck:
+    """Run on a worker, beside its event loop."""
+    return await asyncio.to_thread(check_here, settings, *tried, process=dask_worker.address)
+
+
+def _failed(host: Any, address: str, error: Exception) -> HostCheck:
+    return HostCheck(host=str(host), process=address, error=f"{type(error).__name__}: {error}")
+
+
+def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
+    """Try the servers from one worker of each host of the cluster of a scheduler.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address.
+    settings, *tried
+        As for `check_workers`.
+
+    Raises
+    ------
+    ConfigError
+        If no scheduler answers there, or no worker comes within a minute.
+    """
+    with cluster(0, scheduler) as client:
+        return Checks(check_workers(client, settings, *tried))

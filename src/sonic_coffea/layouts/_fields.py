@@ -1,0 +1,671 @@
+"""Layouts of fields: numbers, arrays, and jagged axes, padded or not; and their masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.layouts._elements import Column, Columns, bind_columns, padding
+from sonic_coffea.layouts._expressions import column_of, path_of
+from sonic_coffea.layouts._features import Feature, as_features, key_of
+from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape, shaped
+from sonic_coffea.layouts._options import DType, check_options, declare, one_for_each, refuse
+from sonic_coffea.layouts._padding import content_of, listed, pad
+from sonic_coffea.layouts._source import Source, innermost, of_field
+from sonic_coffea.layouts._structure import (
+    STRING,
+    Int64,
+    Levels,
+    Structure,
+    Tensor,
+    chosen,
+    filled,
+    offsets_of,
+    ranges,
+    without_options,
+)
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
+
+Constants = float | str | Sequence[float] | Sequence[str] | None
+
+
+class FieldsLayout(Layout):
+    """A layout of named fields."""
+
+    __slots__ = ()
+    named: ClassVar[str] = "fields"
+    sort_by: Any = None
+    missing: Any = None
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The channels of the tensor."""
+        features: tuple[Feature, ...] = getattr(self, self.named)
+        return features
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.features)
+
+    @property
+    def key(self) -> Feature | None:
+        """What the elements of a row are sorted by."""
+        return key_of(self.sort_by, type(self).__name__)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        named = [*self.features, *filter(None, [self.key])]
+        return tuple(dict.fromkeys(column_of(path) for f in named for path in f.paths))
+
+    def _declare(self, **checks: str) -> None:
+        """Check the options, and what fields have to do with them."""
+        name = type(self).__name__
+        declare(self, **{self.named: as_features(getattr(self, self.named), name)})
+        check_options(self, **checks)
+        dtype, strings, sorted_by = self.dtype, self.dtype == STRING, self.key
+        no_axis = f"axis_order {self.axis_order!r} has no axis for several fields"
+        refuse(name, {no_axis: self.width > 1 and self.axis_order in ("", "L")})
+        for feature in self.features:
+            computed = not feature.plain or feature.expression is not None
+            by_text = sorted_by is not None and feature.name == sorted_by.name
+            integers = dtype.kind in "iub" and not np.isfinite(feature.nonfinite or 0.0)
+            replaced = f"{dtype.name} cannot hold nonfinite={feature.nonfinite}"
+            cases = {
+                f"strings are sent as they are, and sort nothing, got {feature!r}": strings
+                and (computed or by_text),
+                f"{replaced}; declare a real dtype": integers,
+            }
+            refuse(f"{name}, feature {feature.text!r}", cases)
+        if self.missing is not None:
+            one_for_each("missing", self, len(self.features))
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        strings, missing = self.dtype == STRING, self.missing
+        if strings and missing is not None:
+            missing = [text.encode() for text in missing]
+        options = {"jagged": self.jagged, "missing": missing, "key": self.key, "strings": strings}
+        return Bound(self, bind_columns(source, self.features, **options))
+
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        """Write all elements one after the other."""
+        by_channel, start = self.by_element(out).reshape(-1, self.width).T, 0
+        is_plain = all(feature.plain for feature in self.features)
+        for _, elements in bound.columns.blocks(batch.rows, self.width * self.dtype.itemsize):
+            here = by_channel[:, start : start + elements.size]
+            start += elements.size
+            if is_plain:
+                elements.values(out.dtype, here)
+            else:
+                here[:] = elements.values(out.dtype)
+
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        names = [feature.channel for feature in self.features]
+        lists = listed(bound.columns, self.by_element(tensor), names)
+        return lists if self.jagged else lists.content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row(FieldsLayout):
+    """One row of numbers per object: ``events * objects * number`` becomes ``[N, F]``.
+
+    A number of an outer object, such as an event's, is repeated for each of its objects.
+
+    Parameters
+    ----------
+    fields : sequence of str, number, Feature or OneHot
+        The columns of the tensor, in order. ``"Jet[0].pt"`` is the pt of the leading jet, and
+        ``"Jet[:3].pt"`` gives three columns.
+    dtype : dtype
+        Type of the tensor, float32 by default; ``"string"`` for strings.
+    axis_order : {"F", "FL", "LF", ""}
+        ``"F"``: ``[N, F]``. ``"FL"``, for weaver's models: ``[N, F, 1]``. ``"LF"``: ``[N, 1, F]``.
+        ``""``: ``[N]`` of one field.
+    missing : float or str, or sequence of them, optional
+        Replacement for objects that are not there and for numbers that are None: one value for
+        all fields, or one for each. It is sent untransformed. By default, such an object or
+        number raises an `InputError`.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> jets = ak.Array([[{"pt": 50.0, "eta": 0.5}, {"pt": 30.0, "eta": -1.0}], []])
+    >>> Row(["pt", "eta"]).pack(jets).tolist()
+    [[50.0, 0.5], [30.0, -1.0]]
+    >>> Row(["pt", "eta"], axis_order="LF").pack(jets).shape
+    (2, 1, 2)
+    >>> events = ak.Array([{"Jet": [{"pt": 50.0}, {"pt": 30.0}], "MET": {"pt": 80.0}}])
+    >>> Row(["Jet[:3].pt", "MET.pt"], missing=0.0).pack(events).tolist()
+    [[50.0, 30.0, 0.0, 80.0]]
+    """
+
+    holds_strings = True
+    length: ClassVar[int] = 1
+    choices: ClassVar = {"axis_order": ("F", "FL", "LF", "")}
+
+    fields: Any
+    dtype: Any = "float32"
+    _: KW_ONLY
+    axis_order: str = "F"
+    missing: Constants = None
+
+    def __post_init__(self) -> None:
+        self._declare()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense(FieldsLayout):
+    """An array of fixed shape per object, such as an image.
+
+    ``events * objects * 48 * 48 * number`` becomes ``[N, 48, 48]``.
+
+    Parameters
+    ----------
+    field : str or Feature
+        The field with the array of each object.
+    shape : sequence of int, optional
+        Shape of a row's array; by default, the regular axes of the field's type. The field has this
+        shape, but may lack axes of length 1, such as the channel of a grey image.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+
+    Examples
+    --------
+    >>> import awkward as ak, numpy as np
+    >>> hits = ak.unflatten(ak.zip({"image": np.ones((3, 4, 4))}, depth_limit=1), [1, 2])
+    >>> Dense("image", shape=(1, 4, 4)).pack(hits).shape
+    (3, 1, 4, 4)
+    """
+
+    named = "field"
+    axis_order = ""
+    length: ClassVar[int] = 1
+
+    field: Any
+    shape: Any = None
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        self._declare()
+        (feature, *more), path = self.features, path_of(self.features[0].name)
+        as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
+        one = f"one field is taken, as it is, got {[feature, *more]}"
+        refuse("Dense", {one: more or not as_it_is})
+
+    def row_shape(self, bucket: int) -> Shape:
+        del bucket
+        shape: Shape = self.shape
+        return shape
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        (feature,) = self.features
+        path = path_of(feature.name)
+        place, data, at = source.numbers(path)
+        column = (*chosen(data, at, None), False)
+        with of_field(path):
+            above, shape = _split(place, self.shape)
+        rows = Structure(place.events, above)
+        offsets = np.arange(len(rows) + 1) * math.prod(shape)
+        columns = Columns(rows, offsets, self.features, {feature.terms[0]: column})
+        return Bound(replace(self, shape=shape), columns)
+
+    def by_element(self, tensor: Tensor) -> Tensor:
+        """Return the numbers of all rows, one after the other."""
+        return tensor.reshape(-1, 1)
+
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        del bound
+        return content_of(tensor)
+
+
+def _split(place: Structure, declared: Shape) -> tuple[Levels, tuple[int, ...]]:
+    """Return the levels above each row's array, and the array's shape, which must be declared's."""
+    levels = place.levels
+    lists = [i for i, level in enumerate(levels) if level.is_list]
+    if declared is None:
+        regular = takewhile(
+            lambda i: levels[i].size is not None and (i == lists[-1] or levels[i + 1].is_list),
+            reversed(lists),
+        )
+        declared = tuple(int(levels[i].size or 0) for i in regular)[::-1]
+        if not declared:
+            kind = place.node.form.type
+            raise InputError(f"has type {kind}, without axes of fixed length; give its shape")
+    for shape in dict.fromkeys((declared, tuple(n for n in declared if n > 1))):
+        start = len(lists) - len(shape)
+        # Lists that happen to have one object each are no axis of length 1.
+        if start >= 0 and all(
+            np.all(levels[i].counts == n) and (n > 1 or levels[i].size == 1)
+            for i, n in zip(lists[start:], shape, strict=True)
+        ):
+            above = levels[: lists[start]] if shape else levels
+            if any(np.any(level.data < 0) for level in levels[len(above) :]):
+                raise InputError("has None; fill it with ak.fill_none")
+            return above, declared
+    got = [sorted({*levels[i].counts.tolist()}) for i in lists[-len(declared) :]]
+    raise InputError(
+        f"has arrays of lengths {got}, expected {list(declared)}; np.moveaxis brings axes into "
+        "another order"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Padded(FieldsLayout):
+    """A jagged axis padded, or truncated, to `length`.
+
+    ``events * jets * var * number`` becomes ``[N, F, L]``.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The channels of the tensor, in order.
+    length : int
+        Constituents kept of each row, the first ones; shorter rows are padded.
+    fill : float or str, or sequence of them, optional
+        The padding: one value for all fields, or one for each. By default, 0 or the empty string.
+    axis_order : {"FL", "LF", "L"}
+        ``"FL"``, for weaver's models: ``[N, F, L]``. ``"LF"``: ``[N, L, F]``. ``"L"``: ``[N, L]``
+        of one field.
+    dtype : dtype
+        Type of the tensor, float32 by default; ``"string"`` for strings.
+    sort_by : str or Feature, optional
+        Field, or expression such as ``"-pf.pt"``, by which a row's constituents are sorted,
+        descending, before they are truncated.
+    pad_mode : {"constant", "wrap"}
+        ``"wrap"`` repeats the row's own constituents, from the first one; a row without
+        constituents is padded with `fill`.
+    missing : float or str, or sequence of them, optional
+        Replacement for numbers that are None, and for indices that refer to no object: one value
+        for all fields, or one for each. By default, they raise an `InputError`. So do lists of an
+        object that is not there, such as ``"Jet[0].pf.pt"`` of an event without jets; with
+        `missing`, these have no constituents.
+    pad : {"after", "before"}
+        Whether rows are padded after their numbers are transformed, or before, so that `fill` is
+        transformed, too.
+    outer : int, optional
+        Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
+        event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists
+        are padded. It has no inverse.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> jets = ak.Array([[{"pf": {"pt": [1.0, 2.0, 3.0]}}], [{"pf": {"pt": [4.0]}}]])
+    >>> Padded("pf.pt", 2, sort_by="pf.pt").pack(jets).tolist()
+    [[[3.0, 2.0]], [[4.0, 0.0]]]
+    >>> Padded("pf.pt", 3, outer=2).pack(jets).tolist()
+    [[[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]], [[[4.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
+    """
+
+    jagged = True
+    holds_strings = True
+    choices: ClassVar = {
+        "axis_order": ("FL", "LF", "L"),
+        "pad": ("after", "before"),
+        "pad_mode": ("constant", "wrap"),
+    }
+
+    fields: Any
+    length: Any
+    fill: Any = None
+    axis_order: str = "FL"
+    dtype: Any = "float32"
+    _: KW_ONLY
+    sort_by: Any = None
+    pad_mode: str = "constant"
+    missing: Constants = None
+    pad: str = "after"
+    outer: int | None = None
+
+    def __post_init__(self) -> None:
+        lengths = "lengths" if isinstance(self, Bucketed) else "length"
+        self._declare(length=lengths, outer="length")
+        if self.fill is None:
+            declare(self, fill="" if self.dtype == STRING else 0.0)
+        one_for_each("fill", self, len(self.features))
+        several = self.outer is not None and isinstance(self.length, tuple)
+        refuse(type(self).__name__, {"expected Padded where outer= is given": several})
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return super(Padded, self).lengths if self.outer is None else (self.outer,)
+
+    @property
+    def axes(self) -> str:
+        return self.axis_order if self.outer is None else self.axis_order.replace("L", "LL")
+
+    def axis_lengths(self, bucket: int) -> tuple[int, ...]:
+        return (self.padded_length(bucket), *(() if self.outer is None else (self.length,)))
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        bound = FieldsLayout.bind(self, source, others)
+        if self.outer is None:
+            return bound
+        rows, name = bound.rows, self.features[0].text
+        if not rows.levels or not rows.levels[-1].is_list:
+            raise InputError(f"field {name!r} has no lists of lists, which outer= needs")
+        if self.pad == "before" and any(by_row for _, _, by_row in bound.columns.terms.values()):
+            raise InputError(
+                f"field {name!r} is padded before an expression that reads numbers of the whole "
+                "list, which lists of padding lack; leave pad='before' or outer= out"
+            )
+        lists = Columns(Structure(rows.events, rows.levels[:-1]), rows.levels[-1].data)
+        return Bound(self, lists, inner=bound.columns)
+
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        if bound.inner is not None:
+            self._write_lists(self.by_element(out), bound, batch)
+            return
+        wrap, by_channel = self.pad_mode == "wrap", self.by_element(out).swapaxes(1, 2)
+        width, longest = self.width * self.dtype.itemsize, by_channel.shape[2]
+        for here, elements in bound.columns.blocks(batch.rows, width, longest):
+            values = elements.values(out.dtype)
+            pad(by_channel[here], values, elements.starts, elements.counts, self.fill, wrap=wrap)
+        if self.pad == "before" and self.dtype != STRING:
+            counts = bound.columns.counts(batch.rows)[:, np.newaxis]
+            absent = np.arange(longest) >= np.where(wrap & (counts > 0), longest, counts)
+            some = absent.any(axis=1)
+            rows = bound.columns.numbers(batch.rows)[some]
+            ends = padding(bound.columns, self.fill, self.dtype, rows).T[..., np.newaxis]
+            by_channel[some] = np.where(absent[some, np.newaxis], ends, by_channel[some])
+
+    def _write_lists(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        """Fill ``out[N, J, L, F]``: each list is padded as a row, a missing list as an empty row.
+
+        Padding that is transformed does not depend on the row, as `bind` makes sure.
+        """
+        outer, inner, one = bound.columns, bound.inner, replace(self, outer=None, axis_order="LF")
+        assert inner is not None and outer.offsets is not None  # noqa: S101, PT018
+        counts = np.minimum(outer.counts(batch.rows), out.shape[1])
+        present = np.arange(out.shape[1]) < counts[:, np.newaxis]
+        lists = ranges(outer.offsets[:-1][batch.rows], counts)
+        try:
+            out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
+        except InputError as error:  # its rows are lists
+            raise type(error)(error.message) from None
+        offsets = np.zeros(len(outer.rows) + 1, np.int64)
+        none: dict[Any, Column] = {t: (c[0][:0], None, False) for t, c in inner.terms.items()}
+        empty = Columns(outer.rows, offsets, inner.features, none, inner.missing)
+        for row in outer.numbers(batch.rows)[~present.all(axis=1)][:1].tolist():
+            out[~present] = one.make("", Bound(one, empty), Batch(slice(row, row + 1)))[""]
+
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        if self.outer is not None:
+            raise ConfigError("Padded with outer= has no inverse")
+        return FieldsLayout.content(self, tensor, bound)
+
+
+class Bucketed(Padded):
+    """A jagged axis padded to the next of several lengths.
+
+    ``events * jets * var * number`` becomes ``[n, F, L]``. Rows of the same padded length share a
+    request, so `L` differs between requests.
+
+    A model may have several such inputs, each with its own lengths. An input needs the first,
+    second or later of its lengths for a row; the latest that any input needs counts for all inputs.
+    With lengths (12, 24, 48) for candidates and (1, 4) for vertices, a jet of 20 candidates and 3
+    vertices is padded to 24 and 4, and a jet of 40 candidates and no vertex to 48 and 4. Other rows
+    of the request make no difference.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The channels of the tensor, in order.
+    lengths : sequence of int
+        Lengths to which rows are padded; longer rows are truncated to the last length.
+    fill, axis_order, dtype, sort_by, pad_mode, missing, pad
+        As in `Padded`.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> jets = ak.Array([{"pt": [3.0, 2.0, 1.0]}, {"pt": [4.0]}])
+    >>> Bucketed("pt", lengths=(2, 4, 8)).pack(jets).shape
+    (2, 1, 4)
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, fields: Any, lengths: Sequence[int] = (16, 32, 64, 128), *more: Any, **options: Any
+    ) -> None:
+        Padded.__init__(self, fields, lengths, *more, **options)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat(FieldsLayout):
+    """A jagged axis without padding: all elements of a request's rows, one after the other.
+
+    ``events * var * number`` becomes ``[sum n, F]``, and another input tells which element belongs
+    to which row. It is meant for graphs and sets of any size.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The columns of the tensor, in order.
+    splits : str or None
+        Name of the model's input for the offsets, int64 ``[N + 1]``: row `i` has the elements from
+        ``splits[i]`` to ``splits[i + 1]``, exclusive.
+    batch : str or None
+        Name of the model's input for the row number of each element, int64 ``[sum n]``.
+    dtype, sort_by, missing
+        As in `Padded`.
+    axis_order : {"LF", "FL", "L"}
+        ``[sum n, F]``; ``[F, sum n]``, such as the ends of a graph's edges; or ``[sum n]`` of one
+        field.
+    refers_to : str, optional
+        The model's `Flat` input to which the numbers refer: for the edges of a graph, its nodes. In
+        the arrays, the numbers are indices into the row's elements; in the tensor, they are indices
+        into the request's elements. Both start at 0.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> hits = ak.Array([[{"x": 1.0}, {"x": 2.0}], [], [{"x": 3.0}]])
+    >>> Flat("x").pack(hits).tolist()
+    [[1.0], [2.0], [3.0]]
+    """
+
+    stacks = False
+    jagged = True
+    holds_strings = True
+    choices: ClassVar = {"axis_order": ("LF", "FL", "L")}
+
+    fields: Any
+    splits: str | None = "row_splits"
+    _: KW_ONLY
+    batch: str | None = None
+    dtype: Any = "float32"
+    sort_by: Any = None
+    missing: Constants = None
+    axis_order: str = "LF"
+    refers_to: str | None = None
+
+    def __post_init__(self) -> None:
+        self._declare()
+        both = f"splits and batch are two inputs, got {self.splits!r} for both"
+        indices = f"numbers that refer to elements are int32 or int64, got {self.dtype.name}"
+        whole = self.refers_to is None or self.dtype.name in ("int32", "int64")
+        same = self.splits is not None and self.splits == self.batch
+        refuse("Flat", {both: same, indices: not whole})
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return self.splits is None and self.batch is None and self.refers_to is None
+
+    @property
+    def dependency(self) -> str | None:  # type: ignore[override]
+        return self.refers_to
+
+    def resolved(self, inputs: Mapping[str, Layout]) -> Flat:
+        if self.refers_to is None:
+            return self
+        flat = {n: x for n, x in inputs.items() if isinstance(x, Flat) and x is not self}
+        if self.refers_to not in flat:
+            hint = nearest(self.refers_to, flat)
+            raise ConfigError(f"Flat: refers_to={self.refers_to!r} is no other Flat input: {hint}")
+        if flat[self.refers_to].sort_by is not None:
+            raise ConfigError(
+                f"Flat: numbers refer to the elements of {self.refers_to!r} as they are given, and "
+                "these are sorted; leave sort_by out, and sort them before"
+            )
+        return self
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        bound = FieldsLayout.bind(self, source)
+        referred = others[self.refers_to].columns if self.refers_to and others else None
+        return replace(bound, referred=referred)
+
+    def row_shape(self, bucket: int) -> Shape:
+        del bucket
+        return shaped(self.axis_order, self.width, (-1,))[1:]
+
+    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
+        others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
+        return {name: (self.dtype, self.row_shape(-1)), **others}
+
+    def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
+        elements = int(bound.columns.counts(batch.rows).sum())
+        return shaped(self.axis_order, self.width, (elements,))
+
+    def row_bytes(self, bound: Bound, batch: Batch) -> Int64:
+        per_element = len(self.features) * self.item_bytes(bound) + (8 if self.batch else 0)
+        return bound.columns.counts(batch.rows) * per_element + (8 if self.splits else 0)
+
+    def make(
+        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
+        tensors = FieldsLayout.make(self, name, bound, batch, out)
+        counts = bound.columns.counts(batch.rows)
+        if self.splits:
+            tensors[self.splits] = offsets_of(counts)
+        if self.batch:
+            tensors[self.batch] = np.repeat(np.arange(len(counts)), counts)
+        if bound.referred is not None:
+            sizes = bound.referred.counts(batch.rows)
+            self._count_on(self.by_element(tensors[name]), bound, batch, counts, sizes)
+        return tensors
+
+    def _count_on(
+        self, numbers: Tensor, bound: Bound, batch: Batch, counts: Int64, sizes: Int64
+    ) -> None:
+        """Let the numbers of each row count on from the elements of the rows before it."""
+        largest = np.repeat(sizes, counts)[:, np.newaxis]
+        wrong = np.any((numbers < 0) | (numbers >= largest), axis=1)
+        for element in np.flatnonzero(wrong)[:1].tolist():
+            place = int(np.searchsorted(np.cumsum(counts), element, side="right"))
+            row = int(bound.columns.numbers(batch.rows)[place])
+            raise InputError(
+                f"field {self.features[0].text!r}, or one beside it, refers to no element of input "
+                f"{self.refers_to!r} in event {bound.rows.event_of(row)}: got "
+                f"{numbers[element].tolist()} of {sizes[place]} elements; numbers count within "
+                "the row, from 0 on",
+                rows=(row, row + 1),
+            )
+        numbers += np.repeat(np.cumsum(sizes) - sizes, counts)[:, np.newaxis].astype(numbers.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask(Layout):
+    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``, or ``[N, L]``.
+
+    Parameters
+    ----------
+    length : int, optional
+        Length of the mask. By default, it is the length of the input whose elements are counted;
+        beside `Bucketed`, it differs between requests.
+    of : str, optional
+        The field whose elements are counted, instead of an input's. The elements are not read, so
+        they may be of any type, such as records.
+    beside : str, optional
+        The model's input whose elements are counted; by default, the first jagged input. Beside a
+        `Row`, each row is one element.
+    axis_order : {"FL", "LF", "L"}
+        ``[N, 1, L]``, ``[N, L, 1]`` or ``[N, L]``.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> Mask(3, of="pt").pack(ak.Array([{"pt": [3.0, 2.0]}])).tolist()
+    [[[1.0, 1.0, 0.0]]]
+    """
+
+    choices: ClassVar = {"axis_order": ("FL", "LF", "L")}
+
+    length: Any = None
+    of: Any = None
+    _: KW_ONLY
+    beside: str | None = None
+    axis_order: str = "FL"
+    dtype: Any = "float32"
+
+    def __post_init__(self) -> None:
+        several = isinstance(self.length, Iterable)
+        check_options(self, length="lengths" if several else "length", of="name")
+        both = f"expected of={self.of!r} or beside={self.beside!r}, got both"
+        refuse("Mask", {both: self.of is not None and self.beside is not None})
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (column_of(self.of),) if self.of else ()
+
+    @property
+    def dependency(self) -> str | None:  # type: ignore[override]
+        return self.beside
+
+    def resolved(self, inputs: Mapping[str, Layout]) -> Mask:
+        counted = [name for name, layout in inputs.items() if layout.jagged]
+        beside = self.beside
+        if self.of is None:
+            beside = beside or next(iter(counted), None)
+            able = [name for name, layout in inputs.items() if not isinstance(layout, Mask)]
+            if beside not in able:
+                hint = nearest(str(beside), able)
+                raise ConfigError(
+                    f"Mask needs of=, or beside= with an input whose elements are counted, got "
+                    f"beside={beside!r}; {hint}"
+                )
+            counted = [beside]
+        if self.lengths:
+            return replace(self, beside=beside)
+        lengths = {inputs[name].lengths for name in counted} - {()}
+        if len(lengths) != 1:
+            why = "the inputs have several" if lengths else "no input is padded"
+            raise ConfigError(f"Mask needs a length, as {why}")
+        return replace(self, length=lengths.pop(), beside=beside)
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        if self.beside is not None and others is not None:
+            other = others[self.beside]
+            return Bound(self, other.columns, other.parts)
+        if self.of is None:
+            raise ConfigError(
+                "Mask does not know what to count; give of=, the name of a jagged field, "
+                "or use it beside a Padded input"
+            )
+        place = source.place(path_of(self.of), lists=True)
+        with of_field(path_of(self.of)):
+            place = replace(place, levels=filled(without_options(place.levels)))
+            levels, offsets, _ = innermost(place)
+        columns = Columns(Structure(place.events, levels), offsets)
+        # In a model, the inputs tell the length; by itself, the longest row does.
+        longest = int(columns.counts(slice(0, len(columns.rows))).max(initial=1))
+        return Bound(self if self.lengths else replace(self, length=longest), columns)
+
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        present = self.by_element(out)[..., 0]
+        for _, part, places in bound.axis(present.shape[1]):
+            counts, here = part.columns.counts(batch.rows)[:, np.newaxis], present[:, places]
+            here[:] = np.arange(here.shape[1]) < counts

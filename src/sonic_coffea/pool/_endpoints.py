@@ -1,0 +1,139 @@
+"""The endpoints of a pool: which one gets a slice, and when the fallback starts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sonic_coffea.pool._endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from random import Random
+
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._request import ModelKey, RequestSlice
+    from sonic_coffea.pool._settings import Settings
+
+
+class EndpointRegistry:
+    """The endpoints of a pool, by URL.
+
+    Attributes
+    ----------
+    by_url : dict
+        The endpoints. A draining one stays until its last attempt has ended.
+    servers : tuple of str
+        The URLs of the servers, without the fallback's.
+    """
+
+    def __init__(self, settings: Settings, rng: Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.by_url: dict[str, Endpoint] = {}
+        self.set_servers(settings.servers, None)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self.by_url.values())
+
+    @property
+    def active(self) -> list[Endpoint]:
+        """The endpoints that are not draining."""
+        return [endpoint for endpoint in self if not endpoint.draining]
+
+    def set_servers(self, servers: Sequence[str], fallback: str | None) -> None:
+        """Add and drain endpoints, so that these are the active ones."""
+        self.servers = tuple(servers)
+        urls = list(servers) if fallback is None else [*servers, fallback]
+        new = [url for url in urls if url not in self.by_url]
+        # Many processes start at the same time, and must not all begin with the same server.
+        self._rng.shuffle(new)
+        for url in new:
+            self.by_url[url] = Endpoint(url, self._settings, self._rng)
+        ordered = self._settings.balance == "priority"
+        for url, endpoint in self.by_url.items():
+            endpoint.draining = url not in urls
+            endpoint.priority = urls.index(url) if ordered and url in urls else 0
+        if fallback is not None and fallback not in servers:
+            self.by_url[fallback].priority = math.inf
+
+    def remove_drained(self) -> list[str]:
+        """Remove endpoints that are draining and have nothing in flight; return their URLs."""
+        urls = [e.url for e in self if e.draining and not e.attempts]
+        for url in urls:
+            del self.by_url[url]
+        return urls
+
+    def candidates(self, key: ModelKey, now: float) -> list[Endpoint]:
+        """Return the endpoints that may have a model, as they were not rejected for it."""
+        return [e for e in self.active if e.signatures[key].rejection(now) is None]
+
+    def all_lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return when the last endpoint of a model was lost; None if one is left.
+
+        An endpoint without the model counts as lost.
+        """
+        since = [endpoint.lost_since(key) for endpoint in self.candidates(key, now)]
+        lost = [at for at in since if at is not None]
+        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+
+    def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
+        """Return the least used endpoint that has room for a slice; None if there is none."""
+        key = request.key
+        usable = [e for e in self if e.usable(key, now)]
+        if request.inference_failures:  # the endpoint that failed on these rows comes last
+            usable = [e for e in usable if e.url != request.last_url] or usable
+        late = {attempt.url for attempt in request.attempts}
+        elsewhere = [e for e in usable if e.url not in late]
+        for group in (elsewhere, usable) if late else (usable,):
+            highest = min((e.priority for e in group), default=0)
+            first = [e for e in group if e.priority == highest]
+            # An endpoint without a quota, beside others that have one, will soon have one, too.
+            allocated = [e for e in first if e.quota(key, now)] or first
+            if able := [e for e in allocated if e.room(key, now) > 0]:
+                # The endpoint that has just lost these rows is the last to get them again.
+                return min(able, key=lambda e: (e.url == request.last_url, e.load(key)))
+        return None
+
+
+class FallbackPolicy:
+    """Decides when to start the fallback: while no server has a model, or all of them are lost.
+
+    Attributes
+    ----------
+    url : str or None
+        Where it serves, or has served.
+    error : SonicError or None
+        Why it cannot be used: it is not started again.
+    """
+
+    def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
+        self._settings = settings
+        self._endpoints = endpoints
+        self._started_at = -math.inf
+        self.error: SonicError | None = None
+        self.url: str | None = None
+        self.starting = False
+
+    def due_at(self, key: ModelKey, now: float) -> float:
+        """Return when to start it for a model; infinity if never."""
+        if self._settings.fallback is None or self.error is not None or self.starting:
+            return math.inf
+        endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
+        if endpoint is not None:
+            lost_since = endpoint.breaker.failing_since
+            # It runs, with or without the model, or a restart did not help.
+            if lost_since is None or lost_since <= self._started_at:
+                return math.inf
+        since = self._endpoints.all_lost_since(key, now)
+        return math.inf if since is None else since + self._settings.fallback_after_s
+
+    def awaited(self, key: ModelKey, now: float) -> bool:
+        """Whether rows of a model may still be scored by it."""
+        return self.starting or self.due_at(key, now) < math.inf
+
+    def started(self, url: str | None, error: SonicError | None, now: float) -> None:
+        """Record where it serves, or why it does not."""
+        self.starting, self.error = False, error or self.error
+        if url is not None:
+            self.url, self._started_at = url, now

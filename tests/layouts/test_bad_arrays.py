@@ -1,0 +1,423 @@
+"""Arrays that a layout cannot pack are refused, and the error names the field and the event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from awkward.contents import IndexedOptionArray, NumpyArray, RegularArray, UnionArray
+from awkward.index import Index8, Index64
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.layouts import bind_inputs, declared
+
+JETS = ak.Array(
+    [
+        [
+            {"pt": 50.0, "eta": 0.5, "pf": [{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}]},
+            {"pt": 30.0, "eta": -1.0, "pf": []},
+        ],
+        [],
+        [{"pt": 40.0, "eta": 2.0, "pf": [{"pt": 7.0}]}],
+    ]
+)
+EVENTS = ak.Array(
+    [
+        {"Jet": [{"pt": 50.0, "id": 3}, {"pt": 30.0, "id": 4}], "MET": {"pt": 80.0}, "x": None},
+        {"Jet": [], "MET": {"pt": 10.0}, "x": 2.0},
+    ]
+)
+INF, NAN = float("inf"), float("nan")
+
+
+def x(values: Any, y: Any = None) -> dict[str, ak.Array]:
+    columns = {"x": values} if y is None else {"x": values, "y": y}
+    return {name: ak.Array(column) for name, column in columns.items()}
+
+
+def feature(**options: Any) -> sonic.Feature:
+    return sonic.Feature("x", **options)
+
+
+def computed(expression: str) -> sonic.Feature:
+    return sonic.Feature("y", expression=expression)
+
+
+ROW, PADDED = sonic.Row("x"), sonic.Padded("x", 2)
+TWO = sonic.Padded(["x", "y"], 2)
+IN_16 = sonic.Row("Jet[:1].pt", "int16", missing=0.0)
+LEADING = ak.Array(
+    [{"Jet": [{"pt": p} for p in event]} for event in ([1, 2, NAN], [3, INF], [1e9])]
+)
+FEW = feature(categories={211: 1, -211: 2})
+NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
+MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], missing=-1.0)
+NONE_ALLOWED = sonic.Row(MUON.features)
+LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "mu": 0}]])
+MUONS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 7.0}]])
+MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []])
+
+IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 1}])])
+
+BAD: list[tuple[Any, Any, str]] = [
+    # Fields that are not there, or are no numbers.
+    (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
+    (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),
+    (sonic.Row("pf"), JETS, "is a record; expected one of its fields; there are: pt"),
+    (sonic.Row(computed("pt / c")), JETS, "no field 'c'"),
+    (sonic.Pairwise("d", 3, "d_i"), JETS, "no field 'd'"),
+    (ROW, x(["a", "b"]), "has type string; expected numbers"),
+    (sonic.Dense("pf"), JETS, "is a record; expected one of its fields"),
+    (sonic.Dense("pt"), JETS, "without axes of fixed length"),
+    (
+        sonic.Dense("x", (2, 2)),
+        x(np.zeros((3, 2, 3))),
+        r"arrays of lengths .*, expected \[2, 2",
+    ),
+    # Other structures.
+    (sonic.Padded("pt", 2), JETS[0], "one number where a list is needed"),
+    (sonic.Padded("Jet[0].pt", 2), EVENTS, "one number where a list is needed|an index picks"),
+    (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
+    (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
+    (
+        TWO,
+        x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]),
+        "same objects .the first difference is in event 1",
+    ),
+    (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
+    (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "do not have the same objects"),
+    # None.
+    (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
+    (sonic.Row(["MET.pt", "x"]), EVENTS, "'x' has None"),
+    (
+        sonic.Row(["Jet[0].pt", "MET.pt"]),
+        EVENTS,
+        r"has no Jet\[0\] in event 1;.* say what stands for it",
+    ),
+    (sonic.Row("Jet[:2].pt"), LEADING, r"has no Jet\[1\] in event 2;.* say what stands for it"),
+    (
+        sonic.Padded("Jet[0].pf.pt", 2),
+        {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])},
+        r"has no Jet\[0\] in event 1;.* say what stands for it",
+    ),
+    (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
+    (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
+    # Numbers that are not finite.
+    (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
+    (ROW, x([[1.0], [], [2.0, -INF]]), "field 'x' is NaN or infinite in event 2"),
+    (
+        sonic.Padded(feature(scale=2.0), 2),
+        x([[1.0], [INF]]),
+        "field 'x' is NaN or infinite in event 1",
+    ),
+    (sonic.Padded("x", 1), x([[1.0, NAN], [2.0], [INF, NAN]]), "'x' is NaN or infinite in event 2"),
+    (sonic.Flat("x"), x([[1.0, 2.0], [3.0], [4.0, INF]]), "'x' is NaN or infinite in event 2"),
+    (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
+    (sonic.Padded(["x", "y"], 2), x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
+    (sonic.Flat(["x", "y"]), x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
+    (sonic.Row("Jet[:2].pt", missing=0.0), LEADING, r"'Jet\[1\].pt' is NaN or infinite in event 1"),
+    (sonic.Row(computed("x / 0")), x([1.0]), "field 'y' is NaN or infinite in event 0"),
+    # A transformation does not hide it.
+    (sonic.Row(feature(within=(0.0, 5.0))), x([1.0, INF]), "NaN or infinite in event 1"),
+    (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
+    (sonic.Row(feature(function="exp")), x([1.0, -INF]), "NaN or infinite after exp in event 1"),
+    (sonic.Row(feature(power=-1)), x([1.0, INF]), "NaN or infinite after power -1.0 in event 1"),
+    (sonic.Row(feature(categories={1: 1, None: 0})), x([1, INF]), "NaN or infinite in event 1"),
+    (sonic.Row(sonic.OneHot("x", [1, 2]), "int8"), x([1, -INF]), "NaN or infinite in event 1"),
+    (sonic.Row(computed("x // x")), x([1, 0]), "field 'y' is NaN or infinite in event 1"),
+    (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
+    (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
+    (sonic.Pairwise("x", 2, "x_i"), x([[NAN]]), "field 'x' is NaN"),
+    (
+        sonic.Padded("y", 2, sort_by="x"),
+        x([[1.0], [NAN]], [[1], [2]]),
+        "'x'.* is None, NaN or infinite",
+    ),
+    (sonic.Row(computed("x * log(-1)")), x([1.0]), "field 'y'|expression"),
+    (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
+    (sonic.Tokens({"J": sonic.Padded("x", 2)}), x([[NAN]]), "field 'x' is NaN"),
+    # Numbers that the type cannot hold.
+    (sonic.Row("x", "bool"), x([1.0, 0.3]), "is 0.3 in event 1, which bool cannot hold"),
+    (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),
+    (sonic.Row("x", "int8"), x([[5], [300]]), "is 300 in event 1, which int8 cannot hold"),
+    (
+        sonic.Padded("x", 1, dtype="int8"),
+        x([[1, 300], [400]]),
+        "is 400 in event 1, which int8 cannot",
+    ),
+    (sonic.Row("x", "int64"), x([[5.0], [0.5]]), "is 0.5 in event 1, which int64 cannot hold"),
+    (sonic.Row("x", "float16"), x([1.0, 7e4]), "is 70000.0 in event 1, which float16 cannot hold"),
+    (PADDED, x([[1.0], [1e300]]), r"is 1e\+300 in event 1, which float32 cannot hold"),
+    (
+        sonic.Dense("x", dtype="int8"),
+        x(np.asarray([[5, 6], [5, 300]])),
+        "is 300 in event 1, which int8",
+    ),
+    (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
+    (
+        sonic.Padded(feature(scale=100.0), 2, dtype="int8"),
+        x([[1.0], [-5.0]]),
+        "is -500.0 after its transformation in event 1, which int8 cannot hold",
+    ),
+    (
+        sonic.Row(feature(scale=1e30)),
+        x([1.0, 1e20]),
+        r"is 1e\+50 after its transformation in event 1, which float32 cannot hold",
+    ),
+    (sonic.Row(feature(nonfinite=NAN, scale=1e38)), x([1e3]), "float32 cannot hold"),
+    (
+        sonic.Row(feature(scale=4.0), "int64"),
+        x([1.0, 2.0**61]),
+        "in event 1, which int64 cannot hold",
+    ),
+    # Categories and references.
+    (sonic.Flat(FEW), x([[211], [], [22]]), NO_CATEGORY),
+    (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
+    (
+        NONE_ALLOWED,
+        {"Jet": LINKED, "Muon": MUONS},
+        "'Jet.mu' is -1 in event 0, which has 2 of 'Muon.pt'.* say",
+    ),
+    (
+        MUON,
+        {"Jet": LINKED, "Muon": MUONS[:, :0]},
+        "is 1 in event 0, which has 0 of .* not over all",
+    ),
+    (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "a list in each of 2 events"),
+    # Strings.
+    (
+        sonic.Padded("pt", 2, dtype="string"),
+        {"pt": JETS.pf.pt},
+        "has type float64; expected strings",
+    ),
+    (sonic.Padded("x", 2, dtype="string"), x([["a", None]]), "None"),
+    (sonic.Padded("x", 2, dtype="string", sort_by="y"), x([["a"]], ["b"]), "string"),
+]
+
+
+@pytest.mark.parametrize(("layout", "array", "message"), BAD)
+def test_arrays_that_cannot_be_packed_are_refused(layout: Any, array: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        layout.pack(array)
+
+
+def test_numbers_that_are_not_sent_may_be_anything() -> None:
+    assert sonic.Padded("x", 1).pack(x([[1.0, NAN], [2.0, INF]])).tolist() == [[[1.0]], [[2.0]]]
+    assert sonic.Row("Jet[:1].pt", missing=0.0, dtype="int64").pack(LEADING)[2] == [10**9]
+    assert TWO.pack(x([[], [1, 3]], [NAN, 2])).tolist() == [[[0, 0], [0, 0]], [[1, 3], [2, 2]]]
+
+
+def test_failed_formulae_name_their_event() -> None:
+    jets = ak.Array([[{"x": [1.0, 2.0]}], [{"x": [3.0, 0.0]}]])
+    with pytest.raises(InputError, match=r"formula 'log\(x_i\)' is NaN.*in event 1") as raised:
+        sonic.Pairwise("x", 2, ["x_j", "log(x_i)"]).pack(jets)
+    assert raised.value.rows == (1, 2)
+    # Beyond the cut, nothing is computed.
+    assert sonic.Pairwise("x", 1, "log(x_i)").pack(jets).shape == (2, 1, 1, 1)
+
+
+def union(*arrays: ak.Array) -> ak.Array:
+    """One element of each, as a union."""
+    tags = np.arange(len(arrays), dtype=np.int8)
+    index = Index64(np.zeros(len(arrays), np.int64))
+    return ak.Array(UnionArray(Index8(tags), index, [a.layout for a in arrays]))
+
+
+@pytest.mark.parametrize("wrap", [list, lambda numbers: [numbers]])
+def test_integers_that_no_type_holds_together_are_refused(wrap: Any) -> None:
+    """numpy's type for both is a float, which rounds them."""
+    number = 2**62 + 1
+    kinds = [np.asarray(wrap([n]), t) for n, t in ((number, np.uint64), (-number, np.int64))]
+    mixed = {"x": union(*(ak.Array(NumpyArray(kind)) for kind in kinds))}
+    with pytest.raises(InputError, match="field 'x' mixes types .*uint64.*int64"):
+        sonic.Row("x", dtype="int64").pack(mixed)
+
+
+@pytest.mark.parametrize(
+    "array", [union(ak.Array([[1.0]]), ak.Array([1.0])), union(ak.Array([[1.0]]), ak.Array(["a"]))]
+)
+def test_unions_of_lists_and_others_are_refused(array: ak.Array) -> None:
+    for layout in (PADDED, ROW, sonic.Mask(2, of="x"), sonic.Flat("x")):
+        for nested in (array, ak.Array(RegularArray(array.layout, 2))):
+            with pytest.raises(InputError, match="field 'x' .*(mixes types|holds strings)"):
+                layout.pack({"x": nested})
+
+
+ONE_PF = sonic.Padded("pf.x", 2)
+LAYOUTS = {
+    "Row": sonic.Row("pt"),
+    "leading": sonic.Row("pf[0].x"),
+    "Padded": ONE_PF,
+    "sorted": sonic.Padded("pf.x", 2, sort_by="pf.x"),
+    "Bucketed": sonic.Bucketed("pf.x", (1, 2)),
+    "Flat": sonic.Flat("pf.x"),
+    "Mask": sonic.Mask(2, of="pf"),
+    "Dense": sonic.Dense("pt", (1,)),
+    "Pairwise": sonic.Pairwise("pf.x", 2, "x_i - x_j"),
+    "Tokens": sonic.Tokens({"pf": ONE_PF}),
+    "strings": sonic.Row("pt", dtype="string"),
+    "expression": sonic.Row(computed("pt + 1")),
+}
+RECORDS = ak.Array([{"pt": 1.0, "pf": [{"x": 1.0}]}, {"pt": 2.0, "pf": []}])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "array", [RECORDS[0], RECORDS[1], None, 5, "pt", b"pt", object(), {1, 2}, (n for n in "ab")]
+)
+def test_only_arrays_are_packed(name: str, array: Any) -> None:
+    message = "one record" if isinstance(array, ak.Record) else None
+    with pytest.raises(InputError, match=message):
+        LAYOUTS[name].pack(array)
+    with pytest.raises(InputError, match=message):
+        sonic.Model("m", {"in": LAYOUTS[name]}, {"y": ["a"]}).pack(array)
+
+
+@pytest.mark.parametrize("column", [None, 5, 1.5, object(), RECORDS[0], np.float32(1), {1, 2}])
+def test_columns_of_a_dict_are_arrays(column: Any) -> None:
+    for name, field in (
+        *(("Row", "pt"), ("expression", "pt"), ("strings", "pt"), ("Dense", "pt"), ("Flat", "pf")),
+        *(("Padded", "pf"), ("Mask", "pf"), ("leading", "pf"), ("Tokens", "pf")),
+    ):
+        with pytest.raises(InputError):
+            LAYOUTS[name].pack({field: column})
+
+
+COVARIANCE = np.arange(24.0).reshape(4, 2, 3)
+PF = ak.zip({"pt": np.arange(4.0), "cov": COVARIANCE[:, 0], "matrix": COVARIANCE}, depth_limit=1)
+CONSTITUENTS = ak.unflatten(PF, [2, 0, 2])
+WITH_ARRAYS = ak.zip({"pf": CONSTITUENTS, "m": [5.0, 6.0, 7.0]}, depth_limit=1)
+ARRAYS = {
+    "constituents of jets": WITH_ARRAYS,
+    "constituents of jets of events": ak.unflatten(WITH_ARRAYS, [2, 1]),
+    "a dict of records": {"pf": CONSTITUENTS},
+    "chosen": WITH_ARRAYS[::-1][::-1],
+    "no rows": WITH_ARRAYS[:0],
+}
+
+
+@pytest.mark.parametrize("name", ["pf.cov", "pf.matrix"])
+@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda name: sonic.Padded(["pf.pt", name], 3),
+        lambda name: sonic.Padded([name, "pf.pt"], 3),
+        lambda name: sonic.Padded("pf.pt", 3, sort_by=name),
+        lambda name: sonic.Bucketed(["pf.pt", name], (2, 4)),
+        lambda name: sonic.Flat(["pf.pt", name]),
+        lambda name: sonic.Row(["pf.pt", name]),
+        lambda name: sonic.Tokens({"pf": sonic.Padded(["pt", name.split(".")[1]], 3)}),
+        lambda name: sonic.Pairwise(["pf.pt", name], 3, "pt_i - pt_j"),
+        lambda name: sonic.Padded(["pf.pt", computed(f"2 * {name} + pf.pt")], 3),
+    ],
+)
+def test_arrays_beside_single_numbers_are_refused(layout: Any, array: str, name: str) -> None:
+    """Else constituents would become rows."""
+    with pytest.raises(InputError, match=r"field '(pf\.)?(cov|matrix)' has an array of fixed le"):
+        layout(name).pack(ARRAYS[array])
+
+
+def test_missing_images_are_refused() -> None:
+    """The axes above an option are the objects'; with a shape that has them, they are the row's."""
+    images = RegularArray(RegularArray(NumpyArray(np.arange(8, dtype=np.float32)), 2), 2)
+    both, some = (IndexedOptionArray(Index64(np.asarray([0, k])), images) for k in (1, -1))
+    pairs, pair = ({"x": ak.Array(RegularArray(option, 2))} for option in (both, some))
+    assert sonic.Dense("x").pack(pairs).shape == (2, 2, 2)
+    assert sonic.Dense("x").pack(pair).shape == (1, 2, 2)
+    assert sonic.Dense("x", (2, 2, 2)).pack(pairs).shape == (1, 2, 2, 2)
+    with pytest.raises(InputError, match="field 'x' has None"):
+        sonic.Dense("x", (2, 2, 2)).pack(pair)
+
+
+@pytest.mark.parametrize("expression", ["where(pt > 4)", "np.where(pt)", "round(pt, n)"])
+def test_expressions_of_another_length_are_refused(expression: str) -> None:
+    """What lies behind the result in memory would be packed with it."""
+    jets = {"pt": ak.Array([[5.0, 3.0], [], [7.0]]), "n": ak.Array([[1, 1], [], [1]])}
+    for layout in (sonic.Row, lambda field: sonic.Padded(["pt", field], 2), sonic.Flat):
+        with pytest.raises((ConfigError, InputError), match=r"where|expression"):
+            layout(computed(expression)).pack(jets)
+
+
+PF_2 = sonic.Padded("pf.pt", 2)
+INPUTS: list[tuple[dict[str, Any], Any, type[Exception], str]] = [
+    ({"a": sonic.Row("ptt")}, JETS, FieldError, "input 'a': no field 'ptt'"),
+    (
+        {"a": sonic.Row("pt")},
+        {"a": JETS.pt},
+        FieldError,
+        "no field 'pt', as the array has none; give",
+    ),
+    ({n: sonic.Row("pt") for n in "ab"}, {"a": JETS, "aa": JETS}, FieldError, "no input 'aa'; did"),
+    ({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS, ConfigError, "input 'm': Mask needs of="),
+    (
+        {"a": PF_2, "m": sonic.Mask(beside="aa")},
+        JETS,
+        ConfigError,
+        "beside='aa'; did you mean 'a'",
+    ),
+    (
+        {"a": sonic.Row("pt"), "b": PF_2},
+        {"a": JETS[:, :2], "b": ak.concatenate([JETS[:2], JETS[1:2]])},
+        InputError,
+        "input 'a' and input 'b' .* difference is in event 2",
+    ),
+    # Pairs are asked for by the layout: lists in lists are lists as any others.
+    (
+        {"pf": sonic.Padded("x", 4), "v": sonic.Padded("y", 4)},
+        x([[1.0], []], [[[1.0]], []]),
+        InputError,
+        "same objects.*there is sonic.Padded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("layouts", "array", "kind", "message"), INPUTS)
+def test_inputs_that_fail_are_named(layouts: Any, array: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        bind_inputs(layouts, array)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({}, "no input is padded"),
+        ({"x": sonic.Flat("pt")}, "no input is padded"),
+        ({"x": sonic.Padded("pt", 2), "y": sonic.Padded("pt", 3)}, "the inputs have several"),
+    ],
+)
+def test_masks_without_a_length_are_refused(others: dict[str, Any], message: str) -> None:
+    """That of the longest row would depend on which others are sent."""
+    layouts = {"m": sonic.Mask(of="pt"), "r": sonic.Row("eta"), **others}
+    with pytest.raises(ConfigError, match=f"input 'm': Mask needs a length.*{message}"):
+        bind_inputs(layouts, ak.Array([{"pt": [1.0], "eta": 2.0}]))
+    with pytest.raises(ConfigError, match="Mask needs a length"):
+        declared(layouts)
+
+
+JAGGED = ak.Array([[{"pt": [1.0, 2.0, 3.0]}, {"pt": []}], [], [{"pt": [7.0]}]])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 4000])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        sonic.Padded(["pt", "pt"], 2),
+        sonic.Padded("pt", 2, sort_by="pt", axis_order="LF"),
+        sonic.Bucketed("pt", (2, 4)),
+        sonic.Row("pt"),
+    ],
+)
+def test_tensors_of_other_rows_are_not_unpacked(layout: Any, rows: int) -> None:
+    """Compiled code would read, and write, beyond its memory."""
+    array = {"pt": ak.Array([1.0, 2.0, 3.0])} if isinstance(layout, sonic.Row) else JAGGED
+    whole = layout.pack(array)
+    tensor = np.zeros((rows, *whole.shape[1:]), np.float32)
+    expected = f"expected a tensor of shape {list(whole.shape)}, .* got {list(tensor.shape)}"
+    with pytest.raises(InputError, match=expected.replace("[", r"\[").replace("]", r"\]")):
+        layout.unpack(tensor, array)
+    with pytest.raises(InputError, match="expected a tensor of shape"):
+        layout.unpack(whole[..., np.newaxis], array)

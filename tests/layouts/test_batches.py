@@ -1,0 +1,202 @@
+"""Inputs of one model have the same rows, lengths of their own, and masks beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts import bind_inputs, declared
+
+
+def test_groups_with_lengths_of_their_own() -> None:
+    """A row's padding depends on its own counts: the largest step that any of its groups needs."""
+    counts = [(3, 0), (13, 1), (5, 2), (100, 9), (0, 4), (48, 0), (12, 1)]
+    array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m} for n, m in counts])
+    layouts = {
+        "pf": sonic.Bucketed("pf", (12, 24, 48)),
+        "pf mask": sonic.Mask(beside="pf"),
+        "sv": sonic.Bucketed("sv", (1, 4), axis_order="LF"),
+        "sv mask": sonic.Mask(of="sv", beside=None, length=6),
+    }
+    expected = {0: (12, 1), 1: (24, 4), 2: (48, 4)}
+    by_hand = [0, 1, 1, 2, 1, 2, 0]
+    for chosen in (slice(None), slice(None, None, -1), [4, 2], [0], []):
+        inputs = bind_inputs(layouts, array[chosen])
+        wanted = np.arange(len(counts))[chosen]
+        levels = {}
+        for segment in inputs.segments:
+            sent = inputs.pack(segment.start, segment.stop)
+            rows = wanted[inputs.selection(segment.start, segment.stop)]
+            levels |= dict.fromkeys(rows.tolist(), segment.bucket)
+            pf, sv = expected[segment.bucket]
+            assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
+            assert sent["sv"].shape == (len(rows), sv, 1)
+            assert sent["sv mask"].shape == (len(rows), 1, 6)
+            for name, axis, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
+                kept = [float(min(counts[row][axis], length)) for row in rows]
+                assert sent[name].sum(axis=(1, 2)).tolist() == kept
+            assert segment.row_bytes == 4 * (2 * pf + sv + 6)
+        assert levels == {int(row): by_hand[row] for row in wanted}
+    inputs = bind_inputs(layouts, array)
+    pairs = [
+        (row[k], expected[level][k])
+        for row, level in zip(counts, by_hand, strict=True)
+        for k in (0, 1)
+    ]
+    sent = sum(map(min, pairs))
+    counted = (sent, sum(n for n, _ in pairs) - sent, sum(n for _, n in pairs) - sent)
+    assert inputs.count_elements() == counted
+
+
+def test_inputs_may_have_arrays_of_their_own() -> None:
+    jets = ak.Array(
+        [[{"pt": 50.0, "pf": [1, 2]}, {"pt": 30.0, "pf": []}], [], [{"pt": 4.0, "pf": [7]}]]
+    )
+    layouts = {"a": sonic.Row("pt"), "b": sonic.Padded("x", 2), "m": sonic.Mask(2)}
+    tensors = bind_inputs(layouts, {"a": jets, "b": ak.zip({"x": jets.pf})}).pack(0, 3)
+    assert tensors["a"][:, 0].tolist() == [50.0, 30.0, 4.0]
+    assert tensors["m"].sum(axis=(1, 2)).tolist() == [2.0, 0.0, 1.0]
+
+
+def test_declared_tensors_have_the_shape_of_a_row() -> None:
+    layouts = {
+        "x": sonic.Flat(["a", "b"], "splits"),
+        "y": sonic.Bucketed("a"),
+        "row": sonic.Row("a", axis_order=""),
+        "flat": sonic.Flat("a", axis_order="L"),
+    }
+    shapes = {name: shape for name, (_, shape) in declared(layouts).items()}
+    assert shapes == {
+        "x": (2,),
+        "splits": (),
+        "y": (1, -1),
+        "row": (),
+        "flat": (),
+        "row_splits": (),
+    }
+
+
+def test_masks_have_the_length_of_what_they_stand_beside() -> None:
+    array = {"a": ak.Array([[1.0, 2.0, 3.0], [4.0]]), "b": ak.Array([[1.0], [2.0, 3.0]])}
+    layouts = {
+        "x": sonic.Bucketed("a", (2, 4), axis_order="L"),
+        "v": sonic.Padded("b", 3),
+        "r": sonic.Row("a[0]"),
+        "of b": sonic.Mask(3, of="b"),
+        "beside v": sonic.Mask(beside="v"),
+        "beside x": sonic.Mask(beside="x"),
+        "beside r": sonic.Mask(beside="r", axis_order="L"),
+    }
+    inputs = bind_inputs(layouts, array)
+    sent = [inputs.pack(s.start, s.stop) for s in inputs.segments]
+    for name in ("of b", "beside v"):
+        assert [t[name].tolist() for t in sent] == [[[[1, 1, 0]]], [[[1, 0, 0]]]]
+    assert [t["beside x"].tolist() for t in sent] == [[[[1, 0]]], [[[1, 1, 1, 0]]]]
+    assert [t["beside r"].tolist() for t in sent] == [[[1]], [[1]]]
+
+
+@pytest.mark.parametrize("options", [{}, {"sort_by": "Jet.pf.pt"}, {"pad_mode": "wrap"}])
+def test_rows_may_have_lists_of_constituents(options: dict[str, Any]) -> None:
+    """Each list is padded as a row of its own."""
+    jets = [[[1.0, 3.0, 2.0, 4.0], [5.0], []], [[7.0]], [], [[], [6.0, 8.0]]]
+    numbers = ak.Array(jets)
+    events = ak.zip({"Jet": ak.zip({"pf": ak.zip({"pt": numbers, "q": -numbers})}, depth_limit=2)})
+    fields = ["Jet.pf.pt", sonic.Feature("Jet.pf.q", scale=2.0)]
+    layout = sonic.Padded(fields, 3, -1.0, outer=2, axis_order="LF", **options)
+    alone = sonic.Padded(fields, 3, -1.0, "LF", **options).pack(events)
+    assert layout.row_shape(0) == (2, 3, 2)
+    wanted = np.full((4, 2, 3, 2), -1.0)
+    rows = iter(alone)
+    for n, event in enumerate(jets):
+        for j, row in enumerate(next(rows) for _ in event):
+            if j < 2:
+                wanted[n, j] = row
+    np.testing.assert_array_equal(layout.pack(events), wanted)
+    by_field = sonic.Padded(fields, 3, -1.0, outer=2, **options).pack(events)
+    np.testing.assert_array_equal(by_field, np.moveaxis(wanted, -1, 1))
+    inputs = bind_inputs({"x": layout, "mask": sonic.Mask(beside="x", axis_order="L")}, events)
+    assert inputs.pack(0, 4)["mask"].tolist() == [[1, 1], [1, 0], [0, 0], [1, 1]]
+    np.testing.assert_array_equal(inputs.pack(1, 3)["x"], wanted[1:3])
+    with pytest.raises(InputError, match="'Jet.pf.pt' has no lists of lists, which outer= needs"):
+        layout.pack(events[0])
+    with pytest.raises(ConfigError, match="has no inverse"):
+        layout.unpack(wanted, events)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        sonic.Feature("x", shift=1.0, scale=2.0, upper=5.0),
+        sonic.Feature("x", function="exp"),
+        sonic.Feature("x", expression="x * 3 + 1"),
+    ],
+)
+def test_padding_before_the_transformation_is_transformed(feature: Any) -> None:
+    array = {"x": ak.Array([[1.0, 2.0], []])}
+    filled = {"x": ak.Array([[1.0, 2.0, -0.5], [-0.5] * 3])}
+    before = sonic.Padded(feature, 3, fill=-0.5, pad="before").pack(array)
+    np.testing.assert_array_equal(before, sonic.Padded(feature, 3).pack(filled))
+
+
+@pytest.mark.parametrize(
+    ("feature", "numbers", "fill", "padded"),
+    [
+        ("x", np.array([3], "u1"), -1.0, -1.0),
+        (sonic.Feature("x", scale=2.0), np.array([True]), -9.0, -18.0),
+        (sonic.Feature("x", scale=2.0), np.array([3]), -0.5, -1.0),
+        (sonic.Feature("x", expression="(x - y) / y"), np.array([3.0]), 0.0, -1.0),
+    ],
+)
+def test_the_fill_is_transformed_as_it_is(
+    feature: Any, numbers: Any, fill: float, padded: float
+) -> None:
+    """It is not cast to the type of the field, and numbers of the row are its own."""
+    array = {"x": ak.unflatten(numbers, [0, 1]), "y": ak.Array([2.0, 6.0])}
+    tensor = sonic.Padded(feature, 2, fill, pad="before").pack(array)
+    assert tensor[0].tolist() == [[padded, padded]]
+    assert tensor[1, 0, 1] == padded
+
+
+def test_padding_before_has_no_numbers_of_lists_of_padding() -> None:
+    arrays = {"x": ak.Array([[[1.0], [2.0]]]), "y": ak.Array([[3.0, 4.0]])}
+    of_list = sonic.Feature("x", expression="x * y", shift=1.0)
+    with pytest.raises(InputError, match="reads numbers of the whole list"):
+        sonic.Padded(of_list, 2, pad="before", outer=3).pack(arrays)
+    alone = sonic.Padded(sonic.Feature("x", shift=1.0), 2, pad="before", outer=3)
+    assert alone.pack(arrays).tolist() == [[[[0.0, -1.0], [1.0, -1.0], [-1.0, -1.0]]]]
+
+
+@pytest.mark.parametrize(
+    ("feature", "dtype"),
+    [
+        (sonic.Feature("x", function="log"), "float32"),
+        (sonic.Feature("x", categories={1: 1}), "int64"),
+        (sonic.Feature("x", shift=1.0, scale=1000.0), "int8"),
+    ],
+)
+def test_padding_that_cannot_be_sent_is_refused(feature: Any, dtype: str) -> None:
+    layout = sonic.Padded(feature, 2, pad="before", dtype=dtype)
+    with pytest.raises(InputError, match=r"^fill 0.0, padded .*: field 'x' is .* in event 1"):
+        layout.pack({"x": ak.Array([[1, 1], [1]])})
+    assert layout.pack({"x": ak.Array([[1, 1]])}).shape == (1, 1, 2)
+
+
+@pytest.mark.parametrize("source", ["float32", "float64", "int16", "int64"])
+def test_transformations_are_those_of_numpy_bit_by_bit(source: str) -> None:
+    rng = np.random.default_rng(1)
+    values = (rng.normal(size=1000) * 50).astype(source)
+    feature = sonic.Feature("x", shift=1.7, scale=0.031, lower=-1.0, upper=0.9)
+    real = np.result_type(values.dtype, np.float32)
+    expected = (values.astype(real) - real.type(1.7)) * real.type(0.031)
+    expected = np.clip(expected, real.type(-1.0), real.type(0.9)).astype(np.float32)
+    array = {"x": ak.Array(values), "y": ak.unflatten(values, 10)}
+    np.testing.assert_array_equal(sonic.Row(feature).pack(array)[:, 0], expected)
+    jagged = sonic.Feature("y", shift=1.7, scale=0.031, lower=-1.0, upper=0.9)
+    tensor = sonic.Padded(jagged, 12, fill=-7.0).pack(array)
+    np.testing.assert_array_equal(tensor[:, 0, :10].reshape(-1), expected)
+    assert np.all(tensor[:, 0, 10:] == -7.0)  # not transformed
