@@ -72,7 +72,7 @@ class Case:
     words: str
     kind: type[SonicError]
     connects: bool = False
-    timeout_s: float = 2.0
+    timeout_s: float = 20.0
 
     def __str__(self) -> str:
         return self.name
