@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import math
-import queue
 import re
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from jupyter_client import AsyncKernelClient, AsyncKernelManager
-from jupyter_client.channels import AsyncZMQSocketChannel
+from jupyter_client import BlockingKernelClient, KernelManager
 from nbclient import NotebookClient
-from traitlets import Type
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What differs between machines and runs: folders, and addresses in memory.
@@ -33,40 +28,19 @@ _OF_THE_MACHINE = (
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-class _Channel(AsyncZMQSocketChannel):
-    """Also looks for messages every second.
-
-    The descriptors of ZeroMQ's sockets tell of changes only, and a client that misses one waits for
-    the message that it has until its deadline.
-    """
-
-    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                return await super().get_msg(max(0.0, min(1.0, until - time.monotonic())))
-            except queue.Empty:
-                if time.monotonic() >= until:
-                    raise
-
-
-class _Client(AsyncKernelClient):
-    shell_channel_class = iopub_channel_class = Type(_Channel)
-
-
 def execute(notebook: Any, where: Path) -> None:
     """Run the cells in `where`, and put their outputs into the notebook."""
     # Another process could take a port before the kernel listens; paths of sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        kernel = AsyncKernelManager(
+        kernel = KernelManager(
             kernel_name="python3",
             transport="ipc",
             connection_file=f"{sockets}/kernel.json",
-            client_factory=_Client,
+            # On a busy machine, one that waits by asyncio notices some messages late or never.
+            client_factory=BlockingKernelClient,
         )
         resources = {"metadata": {"path": str(where)}}
-        limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
-        NotebookClient(notebook, km=kernel, resources=resources, **limits).execute()
+        NotebookClient(notebook, km=kernel, resources=resources, startup_timeout=300).execute()
 
 
 def keep(path: Path) -> None:

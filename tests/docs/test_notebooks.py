@@ -36,7 +36,6 @@ probed = {name: out["mass"]["TTbar", name, :].values(flow=True).sum() for name i
 probed = {name: one.tolist() for name, one in served.items()}
 """,
 }
-# Written to a file: a kernel may lose what is printed on a loaded machine.
 KEEP = """
 import json, os
 with open(os.environ["PROBED"], "w") as file:
@@ -103,11 +102,11 @@ def number(text: str) -> int:
 
 
 def shape(cell: Any) -> list[Any]:
-    """Return which kinds of output a cell has, but for bars of progress."""
+    """Return which kinds of output a cell has, but for bars of progress and what is logged."""
     kinds = [
         sorted(output["data"]) if "data" in output else output.get("name", output.output_type)
         for output in cell.get("outputs", [])
-        if output.get("data", {}).get("text/plain", "shown")
+        if output.get("data", {}).get("text/plain", "shown") and output.get("name") != "stderr"
     ]
     kinds = [kind for kind in kinds if not any("widget" in part for part in kind)]
     # What is printed comes in as many parts as happens.
