@@ -84,7 +84,8 @@ class Bound:
 
     def bucket_of(self, rows: RowSelection) -> int:
         """Return the bucket of rows that share a request: that of the longest."""
-        return int(self.buckets_of(rows).max(initial=0))
+        one = len(self.layout.lengths) < 2
+        return 0 if one else int(self.buckets_of(rows).max(initial=0))
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""

@@ -79,13 +79,7 @@ class Source:
             If types are mixed in a way that no tensor has.
         """
         with of_field(path):
-            if reduction == "metadata":
-                return self._constant(text_of(path))
-            full = path if self._part is None else self._full(path)
-            if self._is_traced:
-                self._touch(tuple(step for step in full if isinstance(step, str)), lists=lists)
-            place = self._place(full)
-            return _reduced(place, reduction) if reduction else place
+            return self._find(path, reduction, lists=lists)
 
     def numbers(
         self, path: Path, reduction: str = "", *, strings: bool = False
@@ -96,10 +90,19 @@ class Source:
         """
         key = path, reduction, strings
         if key not in self._read:
-            place = self.place(path, reduction)
             with of_field(path):
+                place = self._find(path, reduction)
                 self._read[key] = place, *numbers(place, strings=strings)
         return self._read[key]
+
+    def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
+        if reduction == "metadata":
+            return self._constant(text_of(path))
+        full = path if self._part is None else self._full(path)
+        if self._is_traced:
+            self._touch(tuple(step for step in full if isinstance(step, str)), lists=lists)
+        place = self._place(full)
+        return _reduced(place, reduction) if reduction else place
 
     def _constant(self, name: str) -> Structure:
         """Return a number of the events' metadata for each event."""
