@@ -19,7 +19,6 @@ from sonic_coffea.errors import ServerError, SonicError, nearest, printable
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
-_ENDS_WITHIN_S = 30.0
 _NONE = "no local server of yours runs on this machine"
 
 
@@ -97,7 +96,7 @@ def status(*, stop: str | None = None) -> None:
     show(servers, *(lines or [_NONE]))
 
 
-def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
+def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float = 30.0) -> list[str]:
     from sonic_coffea.server import local_servers
 
     if which != "all":
@@ -110,10 +109,10 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(record["supervisor_pid"], signal.SIGTERM)
     stopped = {record["url"] for record in records}
-    until = time.monotonic() + _ENDS_WITHIN_S
+    until = time.monotonic() + within_s
     while alive := stopped & {record["url"] for record in local_servers()}:
         if time.monotonic() > until:
-            raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
+            raise ServerError(f"{', '.join(alive)} did not end within {within_s:g} s")
         time.sleep(0.05)
     return sorted(stopped)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_MS = 100.0
 # A terminal sends Ctrl-C to all processes; that of the client stops the others in order.
 _DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
@@ -114,7 +113,7 @@ def _keep_registered(client: Client) -> None:
             for plugin in list(_registered[client].values()) if connection is not None else ():
                 await _send(client, plugin)
 
-    callback = PeriodicCallback(look, _LOOK_MS)
+    callback = PeriodicCallback(look, callback_time=100)
     callback.start()
 
 

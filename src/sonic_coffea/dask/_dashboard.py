@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sonic_coffea.dask._quotas import Allocator, ServedModel
 
 _URL = "sonic"
-_UPDATE_MS = 1000
 _RATES = "Rows scored per second"
 _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
@@ -221,7 +220,7 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
     document.title = "Dask: Inference Servers"
     document.add_root(column(rates, table, sizing_mode="stretch_both"))
     document.theme = BOKEH_THEME
-    document.add_periodic_callback(update, _UPDATE_MS)
+    document.add_periodic_callback(update, 1000)
     document.template = env.get_template("simple.html")  # dask's, of links to its other pages
     document.template_variables.update(extra)
 

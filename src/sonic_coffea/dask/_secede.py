@@ -10,8 +10,6 @@ from distributed import Worker, get_worker, rejoin, secede, threadpoolexecutor
 # Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more
 # start. dask begins to spill at the same part.
 _MAX_MEMORY_PART = 0.6
-# dask does not say when a task starts, so it has to be polled.
-_POLL_S = 0.01
 
 # Workers may share this process.
 _suspended: WeakKeyDictionary[Worker, _Suspended] = WeakKeyDictionary()
@@ -59,7 +57,7 @@ def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float 
     suspended = _suspended.setdefault(worker, _Suspended())
     max_chunks = max_suspended_chunks * worker.state.nthreads
     while not suspended.add(0 if _memory_is_full(worker) else max_chunks):
-        if event.wait(_POLL_S):
+        if event.wait(0.01):  # dask does not say when a task starts
             return True
     try:
         secede()

@@ -48,8 +48,7 @@ SUBSTRUCTURE_FIELDS = (
 )
 """Fields of FatJet, there since NanoAODv9: the inputs of the network without constituents."""
 
-_TOP, _W = 6, 24
-_HEAVIEST_DECAY_QUARK = 5
+_BOTTOM, _TOP, _W = 5, 6, 24
 
 
 def constituent_features(jets: Any, constituents: Any) -> Any:
@@ -144,7 +143,7 @@ def _top_of_quark(genparts: Any) -> Any:
     ancestor = mother = ak.mask(mother, mother >= 0)
     while ak.any(is_w := ak.fill_none(species[ancestor] == _W, value=False)):
         ancestor = ak.where(is_w, mother[ancestor], ancestor)
-    is_quark = (species > 0) & (species <= _HEAVIEST_DECAY_QUARK)
+    is_quark = (species > 0) & (species <= _BOTTOM)
     from_top = ak.fill_none(is_quark & (species[ancestor] == _TOP), value=False)
     return ak.fill_none(ak.mask(ancestor, from_top), -1)
 

@@ -21,7 +21,6 @@ svg { display: block; height: auto; margin-top: 2rem; max-width: 50rem; width: 1
 @media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg); } }
 """
 _PRE = '<pre style="line-height:1.2;overflow-x:auto;white-space:pre">{code}</pre>'
-WIDE = 100_000
 """Width of a console that folds no line, in characters."""
 
 
@@ -56,7 +55,7 @@ def html(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
     """Return tables as HTML, in which everything is escaped, with sentences below."""
     from rich.console import Console
 
-    console = Console(record=True, file=io.StringIO(), width=WIDE, force_jupyter=False)
+    console = Console(record=True, file=io.StringIO(), width=100_000, force_jupyter=False)
     console.print(*tables)
     shown = console.export_html(inline_styles=True, code_format=_PRE)
     return shown + "".join(f"<p>{escape(_text(sentence))}</p>" for sentence in notes)

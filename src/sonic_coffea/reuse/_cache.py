@@ -37,7 +37,6 @@ _TABLE = (
     "WITHOUT ROWID"
 )
 _BESIDE = ("-wal", "-shm", "-journal")
-_WAIT_S = 30.0
 _AT_A_TIME = 500
 _CHECK_BYTES = 8
 # The last use of scores is recorded to this precision; the oldest are removed first.
@@ -127,7 +126,7 @@ class ScoreCache:
             self._make()
         self._check_ours()
         uri = f"{self.path.absolute().as_uri()}?mode=rw"  # makes no file
-        with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
+        with contextlib.closing(sqlite3.connect(uri, timeout=30.0, uri=True)) as database:
             (form,) = database.execute("PRAGMA user_version").fetchone()
             query = "SELECT count(*) FROM sqlite_master WHERE sql = ?"
             (tables,) = database.execute(query, (_TABLE,)).fetchone()

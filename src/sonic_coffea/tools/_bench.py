@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import open_transport
+from sonic_coffea.pool import open_transport, rows_per_request
 from sonic_coffea.transport import ask
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
-
-# The largest request to models that take any number of rows.
-_MAX_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +122,9 @@ def measure(
 
         row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
-        most = min(contract.max_rows or _MAX_ROWS, max(1, settings.max_request_bytes // sent_bytes))
+        most = rows_per_request(
+            sent_bytes, max_rows=contract.max_rows, max_bytes=settings.max_request_bytes
+        )
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
         answer, _ = send(row)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())

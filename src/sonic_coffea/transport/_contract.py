@@ -22,9 +22,6 @@ from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The length of zeros on a free axis: networks that search for nearest neighbours need several.
-_FREE_LENGTH = 16
-
 # Parameters of a request that say when it is executed, not how.
 _SCHEDULING = ("priority", "timeout")
 
@@ -121,8 +118,10 @@ class Contract:
         """Whether the server lists inputs and outputs; some runtimes do not."""
         return bool(self.inputs and self.outputs)
 
-    def zeros(self, rows: int, length: int = _FREE_LENGTH) -> dict[str, NDArray[Any]]:
+    def zeros(self, rows: int, length: int = 16) -> dict[str, NDArray[Any]]:
         """Return tensors of zeros, of `length` along axes that are free.
+
+        Networks that search for nearest neighbours need several.
 
         Raises
         ------

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
-# A function that takes longer is logged: requests wait for it.
-_SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +226,8 @@ class Token:
         raise _unreadable(f"the token file {str(self._source)!r}", "it is empty")
 
     def _call(self) -> str:
-        slow = "the function that token= names takes more than %g s, and requests wait for it"
-        timer = threading.Timer(_SLOW_S, logger.warning, (slow, _SLOW_S))
+        slow = "the function that token= names takes more than 1 s, and requests wait for it"
+        timer = threading.Timer(1.0, logger.warning, (slow,))
         timer.daemon = True
         timer.start()
         try:
