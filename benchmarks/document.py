@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
-BENCHMARKS = (
-    "pool",
-    "workflow",
-    "cluster",
-    "failover",
-    "balancer",
-    "layouts",
-    "wire",
-    "shared_memory",
-    "distance",
-    "chunk",
-    "startup",
-    "facility",
-)
 WAYS = ("onnxruntime on the worker", "service, blocking", "service, suspended chunks")
 
 
@@ -202,11 +188,9 @@ PICTURES = {"pool": draw_pool, "workflow": draw_workflow, "failover": draw_failo
 
 
 def load(folder: Path) -> dict[str, Results]:
-    """Read results, in the order of the page."""
-    return {
-        name: Results(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
-        for name in BENCHMARKS
-    }
+    """Read results, by the names of benchmarks."""
+    paths = sorted(folder.glob("*.json"))
+    return {path.stem: Results(json.loads(path.read_text(encoding="utf-8"))) for path in paths}
 
 
 def main() -> None:
@@ -214,10 +198,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     folder = parser.parse_args().folder
-    missing = [name for name in BENCHMARKS if not (folder / f"{name}.json").is_file()]
-    if missing:
-        sys.exit(f"{folder} lacks results of {', '.join(missing)}; `make bench` writes them")
     all_of = load(folder)
+    try:
+        text = page(all_of)
+    except KeyError as lacking:
+        sys.exit(f"{folder} lacks results of {lacking}; `make bench` writes them")
     pictures = DOCS / "benchmarks"
     pictures.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
@@ -226,9 +211,9 @@ def main() -> None:
         draw(all_of[name]).savefig(pictures / f"{name}.svg", metadata={"Date": None})
     if folder.resolve() != RESULTS:
         RESULTS.mkdir(exist_ok=True)
-        for name in BENCHMARKS:
+        for name in all_of:
             shutil.copy(folder / f"{name}.json", RESULTS)
-    (DOCS / "benchmarks.md").write_text(page(all_of), encoding="utf-8")
+    (DOCS / "benchmarks.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

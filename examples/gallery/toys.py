@@ -37,10 +37,7 @@ def showers(events, seed):
             rows.append(np.c_[xy, z, rng.exponential(1.0, n), np.full(n, shower)])
             size += n
         counts.append(size)
-    table = np.concatenate(rows).astype("float32")
-    names = ("x", "y", "z", "energy", "shower")
-    hits = ak.zip({name: table[:, i] for i, name in enumerate(names)})
-    return ak.unflatten(hits, counts)
+    return _records(rows, ("x", "y", "z", "energy", "shower"), counts)
 
 
 def candidates(events, seed):
@@ -59,10 +56,8 @@ def candidates(events, seed):
         puppi = np.clip(primary * 0.7 + rng.normal(0.15, 0.25, len(both)), 0, 1)
         rows.append(np.c_[both, rng.uniform(-3, 3, len(both)), charge, dz * charge, puppi])
         counts.append(len(both))
-    table = np.concatenate(rows).astype("float32")
-    names = ("px", "py", "eta", "charge", "dz", "puppi")
-    records = ak.zip({name: table[:, i] for i, name in enumerate(names)})
-    return ak.unflatten(records, counts), ak.zip({"px": true[:, 0], "py": true[:, 1]})
+    records = _records(rows, ("px", "py", "eta", "charge", "dz", "puppi"), counts)
+    return records, ak.zip({"px": true[:, 0], "py": true[:, 1]})
 
 
 def with_categories(cands, seed):
@@ -117,15 +112,9 @@ def tops(events, seed):
         true.append([int(np.flatnonzero(order == n)[0]) for n in range(3)])
     jet = ak.Array(jets)
     angle, kinds = rng.uniform(-np.pi, np.pi, (2, events)), rng.random(events) < 0.5
-    alone = [
-        {
-            "pt": rng.exponential(40.0, events),
-            "eta": eta,
-            "sin_phi": np.sin(a),
-            "cos_phi": np.cos(a),
-        }
-        for a, eta in zip(angle, (rng.normal(0, 1, events), np.zeros(events)), strict=True)
-    ]
+    alone = [{"sin_phi": np.sin(a), "cos_phi": np.cos(a)} for a in angle]
+    for one, eta in zip(alone, (rng.normal(0, 1, events), np.zeros(events)), strict=True):
+        one |= {"pt": rng.exponential(40.0, events), "eta": eta}
     lepton, met = ak.zip(alone[0] | {"is_e": kinds}), ak.zip(alone[1])
     event = ak.zip({"ht": ak.sum(jet.pt, axis=1)})
     parts = {"Jet": jet, "Lepton": lepton, "Met": met, "Event": event, "true": np.asarray(true)}
@@ -179,7 +168,10 @@ def spacepoints(events, seed, layers=8):
         table = np.concatenate(here)
         rows.append(table[rng.permutation(len(table))])
         counts.append(len(table))
+    return _records(rows, ("r", "phi", "z", "layer", "track"), counts)
+
+
+def _records(rows, names, counts):
     table = np.concatenate(rows).astype("float32")
-    names = ("r", "phi", "z", "layer", "track")
     records = ak.zip({name: table[:, i] for i, name in enumerate(names)})
     return ak.unflatten(records, counts)

@@ -166,13 +166,7 @@ def event_classifier():
         forest.save_model(HERE / f"event_classifier_{number}.ubj")
 
 
-TRAINED = (
-    tau_images,
-    facile,
-    gravnet,
-    fixed_point,
-    event_classifier,
-)
+TRAINED = (tau_images, facile, gravnet, fixed_point, event_classifier)
 
 if __name__ == "__main__":
     torch.manual_seed(1)
