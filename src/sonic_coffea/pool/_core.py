@@ -54,15 +54,15 @@ class PoolCore(Dispatcher):
 
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
-        times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
-        times += [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
+        times = [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
         times.append(self.waiting.wakes_at)
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
         # A time that has passed waits for a response, which makes room.
         due: list[float] = []
-        for key in self.waiting.models():
-            due += self.fallback.due_at(key, now), self._held_until.get(key, now)
+        for key in self.models.wanted():
+            due += self.fallback.due_at(key), self._held_until.get(key, now)
+            due += self.models.wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > now)], default=math.inf)
 
@@ -169,7 +169,7 @@ class PoolCore(Dispatcher):
             if not getattr(error, "undelivered", False):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
-            lost_since = self.lost_since(attempt.key, now)
+            lost_since = self.lost_since(attempt.key)
             if lost_since is not None:
                 again = now - lost_since < for_s
             else:
@@ -177,7 +177,7 @@ class PoolCore(Dispatcher):
             return Decision.RETRY if again else Decision.FAIL
         endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
         match error:
-            case ModelNotFoundError() if not endpoint.signatures[attempt.key].valid:
+            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
                 self.models.forget(attempt.key)
             case RequestTooLargeError() | InferenceError() if decision is Decision.RETRY:
                 request.inference_failures += 1
@@ -224,7 +224,6 @@ class PoolCore(Dispatcher):
     # Time
 
     def _advance(self, now: float) -> None:
-        self.models.advance(now)
         for endpoint in self.endpoints:
             if endpoint.probe_at <= now:
                 endpoint.start_probe(now)
@@ -233,8 +232,8 @@ class PoolCore(Dispatcher):
                 self._hedge_late(endpoint, now)
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
             self.instructions += [e.Reconnect(endpoint.url, number) for number in due]
-        self.models.validate_waiting(now)
         self.waiting.put_back_due(now)
+        self.models.advance(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:

@@ -152,7 +152,7 @@ class Endpoint:
     @property
     def models(self) -> list[ModelKey]:
         """The models that it has."""
-        return [key for key, signature in self.signatures.items() if signature.valid]
+        return [key for key, x in self.signatures.items() if x.contract is not None]
 
     @property
     def awaited(self) -> int:
@@ -169,10 +169,10 @@ class Endpoint:
         paused_until = self.limits[key].paused_until
         return max(self.breaker.retry_at, paused_until, self.signatures[key].retry_at)
 
-    def usable(self, key: ModelKey, now: float) -> bool:
-        """Whether requests for a model may be sent to it."""
+    def usable(self, request: RequestSlice, now: float) -> bool:
+        """Whether a slice may be sent to it."""
         passes = self.breaker.circuit(now) != "open"
-        return passes and not self.draining and self.signatures[key].valid
+        return passes and not self.draining and self.signatures[request.key].fits(request)
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
@@ -311,7 +311,7 @@ class Endpoint:
     def revalidate(self) -> None:
         """Have its models validated again, as another server may come back at this URL."""
         for signature in self.signatures.values():
-            signature.valid = False
+            signature.doubt()
 
     def _lost(self, error: SonicError, now: float) -> None:
         """Forget its limits and validate again, as another server may come back at this URL."""
@@ -413,7 +413,7 @@ class Endpoint:
 
         It has the models with requests here, and those of the given models that are served here.
         """
-        keys = [*self.by_model, *(key for key in models if self.signatures[key].valid)]
+        keys = [*self.by_model, *(key for key in models if key in self.models)]
         report = EndpointReport(
             url=self.url,
             circuit_open=self.breaker.failing_since is not None,

@@ -1,4 +1,20 @@
-"""The models of servers: which server has a model, and whether it is the right one."""
+"""The models of servers: which server has a model, and whether it is the right one.
+
+Each endpoint keeps what it said last of each model, its `Signature`. Callers that wait for a
+contract and rows that wait for a server have the same questions asked, and a caller's contract
+follows from the signatures:
+
+=============================================== ====================================================
+signatures since the first caller waits         what callers get
+=============================================== ====================================================
+one has not answered, or is asked again         nothing yet; after `LATE_S`, what the others said
+contracts, of one model                         their merged contract
+contracts, of several models                    those that fit the last contract, or an error
+errors, and the last contract is known          the last contract, unless all servers are lost
+errors that may pass                            nothing, until `retry_timeout_s`; then an error
+other errors                                    an error
+=============================================== ====================================================
+"""
 
 from __future__ import annotations
 
@@ -15,7 +31,7 @@ from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._signature import merge, serves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from sonic_coffea.pool._dispatch import Dispatcher
     from sonic_coffea.pool._endpoint import Endpoint
@@ -43,7 +59,7 @@ def passes(error: SonicError) -> bool:
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a model.
+    """What is known of a model, and the callers that wait for its contract.
 
     Attributes
     ----------
@@ -58,6 +74,15 @@ class Known:
         Whether any server has ever described the model.
     compared : bool
         Whether a warning has said that nobody knows if the fallback has the same file.
+    requests : list of ContractRequest
+        The callers that wait.
+    late_at : float
+        When they wait no longer for servers that do not answer.
+    failing_since : float
+        When all servers had first answered without a contract; infinity before that.
+    transient : bool
+        Whether a server failed in a way that may pass. A lost server may be back before its model
+        is loaded, so later failures do not change this.
     """
 
     contract: Contract | None = None
@@ -66,55 +91,19 @@ class Known:
     of_servers: Contract | None = None
     described: bool = False
     compared: bool = False
-
-
-@dataclass(slots=True)
-class Discovery:
-    """The search for a model's contract: rounds of questions to all servers.
-
-    Attributes
-    ----------
-    wakes_at : float
-        When it continues without an event: with the next round, or without servers that hang.
-    awaited : set of str or None
-        The servers that have not answered in this round; None between rounds.
-    contracts, failures : dict
-        By URL: the contracts, with which the last round ends, and each server's last error.
-    failing_since : float
-        When the first round without a contract ended; infinity before that.
-    transient : bool
-        Whether a server failed in a way that may pass. A lost server may be back before its model
-        is loaded, so later failures do not change this.
-    """
-
-    key: ModelKey
-    wakes_at: float
     requests: list[e.ContractRequest] = field(default_factory=list)
-    awaited: set[str] | None = None
-    contracts: dict[str, Contract] = field(default_factory=dict)
-    failures: dict[str, SonicError] = field(default_factory=dict)
+    late_at: float = math.inf
     failing_since: float = math.inf
     transient: bool = False
 
-    def unavailable(self, servers: Iterable[str]) -> SonicError:
-        """Return the error for a model that no server has."""
-        name, version = self.key
-        told = [*self.failures.values(), errors.ServerLostError("no server has answered")]
-        missing = (error for error in told if isinstance(error, errors.ModelNotFoundError))
-        error = next(missing, told[0]).at(model=name, version=version)
-        if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
-            where = error.server or next(iter(servers))
-            return error.because(f"sonic-coffea check {where} {name} tries it step by step")
-        return error
-
 
 class ServedModels:
-    """The contracts of models, and the discoveries and validations that find them.
+    """The contracts of models, and the questions to servers that find and validate them.
 
     Attributes
     ----------
     starts_at : float
-        Before it, no discovery begins.
+        Before it, no server is asked for the sake of callers.
     answered_at : float
         When a request was answered last.
     """
@@ -127,19 +116,27 @@ class ServedModels:
         self._instructions = core.instructions
         self._timeout_s = core.settings.retry_timeout_s
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
-        self.discoveries: dict[ModelKey, Discovery] = {}
         self.answered_at = self.starts_at = -math.inf
 
+    def wanted(self) -> list[ModelKey]:
+        """Return the models that rows or callers wait for."""
+        asked = [key for key, known in self._known.items() if known.requests]
+        return list(dict.fromkeys([*self._waiting.models(), *asked]))
+
+    def wait_times(self, key: ModelKey) -> list[float]:
+        """Return the times at which callers may get a model's contract without an event."""
+        known = self._known[key]
+        return [known.late_at, self.starts_at] if known.requests else []
+
     def advance(self, now: float) -> None:
-        """Continue the discoveries that are due."""
-        for discovery in list(self.discoveries.values()):
-            if discovery.awaited is None:
-                self._begin_round(discovery, now)
-            elif not discovery.awaited or now >= discovery.wakes_at:
-                if discovery.contracts:
-                    self._conclude(discovery, now)
-                else:
-                    self._plan_round(discovery, now)
+        """Ask servers for the models that are wanted, and give callers what servers said."""
+        for key in self.wanted():
+            for endpoint in self._endpoints.active:
+                if self._due(endpoint, key, now):
+                    endpoint.signatures[key].asked = True
+                    self._instructions.append(e.Validate(endpoint.url, key))
+            if self._known[key].requests:
+                self._answer(key, now)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -149,79 +146,53 @@ class ServedModels:
         if (contract := self._valid(key, now)) is not None:
             self._instructions.append(e.Resolve(request, contract))
             return
-        if key not in self.discoveries:
-            self.discoveries[key] = Discovery(key, max(now, self.starts_at))
-        self.discoveries[key].requests.append(request)
+        known = self._known[key]
+        if not known.requests:
+            for endpoint in self._endpoints:
+                endpoint.signatures[key].outcome = None
+            # If no server answers in this time, the known contract is used.
+            latest = max(now, self.starts_at) + tuning.LATE_S
+            known.late_at = math.inf if known.contract is None else latest
+            known.failing_since, known.transient = math.inf, False
+        known.requests.append(request)
 
     def withdrawn(self, request: e.ContractRequest) -> None:
         """Give an error to a caller whose deadline has passed."""
-        discovery = self.discoveries.get(request.key)
-        if discovery is None or request not in discovery.requests:  # it has just been resolved
+        requests = self._known[request.key].requests
+        if request not in requests:  # it has just been resolved
             return
-        discovery.requests.remove(request)
+        requests.remove(request)
         what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
         error: SonicError = errors.DeadlineError(
             what, model=request.key.name, version=request.key.version
         )
-        for reason in list(discovery.failures.values())[:1]:
+        for reason in self._failures(request.key)[:1]:
             error = error.because(str(reason))
         self._instructions.append(e.Resolve(request, error))
-        if not discovery.requests:
-            del self.discoveries[request.key]
-
-    def validate_waiting(self, now: float) -> None:
-        """Ask servers for the models of waiting slices, unless they have answered already."""
-        for key in self._waiting.models():
-            for endpoint in self._endpoints:
-                passes = endpoint.breaker.circuit(now) != "open"
-                paused = now < endpoint.limits[key].paused_until
-                asks = passes and not endpoint.draining and not paused
-                if asks and endpoint.signatures[key].due(now):
-                    self._validate(endpoint, key)
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
-        key, url, outcome = event.key, event.url, event.outcome
-        known, is_fallback = self._known[key], url == self._fallback.url
-        # A fallback must have the model of the servers, even if they are gone.
-        expected = known.contract or (known.of_servers if is_fallback else None)
-        discovery = self.discoveries.get(key)
-        if discovery is not None and discovery.awaited and url in discovery.awaited:
-            discovery.awaited.discard(url)
-            self._discovered(discovery, event, expected, now)
-        if discovery is not None and not is_fallback:
-            expected = None  # compared when the others have answered, too
-        endpoint = self._endpoints.by_url.get(url)
+        key, outcome, known = event.key, event.outcome, self._known[event.key]
+        endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
         signature = endpoint.signatures[key]
-        # A server that answers late must have the model that is known by now.
-        expected = signature.expected or expected
-        signature.asked, signature.expected = False, None
+        signature.asked, signature.outcome = False, outcome
         if isinstance(outcome, SonicError):
+            known.transient |= passes(outcome)
             self._not_told(endpoint, key, outcome, now)
             return
         endpoint.spoke(now)
         endpoint.channels.round_trip_s = event.round_trip_s
         known.described = True
-        if expected is not None and not serves(outcome, expected):
-            self._reject(endpoint, key, outcome, expected, now)
-        elif expected is not None and self._lacks_version(endpoint, key, outcome, expected, now):
+        known.late_at = min(known.late_at, now + tuning.LATE_S)
+        if self._lacks_version(endpoint, key, outcome):
             signature.lack(now, self._core.rng)
-        else:
-            signature.accept(now)
-            if is_fallback and not known.compared:
-                known.compared = self._warn_if_not_comparable(url, outcome, expected)
-            if expected is not None and outcome.digest != expected.digest:
-                self.mark_stale()  # the digest of the rows that it gets is unknown
-
-    def fail_unroutable(self, now: float) -> None:
-        """Give up slices that no endpoint can take any more."""
-        for key in self._waiting.models():
-            candidates = self._endpoints.candidates(key, now)
-            if not candidates and not self._fallback.awaited(key, now):
-                gone = errors.ModelNotFoundError(f"no server has model {key.name!r} any more")
-                self._give_up_waiting(key, None, gone, now)
+            return
+        signature.accept(outcome, now)
+        # While callers wait, servers are compared when the others have answered, too.
+        if event.url == self._fallback.url or not known.requests:
+            self._compare(endpoint, key, outcome, now)
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract again."""
@@ -236,6 +207,17 @@ class ServedModels:
                 known.stale = True
                 self._instructions.append(e.Publish(key, None))
 
+    def fail_unroutable(self, now: float) -> None:
+        """Give up slices that no endpoint can take any more."""
+        for key in self._waiting.models():
+            first, contract = self._waiting.first(key), self._known[key].contract
+            if first and contract and not serves(contract, first.call.contract):
+                self._give_up_replaced(key, contract, now)
+            candidates = self._endpoints.candidates(key)
+            if not candidates and not self._fallback.awaited(key):
+                gone = errors.ModelNotFoundError(f"no server has model {key.name!r} any more")
+                self._give_up_waiting(key, None, gone, now)
+
     def _valid(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt."""
         known = self._known[key]
@@ -245,11 +227,32 @@ class ServedModels:
         lost = known.stale and now - known.received_at >= tuning.VALID_S
         return None if lost or now - quiet_since >= tuning.QUIET_S else known.contract
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
-        request, signature = self._waiting.first(key), endpoint.signatures[key]
-        signature.asked = True
-        signature.expected = None if request is None else request.call.contract
-        self._instructions.append(e.Validate(endpoint.url, key))
+    # Questions
+
+    def _due(self, endpoint: Endpoint, key: ModelKey, now: float) -> bool:
+        """Whether to ask an endpoint for a model that is wanted."""
+        signature, callers = endpoint.signatures[key], bool(self._known[key].requests)
+        if signature.asked:
+            return False
+        if callers and signature.outcome is None:
+            return now >= self.starts_at
+        failed = callers and isinstance(signature.outcome, SonicError)
+        return (failed or signature.contract is None) and now >= endpoint.retry_at(key)
+
+    def _compare(self, endpoint: Endpoint, key: ModelKey, actual: Contract, now: float) -> None:
+        """Reject an endpoint whose model is not the one that rows are packed for."""
+        known, is_fallback = self._known[key], endpoint.url == self._fallback.url
+        first = self._waiting.first(key)
+        expected = known.contract if first is None else first.call.contract
+        # A fallback must have the model of the servers, even if they are gone.
+        expected = expected or (known.of_servers if is_fallback else None)
+        if expected is not None and not serves(actual, expected):
+            self._reject(endpoint, key, actual, expected, now)
+            return
+        if is_fallback and not known.compared:
+            known.compared = self._warn_if_not_comparable(endpoint.url, actual, expected)
+        if expected is not None and actual.digest != expected.digest:
+            self.mark_stale()  # the digest of the rows that it gets is unknown
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
@@ -274,17 +277,19 @@ class ServedModels:
         self.mark_stale()
         self._fail_if_lost(key, endpoint.url, error, now)
 
-    def _lacks_version(
-        self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
-    ) -> bool:
+    def _lacks_version(self, endpoint: Endpoint, key: ModelKey, actual: Contract) -> bool:
         """Return whether requests for the newest version did not find it at an endpoint.
 
         If no server has it any more, the version that is there scores the rows that are left.
         """
-        newer = key.version is None and actual.version != expected.version
-        if not newer or endpoint.signatures[key].missing_since is None:
+        first = self._waiting.first(key)
+        if first is None or endpoint.signatures[key].missing_since is None:
             return False
-        if self._endpoints.all_lost_since(key, now) is None:
+        expected = first.call.contract
+        newer = key.version is None and actual.version != expected.version
+        if not newer or not serves(actual, expected):
+            return False
+        if self._endpoints.all_lost_since(key) is None:
             return True
         logger.warning(
             "no server has version %s of model %s any more, which has scored some rows of a call; "
@@ -297,44 +302,35 @@ class ServedModels:
             call.contract = replace(call.contract, version=version, digest=digest)
         return False
 
-    def _discovered(
-        self, discovery: Discovery, event: e.Validated, expected: Contract | None, now: float
-    ) -> None:
-        """Record a server's answer in a discovery."""
-        url, outcome = event.url, event.outcome
-        if isinstance(outcome, SonicError):
-            discovery.failures[url] = outcome
-            discovery.transient |= passes(outcome)
-            return
-        discovery.wakes_at = min(discovery.wakes_at, now + tuning.LATE_S)
-        # A fallback counts only if no contract is known, and if it has the model of the servers.
-        new = self._known[discovery.key].contract is None
-        fits = expected is None or (new and serves(outcome, expected))
-        if fits or url != self._fallback.url:
-            discovery.contracts[url] = outcome
+    # What callers get
 
-    def _begin_round(self, discovery: Discovery, now: float) -> None:
-        """Ask the servers if it is time, but wait for a fallback that is starting."""
-        key = discovery.key
+    def _failures(self, key: ModelKey) -> list[SonicError]:
+        """Return what servers said that have not described a model."""
+        outcomes = [endpoint.signatures[key].outcome for endpoint in self._endpoints.active]
+        return [outcome for outcome in outcomes if isinstance(outcome, SonicError)]
+
+    def _answer(self, key: ModelKey, now: float) -> None:
+        """Give callers the contract that follows from what servers said, or an error, or wait."""
         self._core.start_fallback(key, now)
-        if self._fallback.starting:
-            discovery.wakes_at = math.inf
-        elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
-            known = self._known[key].contract is not None
-            # If no server answers in this time, the known contract is used.
-            discovery.wakes_at = now + tuning.LATE_S if known else math.inf
-            awaited = {endpoint.url for endpoint in self._endpoints.active}
-            discovery.failures = {u: x for u, x in discovery.failures.items() if u in awaited}
-            discovery.awaited = awaited
-            for endpoint in self._endpoints.active:
-                if not endpoint.signatures[key].asked:
-                    self._validate(endpoint, key)
+        signatures = {x.url: x.signatures[key] for x in self._endpoints.active}
+        awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
+        if awaited and now < self._known[key].late_at:
+            return
+        told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
+        contracts = {url: contract for url, contract in told.items() if contract is not None}
+        # The fallback counts only alone.
+        if servers := {url: c for url, c in contracts.items() if url != self._fallback.url}:
+            for url in awaited:
+                logger.warning("%s has not described model %r in time", url, key.name)
+            self._conclude(key, servers, now)
+            self._known[key].of_servers = self._known[key].contract
+        elif contracts and self._known[key].contract is None:
+            self._conclude(key, contracts, now)
+        elif not self._fallback.starting:
+            self._wait_or_fail(key, now)
 
-    def _conclude(self, discovery: Discovery, now: float) -> None:
-        """Merge the contracts of a round; a server that alone has another model gets no rows."""
-        key, contracts = discovery.key, discovery.contracts
-        for url in discovery.awaited or ():
-            logger.warning("%s has not described model %r in time", url, key.name)
+    def _conclude(self, key: ModelKey, contracts: dict[str, Contract], now: float) -> None:
+        """Merge contracts; a server that alone has another model gets no rows."""
         known = self._known[key]
         before = known.contract
         as_before = {u: c for u, c in contracts.items() if before is not None and serves(c, before)}
@@ -342,71 +338,62 @@ class ServedModels:
         try:
             contract = merge(fitting)
         except errors.ContractError as error:
-            self._resolve(discovery, error)
+            self._resolve(known, error)
             return
-        for url, actual in contracts.items():
-            if (endpoint := self._endpoints.by_url.get(url)) is None:
-                continue
-            if url in fitting:
-                endpoint.signatures[key].accept(now)
-            else:
-                self._reject(endpoint, key, actual, contract, now)
+        for url in contracts.keys() - fitting.keys():
+            self._reject(self._endpoints.by_url[url], key, contracts[url], contract, now)
         known.contract, known.received_at, known.stale = contract, now, False
-        if set(contracts) != {self._fallback.url}:
-            known.of_servers = contract
         self._instructions.append(e.Publish(key, contract))
-        # Slices that were packed for a model that has been replaced cannot be sent.
-        for request in self._waiting.take_all(key):
-            if serves(contract, request.call.contract):
-                self._waiting.put_back(request, now)
-            else:
-                changed = errors.ContractError(
-                    f"the servers' model {key.name!r} has changed meanwhile"
-                )
-                self._core.give_up(request, None, changed, now)
-        self._resolve(discovery, contract)
+        self._resolve(known, contract)
 
-    def _plan_round(self, discovery: Discovery, now: float) -> None:
-        """Plan another round, unless no server can have the model."""
-        key, discovery.awaited = discovery.key, None
-        known, failures = self._known[key], discovery.failures.values()
+    def _wait_or_fail(self, key: ModelKey, now: float) -> None:
+        """Give callers the last contract, or an error if no server can have the model."""
+        known, failures = self._known[key], self._failures(key)
         lost = bool(failures) and all(
             isinstance(error, errors.ServerLostError) for error in failures
         )
         has_fallback = self._core.settings.fallback is not None
         # Lost servers may come back with another model; a fallback may not have another.
         if known.contract is not None and (has_fallback or not lost):
-            self._resolve(discovery, known.contract)
+            self._resolve(known, known.contract)
             return
         # A model that was there is being loaded again, or its server is being restarted.
-        transient = discovery.transient or known.described
+        transient = known.transient or known.described
         self._core.start_fallback(key, now, at_once=not transient)
-        fallback_at = self._fallback.due_at(key, now)
-        discovery.failing_since = min(discovery.failing_since, now)
-        lost_since = self._endpoints.all_lost_since(key, now)
-        failing_s = now - (discovery.failing_since if lost_since is None else lost_since)
+        known.failing_since = min(known.failing_since, now)
+        lost_since = self._endpoints.all_lost_since(key)
+        failing_s = now - (known.failing_since if lost_since is None else lost_since)
         # A worker may join a cluster while the servers are being restarted.
         joined = self.starts_at > -math.inf
         unreached = all(getattr(error, "unreached", False) for error in failures)
         described = joined or any(other.described for other in self._known.values())
         never = lost and unreached and not described
         patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
-        if self._fallback.starting:
-            discovery.wakes_at = math.inf
-        elif fallback_at == math.inf and (failing_s >= patience_s or not transient):
-            error = discovery.unavailable(self._endpoints.servers)
-            self._resolve(discovery, error.because("nothing was ever reached") if never else error)
-        else:
-            retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
-            discovery.wakes_at = min([*retries, fallback_at])
+        hopeless = failing_s >= patience_s or not transient
+        if hopeless and not self._fallback.awaited(key):
+            error = self._unavailable(key, failures)
+            self._resolve(known, error.because("nothing was ever reached") if never else error)
 
-    def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
-        del self.discoveries[discovery.key]
-        self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
+    def _unavailable(self, key: ModelKey, failures: Sequence[SonicError]) -> SonicError:
+        """Return the error for a model that no server has."""
+        name, version = key
+        told = [*failures, errors.ServerLostError("no server has answered")]
+        missing = (error for error in told if isinstance(error, errors.ModelNotFoundError))
+        error = next(missing, told[0]).at(model=name, version=version)
+        if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
+            where = error.server or self._endpoints.servers[0]
+            return error.because(f"sonic-coffea check {where} {name} tries it step by step")
+        return error
+
+    def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
+        self._instructions += [e.Resolve(request, outcome) for request in known.requests]
+        known.requests.clear()
+
+    # Rows that no server can score
 
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
-        lost_since = self._core.lost_since(key, now)
+        lost_since = self._core.lost_since(key)
         missing = isinstance(error, errors.ModelNotFoundError)
         patience_s = self._timeout_s if missing or passes(error) else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
@@ -419,10 +406,18 @@ class ServedModels:
     ) -> None:
         """Give up what waits for a model; a server that has another model is the better reason."""
         if isinstance(error, errors.ModelNotFoundError):
-            reasons = [x.signatures[key].rejection(now) for x in self._endpoints.active]
+            reasons = [x.signatures[key].rejection for x in self._endpoints.active]
             error = next((reason for reason in reasons if reason is not None), error)
         for request in self._waiting.take_all(key):
             self._core.give_up(request, url, error, now)
+
+    def _give_up_replaced(self, key: ModelKey, contract: Contract, now: float) -> None:
+        """Give up slices that were packed for a model that has been replaced."""
+        changed = errors.ContractError(f"the servers' model {key.name!r} has changed meanwhile")
+        for request in self._waiting.take_chosen(
+            key, lambda request: not serves(contract, request.call.contract)
+        ):
+            self._core.give_up(request, None, changed, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
