@@ -95,6 +95,8 @@ class PoolCore(Dispatcher):
                 self.models.requested(request, now, anew=anew)
             case e.ContractWithdrawn(request):
                 self.models.withdrawn(request)
+            case e.ResponseRejected(key):
+                self.models.forget(key)
             case e.ServersChanged(servers):
                 self.endpoints.set_servers(servers, self.fallback.url)
             case e.FallbackStarted(url, error):

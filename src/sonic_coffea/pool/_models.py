@@ -196,16 +196,17 @@ class ServedModels:
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract again."""
-        if self._known[key].contract is not None:
-            self._known[key].contract = None
-            self._instructions.append(e.Publish(key, None))
+        self._known[key].contract = None
 
     def mark_stale(self) -> None:
         """Doubt contracts, as a server refused rows, or was lost and may have other models now."""
-        for key, known in self._known.items():
-            if known.contract is not None and not known.stale:
-                known.stale = True
-                self._instructions.append(e.Publish(key, None))
+        for known in self._known.values():
+            known.stale = True
+
+    def last(self, key: ModelKey) -> tuple[Contract | None, float]:
+        """Return a model's contract, or None if there is a reason to doubt it, and its time."""
+        known = self._known[key]
+        return None if known.stale else known.contract, known.received_at
 
     def fail_unroutable(self, now: float) -> None:
         """Give up slices that no endpoint can take any more."""
@@ -343,7 +344,6 @@ class ServedModels:
         for url in contracts.keys() - fitting.keys():
             self._reject(self._endpoints.by_url[url], key, contracts[url], contract, now)
         known.contract, known.received_at, known.stale = contract, now, False
-        self._instructions.append(e.Publish(key, contract))
         self._resolve(known, contract)
 
     def _wait_or_fail(self, key: ModelKey, now: float) -> None:

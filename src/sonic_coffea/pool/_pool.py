@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
@@ -247,13 +246,7 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
-        key = ModelKey(model, version)
-        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
-        quiet_s = time.monotonic() - max(received_at, self._engine.delivered_at)
-        in_doubt = anew or self.closed or (quiet_s >= tuning.QUIET_S and not self.busy)
-        if contract is not None and not in_doubt:
-            return contract
-        request = e.ContractRequest(key, deadline.timeout_s)
+        request = e.ContractRequest(ModelKey(model, version), deadline.timeout_s)
         future: Future[Contract | SonicError] = Future()
 
         def requested() -> e.Event:
@@ -500,8 +493,8 @@ class Pool:
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
         key = ModelKey(model, version)
-        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
-        return contract, time.monotonic() - received_at
+        last = self._engine.run_on_thread(lambda: self._engine.core.models.last(key))
+        return last[0], time.monotonic() - last[1]
 
     def digests(
         self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float
