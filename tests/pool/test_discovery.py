@@ -122,7 +122,7 @@ def test_the_start_is_delayed() -> None:
 
 def test_wrong_models_are_named_rather_than_missing_ones() -> None:
     """Rows that may become None must not, where a server has another model of the name."""
-    scenario = Scenario(ONE, TWO)
+    scenario = Scenario(ONE, TWO, retry_timeout_s=9)
     slices = scenario.submit(20)
     scenario.served = {ONE: contract(width=2), TWO: UNLOADED}
     miss_all(scenario)
@@ -262,3 +262,39 @@ def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario.wait(0.2)
     assert {type(error) for error in scenario.failed.values()} == {errors.AccessError}
     assert set(scenario.failed) == set(slices)
+
+
+def test_rows_go_to_no_server_that_has_described_another_model() -> None:
+    """Also while callers wait for what the other servers say."""
+    scenario = Scenario(ONE, TWO)
+    scenario.served = {ONE: contract(digest="a"), TWO: None}
+    old = scenario.ask()
+    scenario.wait(LATE_S)
+    scenario.served[ONE] = contract(digest="b")
+    waiter = scenario.ask(anew=True)
+    assert waiter.outcome is None
+    scenario.submit(8, contract=old.outcome)
+    assert not scenario.at(ONE)
+
+
+def test_rows_that_fail_after_their_model_was_replaced_are_not_sent_to_the_new_one() -> None:
+    scenario = Scenario(ONE)
+    (old,) = scenario.submit(contract=scenario.ask().outcome)
+    scenario.served[ONE] = contract(width=2)
+    assert scenario.ask(anew=True).outcome == contract(width=2)
+    scenario.fail(scenario.in_flight[0])
+    assert not scenario.in_flight
+    assert isinstance(scenario.failed[old], errors.ContractError)
+
+
+def test_wrong_models_wait_for_servers_that_may_return() -> None:
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(20)
+    scenario.served = {ONE: contract(width=2), TWO: LOST}
+    scenario.lose(ONE)
+    scenario.lose(TWO)
+    scenario.wait(20)
+    scenario.served[TWO], scenario.lives[TWO] = contract(), True
+    scenario.wait(3)
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)

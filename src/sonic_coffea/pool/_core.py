@@ -240,7 +240,6 @@ class PoolCore(Dispatcher):
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
             self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
-        self.models.fail_unroutable(now)
         self.instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:

@@ -116,6 +116,7 @@ class ServedModels:
         self._instructions = core.instructions
         self._timeout_s = core.settings.retry_timeout_s
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
+        self._failed: set[ModelKey] = set()  # with this turn's events
         self.answered_at = self.starts_at = -math.inf
 
     def wanted(self) -> list[ModelKey]:
@@ -131,12 +132,17 @@ class ServedModels:
     def advance(self, now: float) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
+            self._give_up_replaced(key, now)
             for endpoint in self._endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
                     self._instructions.append(e.Validate(endpoint.url, key))
             if self._known[key].requests:
                 self._answer(key, now)
+            # After a question: a server may have returned since the last one.
+            if key in self._failed or not self._endpoints.candidates(key):
+                self._give_up_if_lost(key, now)
+        self._failed.clear()
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -166,7 +172,7 @@ class ServedModels:
         error: SonicError = errors.DeadlineError(
             what, model=request.key.name, version=request.key.version
         )
-        for reason in self._failures(request.key)[:1]:
+        for reason in self._reasons(request.key)[:1]:
             error = error.because(str(reason))
         self._instructions.append(e.Resolve(request, error))
 
@@ -177,22 +183,17 @@ class ServedModels:
         if endpoint is None:
             return
         signature = endpoint.signatures[key]
-        signature.asked, signature.outcome = False, outcome
+        signature.asked = False
         if isinstance(outcome, SonicError):
+            self._failed.add(key)
             known.transient |= passes(outcome)
             self._not_told(endpoint, key, outcome, now)
-            return
-        endpoint.spoke(now)
-        endpoint.channels.round_trip_s = event.round_trip_s
-        known.described = True
-        known.late_at = min(known.late_at, now + tuning.LATE_S)
-        if self._lacks_version(endpoint, key, outcome):
-            signature.lack(now, self._core.rng)
-            return
-        signature.accept(outcome, now)
-        # While callers wait, servers are compared when the others have answered, too.
-        if event.url == self._fallback.url or not known.requests:
-            self._compare(endpoint, key, outcome, now)
+        else:
+            known.described = True
+            known.late_at = min(known.late_at, now + tuning.LATE_S)
+            endpoint.channels.round_trip_s = event.round_trip_s
+            self._told(endpoint, key, outcome, now)
+        signature.outcome = outcome
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract again."""
@@ -207,17 +208,6 @@ class ServedModels:
         """Return a model's contract, or None if there is a reason to doubt it, and its time."""
         known = self._known[key]
         return None if known.stale else known.contract, known.received_at
-
-    def fail_unroutable(self, now: float) -> None:
-        """Give up slices that no endpoint can take any more."""
-        for key in self._waiting.models():
-            first, contract = self._waiting.first(key), self._known[key].contract
-            if first and contract and not serves(contract, first.call.contract):
-                self._give_up_replaced(key, contract, now)
-            candidates = self._endpoints.candidates(key)
-            if not candidates and not self._fallback.awaited(key):
-                gone = errors.ModelNotFoundError(f"no server has model {key.name!r} any more")
-                self._give_up_waiting(key, None, gone, now)
 
     def _valid(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt."""
@@ -240,6 +230,17 @@ class ServedModels:
         failed = callers and isinstance(signature.outcome, SonicError)
         return (failed or signature.contract is None) and now >= endpoint.retry_at(key)
 
+    def _told(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
+        """Take the contract of a server that was asked for it."""
+        endpoint.spoke(now)
+        if self._lacks_version(endpoint, key, contract):
+            endpoint.signatures[key].lack(now, self._core.rng)
+            return
+        endpoint.signatures[key].accept(contract, now)
+        # While callers wait, servers are compared when the others have answered, too.
+        if endpoint.url == self._fallback.url or not self._known[key].requests:
+            self._compare(endpoint, key, contract, now)
+
     def _compare(self, endpoint: Endpoint, key: ModelKey, actual: Contract, now: float) -> None:
         """Reject an endpoint whose model is not the one that rows are packed for."""
         known, is_fallback = self._known[key], endpoint.url == self._fallback.url
@@ -261,7 +262,6 @@ class ServedModels:
         if isinstance(error, errors.ModelNotFoundError):
             endpoint.spoke(now)
             endpoint.signatures[key].lack(now, rng)
-            self._fail_if_lost(key, endpoint.url, error, now)
             return
         if isinstance(error, errors.OverloadError):
             endpoint.spoke(now)
@@ -276,7 +276,6 @@ class ServedModels:
             endpoint.channels[0].late(now - tuning.LATE_S)
         endpoint.failed(error, now)
         self.mark_stale()
-        self._fail_if_lost(key, endpoint.url, error, now)
 
     def _lacks_version(self, endpoint: Endpoint, key: ModelKey, actual: Contract) -> bool:
         """Return whether requests for the newest version did not find it at an endpoint.
@@ -305,30 +304,28 @@ class ServedModels:
 
     # What callers get
 
-    def _failures(self, key: ModelKey) -> list[SonicError]:
-        """Return what servers said that have not described a model."""
-        outcomes = [endpoint.signatures[key].outcome for endpoint in self._endpoints.active]
-        return [outcome for outcome in outcomes if isinstance(outcome, SonicError)]
-
     def _answer(self, key: ModelKey, now: float) -> None:
-        """Give callers the contract that follows from what servers said, or an error, or wait."""
+        """Give callers the contract that follows from what servers said, or wait."""
         self._core.start_fallback(key, now)
+        known = self._known[key]
         signatures = {x.url: x.signatures[key] for x in self._endpoints.active}
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
-        if awaited and now < self._known[key].late_at:
+        if awaited and now < known.late_at:
             return
         told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
         contracts = {url: contract for url, contract in told.items() if contract is not None}
-        # The fallback counts only alone.
-        if servers := {url: c for url, c in contracts.items() if url != self._fallback.url}:
+        servers = {url: c for url, c in contracts.items() if url != self._fallback.url}
+        if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
                 logger.warning("%s has not described model %r in time", url, key.name)
-            self._conclude(key, servers, now)
-            self._known[key].of_servers = self._known[key].contract
-        elif contracts and self._known[key].contract is None:
-            self._conclude(key, contracts, now)
+            self._conclude(key, servers or contracts, now)
         elif not self._fallback.starting:
-            self._wait_or_fail(key, now)
+            known.failing_since = min(known.failing_since, now)
+            # Lost servers may come back with another model; a fallback may not have another.
+            reasons, fallback = self._reasons(key), self._core.settings.fallback
+            lost = reasons and all(isinstance(x, errors.ServerLostError) for x in reasons)
+            if known.contract is not None and (fallback is not None or not lost):
+                self._resolve(known, known.contract)
 
     def _conclude(self, key: ModelKey, contracts: dict[str, Contract], now: float) -> None:
         """Merge contracts; a server that alone has another model gets no rows."""
@@ -344,75 +341,73 @@ class ServedModels:
         for url in contracts.keys() - fitting.keys():
             self._reject(self._endpoints.by_url[url], key, contracts[url], contract, now)
         known.contract, known.received_at, known.stale = contract, now, False
+        if set(contracts) != {self._fallback.url}:
+            known.of_servers = contract
         self._resolve(known, contract)
-
-    def _wait_or_fail(self, key: ModelKey, now: float) -> None:
-        """Give callers the last contract, or an error if no server can have the model."""
-        known, failures = self._known[key], self._failures(key)
-        lost = bool(failures) and all(
-            isinstance(error, errors.ServerLostError) for error in failures
-        )
-        has_fallback = self._core.settings.fallback is not None
-        # Lost servers may come back with another model; a fallback may not have another.
-        if known.contract is not None and (has_fallback or not lost):
-            self._resolve(known, known.contract)
-            return
-        # A model that was there is being loaded again, or its server is being restarted.
-        transient = known.transient or known.described
-        self._core.start_fallback(key, now, at_once=not transient)
-        known.failing_since = min(known.failing_since, now)
-        lost_since = self._endpoints.all_lost_since(key)
-        failing_s = now - (known.failing_since if lost_since is None else lost_since)
-        # A worker may join a cluster while the servers are being restarted.
-        joined = self.starts_at > -math.inf
-        unreached = all(getattr(error, "unreached", False) for error in failures)
-        described = joined or any(other.described for other in self._known.values())
-        never = lost and unreached and not described
-        patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
-        hopeless = failing_s >= patience_s or not transient
-        if hopeless and not self._fallback.awaited(key):
-            error = self._unavailable(key, failures)
-            self._resolve(known, error.because("nothing was ever reached") if never else error)
-
-    def _unavailable(self, key: ModelKey, failures: Sequence[SonicError]) -> SonicError:
-        """Return the error for a model that no server has."""
-        name, version = key
-        told = [*failures, errors.ServerLostError("no server has answered")]
-        missing = (error for error in told if isinstance(error, errors.ModelNotFoundError))
-        error = next(missing, told[0]).at(model=name, version=version)
-        if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
-            where = error.server or self._endpoints.servers[0]
-            return error.because(f"sonic-coffea check {where} {name} tries it step by step")
-        return error
 
     def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
         self._instructions += [e.Resolve(request, outcome) for request in known.requests]
         known.requests.clear()
 
-    # Rows that no server can score
+    # Models that no server has
 
-    def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
-        """Fail what waits for a model, if it has had no server for too long."""
-        lost_since = self._core.lost_since(key)
-        missing = isinstance(error, errors.ModelNotFoundError)
-        patience_s = self._timeout_s if missing or passes(error) else 0.0
-        if lost_since is not None and now - lost_since >= patience_s:
-            if missing:
-                self.forget(key)
-            self._give_up_waiting(key, url, error, now)
+    def _reasons(self, key: ModelKey) -> list[SonicError]:
+        """Return why endpoints do not score a model; the best reason is the first."""
+        reasons: list[SonicError] = []
+        for endpoint in self._endpoints.active:
+            signature, breaker = endpoint.signatures[key], endpoint.breaker
+            reason = signature.rejection or signature.outcome
+            if not isinstance(reason, SonicError) and breaker.failing_since is not None:
+                reason = breaker.last_error
+            reasons += [reason] if isinstance(reason, SonicError) else []
+        # A server that has another model is a better reason than one that has none.
+        for kind in errors.ModelNotFoundError, errors.ContractError:
+            reasons.sort(key=lambda reason: not isinstance(reason, kind))
+        return reasons
 
-    def _give_up_waiting(
-        self, key: ModelKey, url: str | None, error: SonicError, now: float
-    ) -> None:
-        """Give up what waits for a model; a server that has another model is the better reason."""
-        if isinstance(error, errors.ModelNotFoundError):
-            reasons = [x.signatures[key].rejection for x in self._endpoints.active]
-            error = next((reason for reason in reasons if reason is not None), error)
-        for request in self._waiting.take_all(key):
-            self._core.give_up(request, url, error, now)
+    def _give_up_if_lost(self, key: ModelKey, now: float) -> None:
+        """Fail the callers and the rows of a model that has had no server for too long."""
+        known, lost_since = self._known[key], self._endpoints.all_lost_since(key)
+        answered_at = known.failing_since if known.requests else math.inf
+        failing_since = answered_at if lost_since is None else lost_since
+        if failing_since == math.inf:
+            return
+        reasons = self._reasons(key)
+        missing = any(isinstance(error, errors.ModelNotFoundError) for error in reasons)
+        # A model that was there is being loaded again, or its server is being restarted.
+        returns = missing and (known.transient or known.described)
+        transient = returns or any(map(passes, reasons))
+        self._core.start_fallback(key, now, at_once=not transient)
+        # A worker may join a cluster while the servers are being restarted.
+        joined = self.starts_at > -math.inf
+        reached = joined or any(other.described for other in self._known.values())
+        never = not reached and all(getattr(error, "unreached", False) for error in reasons)
+        patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
+        patient = transient and now - failing_since < patience_s
+        if patient or self._fallback.awaited(key):
+            return
+        error = self._unavailable(key, reasons)
+        if answered_at < math.inf:
+            self._resolve(known, error.because("nothing was ever reached") if never else error)
+        if lost_since is not None:
+            self.forget(key)
+            for request in self._waiting.take_all(key):
+                self._core.give_up(request, error.server, error, now)
 
-    def _give_up_replaced(self, key: ModelKey, contract: Contract, now: float) -> None:
+    def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
+        """Return the error for a model that no server has."""
+        error = reasons[0] if reasons else errors.ServerLostError("no server has answered")
+        error = error.at(model=key.name, version=key.version)
+        if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
+            where = error.server or self._endpoints.servers[0]
+            return error.because(f"sonic-coffea check {where} {key.name} tries it step by step")
+        return error
+
+    def _give_up_replaced(self, key: ModelKey, now: float) -> None:
         """Give up slices that were packed for a model that has been replaced."""
+        contract, first = self._known[key].contract, self._waiting.first(key)
+        if contract is None or first is None or serves(contract, first.call.contract):
+            return
         changed = errors.ContractError(f"the servers' model {key.name!r} has changed meanwhile")
         for request in self._waiting.take_chosen(
             key, lambda request: not serves(contract, request.call.contract)
@@ -438,7 +433,6 @@ class ServedModels:
         self.forget(key)
         if is_fallback:
             self._fallback.started(None, error, now)
-        self._fail_if_lost(key, endpoint.url, error, now)
 
     @staticmethod
     def _warn_if_not_comparable(url: str, actual: Contract, expected: Contract | None) -> bool:

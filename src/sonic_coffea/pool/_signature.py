@@ -113,7 +113,7 @@ class Signature:
 
     def doubt(self) -> None:
         """Have the endpoint asked again before it gets more rows."""
-        self.contract = self.rejection = None
+        self.contract = self.outcome = self.rejection = None
 
 
 def serves(actual: Contract, expected: Contract) -> bool:
