@@ -219,7 +219,7 @@ class Scenario:
             case e.Close(url):
                 self.closed.append(url)
             case e.Reconnect(url, channel):
-                assert all(a.settled for a in self.at(url) if a.channel == channel)
+                assert not any(a in a.slice.attempts for a in self.at(url) if a.channel == channel)
                 self.renewed.append((url, channel))
         return []
 

@@ -298,3 +298,20 @@ def test_wrong_models_wait_for_servers_that_may_return() -> None:
     scenario.wait(3)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
+
+
+def test_rows_fail_if_the_server_that_is_left_has_another_model() -> None:
+    """Also if the caller for whom it was asked did not wait for the other one's answer."""
+    scenario = Scenario(ONE, TWO, retry_timeout_s=10)
+    slices = scenario.submit(8)
+    scenario.served = {ONE: contract(width=2), TWO: None}
+    waiter = scenario.ask(anew=True, timeout_s=0.5)
+    scenario.wait(0.5)
+    scenario.tell(e.ContractWithdrawn(waiter))
+    scenario.lose(ONE)
+    scenario.say(TWO, LOST)
+    scenario.served[TWO] = LOST
+    scenario.lose(TWO)
+    scenario.wait(13)
+    assert set(scenario.failed) == set(slices)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}

@@ -27,8 +27,8 @@ from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
-    from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt, RequestSlice
+    from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,14 @@ class PoolCore(Dispatcher):
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
 
-    def report(self) -> list[EndpointReport]:
-        """Return the events at each endpoint since the last report."""
-        models = {key for endpoint in self.endpoints for key in endpoint.by_model}
-        return [endpoint.report(models) for endpoint in self.endpoints.active]
+    def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
+        """Return what happened to the requests for each model at each endpoint since last time."""
+        counts = self.waiting.counts()
+        return {
+            (endpoint.url, key): telemetry
+            for endpoint in self.endpoints.active
+            for key, telemetry in endpoint.telemetry(counts).items()
+        }
 
     def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
         match event:

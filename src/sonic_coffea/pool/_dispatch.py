@@ -90,9 +90,8 @@ class Dispatcher:
 
     def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it had ended before."""
-        if attempt.settled:
+        if attempt not in attempt.slice.attempts:
             return False
-        attempt.settled = True
         attempt.slice.attempts.remove(attempt)
         self.endpoints.by_url[attempt.url].settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes

@@ -314,7 +314,7 @@ class Engine:
         """End all calls and contract requests."""
         for endpoint in self.core.endpoints:
             for attempt in endpoint.attempts:
-                attempt.settled = True  # a new core does not know it
+                attempt.slice.attempts.clear()  # a new core does not know it
                 attempt.cancel()
         for call in self.calls:
             call.end(error)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._endpoint import EndpointReport, ServerState
+    from sonic_coffea.pool._endpoint import ServerState, Telemetry
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
@@ -441,17 +441,13 @@ class Pool:
             message = f"cannot write the dump {str(path)!r}: {error.strerror}"
             raise errors.ConfigError(message) from None
 
-    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
-        """Return what happened at each server since the last call, and the requests that wait.
+    def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
+        """Return what happened to requests since the last call, by server and model.
 
         Models that run in this process are no other process's concern.
         """
-        return self._engine.run_on_thread(
-            lambda: (
-                [report for report in self._engine.core.report() if not is_in_process(report.url)],
-                self._engine.core.waiting.counts(),
-            )
-        )
+        telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
+        return {which: told for which, told in telemetry.items() if not is_in_process(which[0])}
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
