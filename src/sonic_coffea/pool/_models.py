@@ -52,6 +52,11 @@ TRANSIENT = (
 """Failures after which another try may succeed."""
 
 
+_DIFFERS = (
+    "the server's model {!r} differs from that of the other servers, so it gets none of their rows"
+)
+
+
 def passes(error: SonicError) -> bool:
     """Whether another try may succeed."""
     return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
@@ -133,6 +138,8 @@ class ServedModels:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key, now)
+            if not self._known[key].requests:  # else servers are compared when all have answered
+                self._reject_unfit(key, now)
             for endpoint in self._endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
@@ -237,24 +244,12 @@ class ServedModels:
             endpoint.signatures[key].lack(now, self._core.rng)
             return
         endpoint.signatures[key].accept(contract, now)
-        # While callers wait, servers are compared when the others have answered, too.
-        if endpoint.url == self._fallback.url or not self._known[key].requests:
-            self._compare(endpoint, key, contract, now)
-
-    def _compare(self, endpoint: Endpoint, key: ModelKey, actual: Contract, now: float) -> None:
-        """Reject an endpoint whose model is not the one that rows are packed for."""
-        known, is_fallback = self._known[key], endpoint.url == self._fallback.url
-        first = self._waiting.first(key)
+        known, first = self._known[key], self._waiting.first(key)
         expected = known.contract if first is None else first.call.contract
-        # A fallback must have the model of the servers, even if they are gone.
-        expected = expected or (known.of_servers if is_fallback else None)
-        if expected is not None and not serves(actual, expected):
-            self._reject(endpoint, key, actual, expected, now)
-            return
-        if is_fallback and not known.compared:
-            known.compared = self._warn_if_not_comparable(endpoint.url, actual, expected)
-        if expected is not None and actual.digest != expected.digest:
+        if expected is not None and contract.digest != expected.digest:
             self.mark_stale()  # the digest of the rows that it gets is unknown
+        if endpoint.url == self._fallback.url:
+            self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
@@ -339,7 +334,7 @@ class ServedModels:
             self._resolve(known, error)
             return
         for url in contracts.keys() - fitting.keys():
-            self._reject(self._endpoints.by_url[url], key, contracts[url], contract, now)
+            self._reject(self._endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
         known.contract, known.received_at, known.stale = contract, now, False
         if set(contracts) != {self._fallback.url}:
             known.of_servers = contract
@@ -414,34 +409,45 @@ class ServedModels:
         ):
             self._core.give_up(request, None, changed, now)
 
-    def _reject(
-        self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
+    # Servers with another model
+
+    def _reject_unfit(self, key: ModelKey, now: float) -> None:
+        """Reject endpoints whose model is not the one that rows are packed for."""
+        if (first := self._waiting.first(key)) is None:
+            return
+        for endpoint in self._endpoints.active:
+            signature = endpoint.signatures[key]
+            if signature.contract is not None and not signature.fits(first):
+                self._reject(endpoint, key, _DIFFERS.format(key.name), now)
+
+    def _compare_fallback(
+        self,
+        endpoint: Endpoint,
+        key: ModelKey,
+        actual: Contract,
+        expected: Contract | None,
+        now: float,
     ) -> None:
-        """Send no rows to an endpoint whose model is not the one that they are packed for."""
-        is_fallback = endpoint.url == self._fallback.url
-        what = (
-            f"the server's model {key.name!r} differs from that of the other servers, so it gets "
-            "none of their rows"
-        )
-        if is_fallback:
+        """Reject a fallback that has not the model of the servers, even if they are gone."""
+        known = self._known[key]
+        if expected is not None and not serves(actual, expected):
             files = f"its files have the digest {actual.digest}, those of the servers"
             other = actual.digest != expected.digest
             what = "the fallback has another model" + f": {files} {expected.digest}" * other
+            self._reject(endpoint, key, what, now)
+        elif not known.compared and not (expected and actual.digest and expected.digest):
+            known.compared = True
+            logger.warning(
+                "the fallback %s cannot be compared with the servers: not all of them say which "
+                "file model %r is",
+                *(endpoint.url, actual.model),
+            )
+
+    def _reject(self, endpoint: Endpoint, key: ModelKey, what: str, now: float) -> None:
+        """Send no rows to an endpoint that has another model."""
         error = errors.ContractError(what, server=endpoint.url, model=key.name)
         logger.warning("%s", error)
         endpoint.signatures[key].reject(error, now)
         self.forget(key)
-        if is_fallback:
+        if endpoint.url == self._fallback.url:
             self._fallback.started(None, error, now)
-
-    @staticmethod
-    def _warn_if_not_comparable(url: str, actual: Contract, expected: Contract | None) -> bool:
-        """Warn if nobody knows whether the fallback has the servers' file."""
-        unknown = expected is None or not (actual.digest and expected.digest)
-        if unknown:
-            logger.warning(
-                "the fallback %s cannot be compared with the servers: not all of them say which "
-                "file model %r is",
-                *(url, actual.model),
-            )
-        return unknown
