@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._quotas import Allocator, Telemetry
+from sonic_coffea.dask._quotas import Allocator
 from sonic_coffea.errors import OverloadError
 from sonic_coffea.pool import ModelKey, Quota, Settings
 from sonic_coffea.pool import _events as e
@@ -367,11 +367,10 @@ class Simulation:
     def _report(self, worker: _Worker) -> None:
         if worker.allocator is None or worker.gone:
             return
-        waiting = worker.core.waiting.counts().get(_MODEL, 0)
+        network_s = 2 * self.work.network_s
         telemetry = {
-            (report.url, key): Telemetry(in_flight, waiting, rtt, 2 * self.work.network_s)
-            for report in worker.core.report()
-            for key, (in_flight, rtt) in report.models.items()
+            served: told._replace(network_s=network_s)
+            for served, told in worker.core.telemetry().items()
         }
         worker.allocator.report(str(worker.number), telemetry, {}, self.now)
         self.at(self.now + worker.allocator.round_s, partial(self._report, worker))

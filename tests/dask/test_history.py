@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sonic_coffea.dask._dashboard import History
-from sonic_coffea.dask._quotas import Allocator, Telemetry
-from sonic_coffea.pool import RttStatistics
+from sonic_coffea.dask._quotas import Allocator
+from sonic_coffea.pool import RttStatistics, Telemetry
 from sonic_coffea.transport import ModelStatistics
 
 URL = "grpc://s:1"

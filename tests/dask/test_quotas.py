@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
-from sonic_coffea.dask._quotas import Allocator, Telemetry
-from sonic_coffea.pool import Quota, RttStatistics
+from sonic_coffea.dask._quotas import Allocator
+from sonic_coffea.pool import Quota, RttStatistics, Telemetry
 
 SERVED = "grpc://s:1", ("m", None)
 

@@ -86,7 +86,6 @@ class Scenario:
         self.fallbacks = 0
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
-        self.published: dict[ModelKey, Any] = {}
         self.round_trip_s = 0.0
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
@@ -215,16 +214,12 @@ class Scenario:
                 assert isinstance(waiter, Waiter)
                 assert waiter.outcome is None
                 waiter.outcome = outcome
-            case e.Publish(key, known):
-                self.published.pop(key, None)
-                if known is not None:
-                    self.published[key] = known
             case e.StartFallback():
                 self.fallbacks += 1
             case e.Close(url):
                 self.closed.append(url)
             case e.Reconnect(url, channel):
-                assert all(a.settled for a in self.at(url) if a.channel == channel)
+                assert not any(a in a.slice.attempts for a in self.at(url) if a.channel == channel)
                 self.renewed.append((url, channel))
         return []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
+from tests.pool.scenario import LOST, NEVER, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
 from sonic_coffea.pool import _events as e
@@ -28,7 +28,6 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
     waiter = scenario.ask()
     assert waiter.outcome.max_rows == 3
-    assert scenario.published == {KEY: waiter.outcome}
     assert scenario.ask().outcome is waiter.outcome
 
 
@@ -123,7 +122,7 @@ def test_the_start_is_delayed() -> None:
 
 def test_wrong_models_are_named_rather_than_missing_ones() -> None:
     """Rows that may become None must not, where a server has another model of the name."""
-    scenario = Scenario(ONE, TWO)
+    scenario = Scenario(ONE, TWO, retry_timeout_s=9)
     slices = scenario.submit(20)
     scenario.served = {ONE: contract(width=2), TWO: UNLOADED}
     miss_all(scenario)
@@ -263,3 +262,56 @@ def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario.wait(0.2)
     assert {type(error) for error in scenario.failed.values()} == {errors.AccessError}
     assert set(scenario.failed) == set(slices)
+
+
+def test_rows_go_to_no_server_that_has_described_another_model() -> None:
+    """Also while callers wait for what the other servers say."""
+    scenario = Scenario(ONE, TWO)
+    scenario.served = {ONE: contract(digest="a"), TWO: None}
+    old = scenario.ask()
+    scenario.wait(LATE_S)
+    scenario.served[ONE] = contract(digest="b")
+    waiter = scenario.ask(anew=True)
+    assert waiter.outcome is None
+    scenario.submit(8, contract=old.outcome)
+    assert not scenario.at(ONE)
+
+
+def test_rows_that_fail_after_their_model_was_replaced_are_not_sent_to_the_new_one() -> None:
+    scenario = Scenario(ONE)
+    (old,) = scenario.submit(contract=scenario.ask().outcome)
+    scenario.served[ONE] = contract(width=2)
+    assert scenario.ask(anew=True).outcome == contract(width=2)
+    scenario.fail(scenario.in_flight[0])
+    assert not scenario.in_flight
+    assert isinstance(scenario.failed[old], errors.ContractError)
+
+
+def test_wrong_models_wait_for_servers_that_may_return() -> None:
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(20)
+    scenario.served = {ONE: contract(width=2), TWO: LOST}
+    scenario.lose(ONE)
+    scenario.lose(TWO)
+    scenario.wait(20)
+    scenario.served[TWO], scenario.lives[TWO] = contract(), True
+    scenario.wait(3)
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+
+
+def test_rows_fail_if_the_server_that_is_left_has_another_model() -> None:
+    """Also if the caller for whom it was asked did not wait for the other one's answer."""
+    scenario = Scenario(ONE, TWO, retry_timeout_s=10)
+    slices = scenario.submit(8)
+    scenario.served = {ONE: contract(width=2), TWO: None}
+    waiter = scenario.ask(anew=True, timeout_s=0.5)
+    scenario.wait(0.5)
+    scenario.tell(e.ContractWithdrawn(waiter))
+    scenario.lose(ONE)
+    scenario.say(TWO, LOST)
+    scenario.served[TWO] = LOST
+    scenario.lose(TWO)
+    scenario.wait(13)
+    assert set(scenario.failed) == set(slices)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}

@@ -121,7 +121,7 @@ def test_fallbacks_with_the_same_digest_score(caplog: pytest.LogCaptureFixture) 
 
 
 def test_fallbacks_with_another_digest_are_refused() -> None:
-    with with_digests("one", "two") as (pool, local):
+    with with_digests("one", "two", retry_timeout_s=1) as (pool, local):
         message = (
             "fallback has another model: its files have the digest two, those of the servers one"
         )

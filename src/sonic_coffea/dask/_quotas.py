@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sonic_coffea.pool import MAX_RTT_RATIO, ModelKey, RttStatistics, min_in_flight
+from sonic_coffea.pool import MAX_RTT_RATIO, ModelKey, Telemetry, min_in_flight
 
 ServedModel = tuple[str, ModelKey]
 """A server's URL, and a model."""
@@ -34,19 +34,6 @@ _FASTER = 1.1
 # other see the same RTT ratio, and go down by the same factor, so their limits become equal (as in
 # FAST TCP: Wei, Jin, Low and Hegde, 2006).
 _PUSH = 0.05
-
-
-class Telemetry(NamedTuple):
-    """What a client reports of a model on a server.
-
-    The RTT statistics are since its last report. ``network_s`` is the time to the server and back
-    without any work; 0 if it is unknown.
-    """
-
-    in_flight: int
-    waiting: int
-    rtt: RttStatistics
-    network_s: float = 0.0
 
 
 class Grant(NamedTuple):

@@ -21,10 +21,18 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea._version import __version__
 from sonic_coffea.dask._dashboard import TOTALS
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.dask._quotas import Telemetry
 from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
-from sonic_coffea.pool import TRANSIENT, Pool, Quota, Settings, install, take_part, uninstall
+from sonic_coffea.pool import (
+    TRANSIENT,
+    Pool,
+    Quota,
+    Settings,
+    install,
+    is_in_process,
+    take_part,
+    uninstall,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -141,16 +149,12 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             return  # dask would drop the message, and with it what is counted since the last one
         if pool is None or pool.closed:
             return
-        endpoints, waiting = pool.telemetry()
-        telemetry = {
-            (e.url, model): Telemetry(in_flight, waiting.get(model, 0), rtt, e.network_s)
-            for e in endpoints
-            for model, (in_flight, rtt) in e.models.items()
-        }
+        telemetry = pool.telemetry()
         busy = any(t.in_flight or t.waiting or t.rtt.rows for t in telemetry.values())
         totals = _news(pool)
         if busy or self._busy or totals:
-            circuits = {e.url: e.circuit_open for e in endpoints}
+            states = [state for state in pool.servers if not is_in_process(state.url)]
+            circuits = {state.url: state.circuit != "closed" for state in states}
             report = pickle.dumps((telemetry, circuits, totals, self._timings))
             self._worker.batched_send({"op": REPORT, "plugin": self.name, "report": report})
             self._timings = {}

@@ -6,7 +6,7 @@ from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._check import Checks, HostCheck, Step, check, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._endpoint import RttStatistics, ServerState
+from sonic_coffea.pool._endpoint import RttStatistics, ServerState, Telemetry
 from sonic_coffea.pool._limits import Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
@@ -43,6 +43,7 @@ __all__ = [
     "ServerState",
     "Settings",
     "Step",
+    "Telemetry",
     "WithPool",
     "check",
     "check_here",

@@ -27,8 +27,8 @@ from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
-    from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt, RequestSlice
+    from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -54,25 +54,29 @@ class PoolCore(Dispatcher):
 
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
-        times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
-        times += [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
+        times = [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
         times.append(self.waiting.wakes_at)
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
         # A time that has passed waits for a response, which makes room.
         due: list[float] = []
-        for key in self.waiting.models():
-            due += self.fallback.due_at(key, now), self._held_until.get(key, now)
+        for key in self.models.wanted():
+            due += self.fallback.due_at(key), self._held_until.get(key, now)
+            due += self.models.wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > now)], default=math.inf)
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
 
-    def report(self) -> list[EndpointReport]:
-        """Return the events at each endpoint since the last report."""
-        models = {key for endpoint in self.endpoints for key in endpoint.by_model}
-        return [endpoint.report(models) for endpoint in self.endpoints.active]
+    def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
+        """Return what happened to the requests for each model at each endpoint since last time."""
+        counts = self.waiting.counts()
+        return {
+            (endpoint.url, key): telemetry
+            for endpoint in self.endpoints.active
+            for key, telemetry in endpoint.telemetry(counts).items()
+        }
 
     def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
         match event:
@@ -95,6 +99,8 @@ class PoolCore(Dispatcher):
                 self.models.requested(request, now, anew=anew)
             case e.ContractWithdrawn(request):
                 self.models.withdrawn(request)
+            case e.ResponseRejected(key):
+                self.models.forget(key)
             case e.ServersChanged(servers):
                 self.endpoints.set_servers(servers, self.fallback.url)
             case e.FallbackStarted(url, error):
@@ -169,7 +175,7 @@ class PoolCore(Dispatcher):
             if not getattr(error, "undelivered", False):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
-            lost_since = self.lost_since(attempt.key, now)
+            lost_since = self.lost_since(attempt.key)
             if lost_since is not None:
                 again = now - lost_since < for_s
             else:
@@ -177,7 +183,7 @@ class PoolCore(Dispatcher):
             return Decision.RETRY if again else Decision.FAIL
         endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
         match error:
-            case ModelNotFoundError() if not endpoint.signatures[attempt.key].valid:
+            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
                 self.models.forget(attempt.key)
             case RequestTooLargeError() | InferenceError() if decision is Decision.RETRY:
                 request.inference_failures += 1
@@ -224,7 +230,6 @@ class PoolCore(Dispatcher):
     # Time
 
     def _advance(self, now: float) -> None:
-        self.models.advance(now)
         for endpoint in self.endpoints:
             if endpoint.probe_at <= now:
                 endpoint.start_probe(now)
@@ -233,13 +238,12 @@ class PoolCore(Dispatcher):
                 self._hedge_late(endpoint, now)
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
             self.instructions += [e.Reconnect(endpoint.url, number) for number in due]
-        self.models.validate_waiting(now)
         self.waiting.put_back_due(now)
+        self.models.advance(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
             self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
-        self.models.fail_unroutable(now)
         self.instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:

@@ -90,9 +90,8 @@ class Dispatcher:
 
     def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it had ended before."""
-        if attempt.settled:
+        if attempt not in attempt.slice.attempts:
             return False
-        attempt.settled = True
         attempt.slice.attempts.remove(attempt)
         self.endpoints.by_url[attempt.url].settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes
@@ -151,16 +150,16 @@ class Dispatcher:
 
     def start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
         """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
-        due_at = self.fallback.due_at(key, now)
+        due_at = self.fallback.due_at(key)
         if due_at <= now or (at_once and due_at < math.inf):
             self.fallback.starting = True
             self.instructions.append(e.StartFallback())
 
-    def lost_since(self, key: ModelKey, now: float) -> float | None:
+    def lost_since(self, key: ModelKey) -> float | None:
         """Return since when a model has no server; None if it has one, or a fallback is to come.
 
         The time goes on when coffea or dask run a chunk again.
         """
-        if self.fallback.awaited(key, now):
+        if self.fallback.awaited(key):
             return None
-        return self.endpoints.all_lost_since(key, now)
+        return self.endpoints.all_lost_since(key)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sonic_coffea.errors import (
     CancelledError,
@@ -24,7 +24,7 @@ from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._signature import Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from random import Random
 
     from sonic_coffea.errors import SonicError
@@ -48,20 +48,6 @@ class ServerState:
     def usable(self) -> bool:
         """Whether requests may be sent to it."""
         return self.circuit != "open"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointReport:
-    """What a pool reports of an endpoint to the scheduler.
-
-    ``models`` has, for each model, the requests in flight and the RTT statistics since the last
-    report. ``network_s`` is the time to the server and back; 0 if it is unknown.
-    """
-
-    url: str
-    circuit_open: bool
-    network_s: float
-    models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
 @dataclass(slots=True)
@@ -89,6 +75,19 @@ class RttStatistics:
         size = rows.bit_length()
         number, sum_s, min_s = self.trips.get(size, (0, 0.0, rtt_s))
         self.trips[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
+
+
+class Telemetry(NamedTuple):
+    """What a client reports of a model on a server.
+
+    The RTT statistics are since its last report. ``network_s`` is the time to the server and back
+    without any work; 0 if it is unknown.
+    """
+
+    in_flight: int
+    waiting: int
+    rtt: RttStatistics
+    network_s: float = 0.0
 
 
 class Endpoint:
@@ -152,7 +151,7 @@ class Endpoint:
     @property
     def models(self) -> list[ModelKey]:
         """The models that it has."""
-        return [key for key, signature in self.signatures.items() if signature.valid]
+        return [key for key, x in self.signatures.items() if x.contract is not None]
 
     @property
     def awaited(self) -> int:
@@ -169,10 +168,10 @@ class Endpoint:
         paused_until = self.limits[key].paused_until
         return max(self.breaker.retry_at, paused_until, self.signatures[key].retry_at)
 
-    def usable(self, key: ModelKey, now: float) -> bool:
-        """Whether requests for a model may be sent to it."""
+    def usable(self, request: RequestSlice, now: float) -> bool:
+        """Whether a slice may be sent to it."""
         passes = self.breaker.circuit(now) != "open"
-        return passes and not self.draining and self.signatures[key].valid
+        return passes and not self.draining and self.signatures[request.key].fits(request)
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
@@ -311,7 +310,7 @@ class Endpoint:
     def revalidate(self) -> None:
         """Have its models validated again, as another server may come back at this URL."""
         for signature in self.signatures.values():
-            signature.valid = False
+            signature.doubt()
 
     def _lost(self, error: SonicError, now: float) -> None:
         """Forget its limits and validate again, as another server may come back at this URL."""
@@ -408,17 +407,15 @@ class Endpoint:
             last_error=str(error) if error else None,
         )
 
-    def report(self, models: Iterable[ModelKey]) -> EndpointReport:
-        """Return what happened since the last report.
+    def telemetry(self, waiting: Mapping[ModelKey, int]) -> dict[ModelKey, Telemetry]:
+        """Return what happened to the requests for each model since the last time.
 
-        It has the models with requests here, and those of the given models that are served here.
+        `waiting` has the requests of the pool's models that wait.
         """
-        keys = [*self.by_model, *(key for key in models if self.signatures[key].valid)]
-        report = EndpointReport(
-            url=self.url,
-            circuit_open=self.breaker.failing_since is not None,
-            network_s=self.channels.round_trip_s,
-            models={key: (self.by_model[key], self._rtt[key]) for key in dict.fromkeys(keys)},
-        )
-        self._rtt.clear()
-        return report
+        rtt, self._rtt = self._rtt, defaultdict(RttStatistics)
+        network_s = self.channels.round_trip_s
+        return {
+            key: Telemetry(self.by_model[key], number, rtt[key], network_s)
+            for key, number in waiting.items()
+            if key in self.by_model or key in self.models
+        }

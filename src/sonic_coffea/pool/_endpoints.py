@@ -64,23 +64,23 @@ class EndpointRegistry:
             del self.by_url[url]
         return urls
 
-    def candidates(self, key: ModelKey, now: float) -> list[Endpoint]:
+    def candidates(self, key: ModelKey) -> list[Endpoint]:
         """Return the endpoints that may have a model, as they were not rejected for it."""
-        return [e for e in self.active if e.signatures[key].rejection(now) is None]
+        return [e for e in self.active if e.signatures[key].rejection is None]
 
-    def all_lost_since(self, key: ModelKey, now: float) -> float | None:
+    def all_lost_since(self, key: ModelKey) -> float | None:
         """Return when the last endpoint of a model was lost; None if one is left.
 
         An endpoint without the model counts as lost.
         """
-        since = [endpoint.lost_since(key) for endpoint in self.candidates(key, now)]
+        since = [endpoint.lost_since(key) for endpoint in self.candidates(key)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
     def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
         """Return the least used endpoint that has room for a slice; None if there is none."""
         key = request.key
-        usable = [e for e in self if e.usable(key, now)]
+        usable = [e for e in self if e.usable(request, now)]
         if request.inference_failures:  # the endpoint that failed on these rows comes last
             usable = [e for e in usable if e.url != request.last_url] or usable
         late = {attempt.url for attempt in request.attempts}
@@ -115,7 +115,7 @@ class FallbackPolicy:
         self.url: str | None = None
         self.starting = False
 
-    def due_at(self, key: ModelKey, now: float) -> float:
+    def due_at(self, key: ModelKey) -> float:
         """Return when to start it for a model; infinity if never."""
         if self._settings.fallback is None or self.error is not None or self.starting:
             return math.inf
@@ -125,12 +125,12 @@ class FallbackPolicy:
             # It runs, with or without the model, or a restart did not help.
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf
-        since = self._endpoints.all_lost_since(key, now)
+        since = self._endpoints.all_lost_since(key)
         return math.inf if since is None else since + self._settings.fallback_after_s
 
-    def awaited(self, key: ModelKey, now: float) -> bool:
+    def awaited(self, key: ModelKey) -> bool:
         """Whether rows of a model may still be scored by it."""
-        return self.starting or self.due_at(key, now) < math.inf
+        return self.starting or self.due_at(key) < math.inf
 
     def started(self, url: str | None, error: SonicError | None, now: float) -> None:
         """Record where it serves, or why it does not."""

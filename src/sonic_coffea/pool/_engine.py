@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._request import ModelKey, RequestSlice
+    from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Contract, Transport
 
@@ -65,9 +65,9 @@ class Engine:
         Set when no more tasks are taken.
     core : RecordedCore
         For the engine's thread; others look at it with `run_on_thread`.
-    contracts, senders, delivered_at, statistics
-        The engine's thread writes these, and others read them: the contracts that are not stale,
-        and when they came; the sender of each URL; when the last response came; and the tallies.
+    senders, statistics
+        The engine's thread writes these, and others read them: the sender of each URL, and the
+        tallies.
     calls, futures
         The calls, and the requests for contracts, that are not over.
     """
@@ -79,9 +79,7 @@ class Engine:
         self.lock = threading.RLock()
         self.closing = threading.Event()
         self.core = RecordedCore(settings, memory_bytes())
-        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
         self.senders: dict[str, Sender] = {}
-        self.delivered_at = -math.inf
         self.statistics = Statistics()
         self.calls: set[Call] = set()
         self.futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
@@ -221,7 +219,6 @@ class Engine:
             case e.Send(attempt):
                 self.senders[attempt.url].send(_call(attempt.slice), attempt)
             case e.Answered():
-                self.delivered_at = time.monotonic()
                 self._deliver(instruction)
             case e.Cancel(attempt):
                 attempt.cancel()
@@ -235,10 +232,6 @@ class Engine:
                 self._fail(request, error)
             case e.Resolve(request, outcome):
                 self.futures.pop(request).set_result(outcome)
-            case e.Publish(key, contract):
-                self.contracts.pop(key, None)
-                if contract is not None:
-                    self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
                 self.senders[url].probe()
             case e.Validate(url, key):
@@ -294,8 +287,7 @@ class Engine:
         tally.record_trip(answered.received_at - answered.sent_at)
         self._record(call, attempt.url, tally, response.version)
         if failure is not None:
-            self.core.models.forget(call.key)
-            self.contracts.pop(call.key, None)
+            self.inbox.put(e.ResponseRejected(call.key))
             self._fail(request, failure)
             return
         call.finish(request)
@@ -322,13 +314,13 @@ class Engine:
         """End all calls and contract requests."""
         for endpoint in self.core.endpoints:
             for attempt in endpoint.attempts:
-                attempt.settled = True  # a new core does not know it
+                attempt.slice.attempts.clear()  # a new core does not know it
                 attempt.cancel()
         for call in self.calls:
             call.end(error)
         for future in self.futures.values():
             future.set_result(contract_error or error)
-        for held in (self.calls, self.futures, self._sent, self.contracts):
+        for held in (self.calls, self.futures, self._sent):
             held.clear()
 
     def _watch(self, path: str) -> None:

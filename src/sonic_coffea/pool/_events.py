@@ -97,6 +97,12 @@ class ContractWithdrawn(NamedTuple):
     request: ContractRequest
 
 
+class ResponseRejected(NamedTuple):
+    """A response for a model did not fit its contract."""
+
+    key: ModelKey
+
+
 class ServersChanged(NamedTuple):
     """These are the servers from now on."""
 
@@ -130,7 +136,7 @@ class FallbackStarted(NamedTuple):
 
 
 CallEvent = Submitted | CallEnded | ContractRequested | ContractWithdrawn
-AttemptEvent = Sent | Answered | Failed
+AttemptEvent = Sent | Answered | Failed | ResponseRejected
 ServerEvent = Probed | Validated | ServersChanged | FallbackStarted
 Event = CallEvent | AttemptEvent | ServerEvent | SchedulerJoined | QuotasReceived
 """Anything that the core has to know."""
@@ -187,13 +193,6 @@ class Resolve(NamedTuple):
     outcome: Contract | SonicError
 
 
-class Publish(NamedTuple):
-    """Keep a model's contract for callers on other threads; None: drop it."""
-
-    key: ModelKey
-    contract: Contract | None
-
-
 class StartFallback(NamedTuple):
     """Start the fallback, or use the one that runs on this machine."""
 
@@ -213,5 +212,5 @@ class Close(NamedTuple):
 
 AttemptInstruction = Send | Cancel | Answered | Count
 ServerInstruction = Probe | Validate | Reconnect | Close | StartFallback
-Instruction = AttemptInstruction | ServerInstruction | Fail | Resolve | Publish
+Instruction = AttemptInstruction | ServerInstruction | Fail | Resolve
 """Anything that the engine has to do for the core."""

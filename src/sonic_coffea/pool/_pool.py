@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._endpoint import EndpointReport, ServerState
+    from sonic_coffea.pool._endpoint import ServerState, Telemetry
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
@@ -247,13 +246,7 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
-        key = ModelKey(model, version)
-        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
-        quiet_s = time.monotonic() - max(received_at, self._engine.delivered_at)
-        in_doubt = anew or self.closed or (quiet_s >= tuning.QUIET_S and not self.busy)
-        if contract is not None and not in_doubt:
-            return contract
-        request = e.ContractRequest(key, deadline.timeout_s)
+        request = e.ContractRequest(ModelKey(model, version), deadline.timeout_s)
         future: Future[Contract | SonicError] = Future()
 
         def requested() -> e.Event:
@@ -448,17 +441,13 @@ class Pool:
             message = f"cannot write the dump {str(path)!r}: {error.strerror}"
             raise errors.ConfigError(message) from None
 
-    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
-        """Return what happened at each server since the last call, and the requests that wait.
+    def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
+        """Return what happened to requests since the last call, by server and model.
 
         Models that run in this process are no other process's concern.
         """
-        return self._engine.run_on_thread(
-            lambda: (
-                [report for report in self._engine.core.report() if not is_in_process(report.url)],
-                self._engine.core.waiting.counts(),
-            )
-        )
+        telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
+        return {which: told for which, told in telemetry.items() if not is_in_process(which[0])}
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
@@ -500,8 +489,8 @@ class Pool:
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
         key = ModelKey(model, version)
-        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
-        return contract, time.monotonic() - received_at
+        last = self._engine.run_on_thread(lambda: self._engine.core.models.last(key))
+        return last[0], time.monotonic() - last[1]
 
     def digests(
         self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float

@@ -100,8 +100,6 @@ class Attempt:
     sent_at : float
         When it left this process; infinity until then, as packing takes seconds while its code is
         compiled.
-    settled : bool
-        Whether it has ended, in any way.
     late : bool
         Whether its rows were sent again, as its server seems to hang.
     """
@@ -112,7 +110,6 @@ class Attempt:
     begun_at: float
     in_flight: int
     sent_at: float = math.inf
-    settled: bool = False
     late: bool = False
     cancelled: bool = False
     _rpc: RpcHandle | None = None

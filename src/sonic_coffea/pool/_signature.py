@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -23,58 +24,63 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Signature:
-    """A model at an endpoint: valid, missing, rejected, or not known yet.
+    """What an endpoint said of a model: described, missing, rejected, or not known yet.
+
+    ========= =============================================== ======================================
+    state     what led there                                  asked again
+    ========= =============================================== ======================================
+    unknown   nothing was said, or the endpoint was lost      at once; after errors, with a back-off
+    described a contract; requests that fit it may be sent    when callers wait for a contract
+    missing   it has no such model, or 16 requests missed it  with a back-off
+    rejected  a contract that differs from the others'        after `RECHECK_S`
+    ========= =============================================== ======================================
 
     If a server lacks a model, others behind the same endpoint may have it, and it may be loaded
-    soon. An endpoint that has another model of the name is left alone for some time.
+    soon.
 
     Attributes
     ----------
-    valid : bool
-        Whether requests for the model may be sent to it.
+    contract : Contract or None
+        The model that it has; None in all states but described.
+    outcome : Contract, SonicError or None
+        What it said last; None if it has not answered since callers wait.
     asked : bool
         Whether it is being asked for the model.
-    expected : Contract or None
-        The contract that the answer must fit.
+    rejection : SonicError or None
+        Why it was rejected.
     lacking_since : float or None
         Since when neither requests nor questions have found it.
     retry_at : float
         Before it, it is not asked again.
     """
 
-    valid: bool = False
+    contract: Contract | None = None
+    outcome: Contract | SonicError | None = None
     asked: bool = False
-    expected: Contract | None = None
+    rejection: SonicError | None = None
     lacking_since: float | None = None
     retry_at: float = -math.inf
     _missed_at: float = -math.inf
     _misses: int = 0
     _failures: int = 0
-    _rejection: SonicError | None = None
-    _rejected_until: float = -math.inf
 
     @property
     def missing_since(self) -> float | None:
         """Since when the endpoint lacks the model; None if it may have it."""
-        return None if self.valid else self.lacking_since
+        return self.lacking_since if self.contract is None else None
 
-    def rejection(self, now: float) -> SonicError | None:
-        """Return why it was rejected lately; None if it was not."""
-        return self._rejection if now < self._rejected_until else None
-
-    def due(self, now: float) -> bool:
-        """Whether the endpoint has to be asked for the model."""
-        waits = self.valid or self.asked or now < self.retry_at
-        return not waits and self.rejection(now) is None
+    def fits(self, request: RequestSlice) -> bool:
+        """Whether the endpoint has the model that rows are packed for."""
+        return self.contract is not None and serves(self.contract, request.call.contract)
 
     def failed(self, now: float, rng: Random) -> None:
         """Record that it could not be asked; it is asked again after a back-off."""
         self._failures += 1
         self.retry_at = now + back_off_s(self._failures, rng)
 
-    def accept(self, now: float) -> None:
-        """Record that it has described the right model."""
-        self.valid, self._misses, self._rejection = True, 0, None
+    def accept(self, contract: Contract, now: float) -> None:
+        """Record the model that it has described."""
+        self.contract, self.rejection, self._misses = contract, None, 0
         # A server that confirms the model, but refuses each request for it, still lacks it.
         if now - self._missed_at > tuning.VALID_S:
             self.answered()
@@ -82,29 +88,38 @@ class Signature:
     def answered(self) -> None:
         """Record a response: at least one of its servers has the model."""
         self._misses = self._failures = 0
-        self.lacking_since, self.retry_at = None, -math.inf
+        self.lacking_since = None
+        if self.rejection is None:
+            self.retry_at = -math.inf
 
     def miss(self, now: float, rng: Random) -> None:
         """Record a request without the model; the next may reach another server, which has it."""
         self._misses += 1
-        if self.valid and self._misses >= tuning.MAX_MISSES:
+        if self.contract is not None and self._misses >= tuning.MAX_MISSES:
             self.lack(now, rng)
 
     def lack(self, now: float, rng: Random) -> None:
         """Record that the endpoint does not have the model; it is asked again after a back-off."""
-        self.valid, self._misses, self._missed_at = False, 0, now
+        self.doubt()
+        self._misses, self._missed_at = 0, now
         self.failed(now, rng)
         if self.lacking_since is None:
             self.lacking_since = now
 
     def reject(self, error: SonicError, now: float) -> None:
         """Record that the endpoint has another model of this name."""
-        self.valid = False
-        self._rejection, self._rejected_until = error, now + tuning.RECHECK_S
+        self.contract, self.rejection = None, error
+        self.retry_at = now + tuning.RECHECK_S
+
+    def doubt(self) -> None:
+        """Have the endpoint asked again before it gets more rows."""
+        self.contract = self.outcome = self.rejection = None
 
 
 def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are packed for."""
+    if actual is expected:
+        return True
     takes_as_many = (expected.max_rows or math.inf) <= (actual.max_rows or math.inf)
     return takes_as_many and not _differ(actual, expected)
 
@@ -134,12 +149,14 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     preferred = set.intersection(*(set(c.preferred_rows) for c in contracts.values()))
     # A server without a digest may have any file.
     digests = {c.digest for c in contracts.values()}
-    return replace(
+    merged = replace(
         expected,
         digest=expected.digest if len(digests) == 1 else "",
         max_rows=min(limits, default=None),
         preferred_rows=tuple(sorted(preferred)),
     )
+    # The same object is compared in no time, for each request.
+    return expected if merged == expected else merged
 
 
 def _differ(actual: Contract, expected: Contract) -> bool:
