@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scripted import MODEL, ScriptedServer, connect, doubled, objects, pool_of
+from tests.pool.scripted import MODEL, ONE, ScriptedServer, connect, doubled, objects, pool_of
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -136,9 +136,8 @@ def test_unreachable_files_of_servers_hold_up_nobody(
 
 
 @pytest.fixture
-def slow(servers: dict[str, ScriptedServer]) -> Iterator[SimpleNamespace]:
+def slow(one: ScriptedServer) -> Iterator[SimpleNamespace]:
     """What of a model is asked of the first server, which does not say until it is released."""
-    (one, _) = servers.values()
     answer, asked, released = one.metadata, [], threading.Event()
 
     def metadata(model: str, version: str | None) -> Contract:
@@ -165,7 +164,7 @@ def soon(call: Callable[[], Any]) -> Any:
 
 def test_models_do_not_wait_for_questions_about_others(slow: SimpleNamespace) -> None:
     third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of(ONE) as pool:
         MODEL.check(pool)
         checked: list[Any] = []
         threads = [
@@ -184,7 +183,7 @@ def test_models_do_not_wait_for_questions_about_others(slow: SimpleNamespace) ->
 
 
 def test_deadlines_are_those_of_the_whole_call(slow: SimpleNamespace) -> None:
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of(ONE) as pool:
 
         def late() -> Any:
             with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow") as caught:
