@@ -15,7 +15,6 @@ import pytest
 from tests.network.processes import needs
 from tests.network.proxies import REFUSED_INDEX, Envoy, HAProxy, Nginx, rate_limit, script
 from tests.network.tritons import Triton
-from tests.waiting import until
 
 from sonic_coffea.pool import Pool, Settings
 
@@ -160,42 +159,3 @@ def test_rows_are_scored_once(
         assert case.retried is None or (retries > 0) == case.retried
         if case.trouble is None and case.kind is not HAProxy:
             assert all(triton.requests() > before[triton] + 5 for triton in behind)
-
-
-def test_calls_wait_while_a_proxy_is_overloaded(
-    two_tritons: list[Triton], proxy: Any, scored: Scored
-) -> None:
-    """Nothing gets through while it is; then all does."""
-    with proxy(two_tritons) as running, Pool(Settings.make(running.url)) as pool:
-        scored(pool)
-        running.press(hard=True)
-        (pending,) = scored.submit(pool)
-        refused = "http.ingress.downstream_rq_overload_close"
-        until(lambda: running.statistic(refused) > 5, what="refused requests")
-        running.press(hard=False)
-        scored.check(pending)
-        total = pool.statistics.total()
-        assert (total.failures, total.retries > 0) == (0, True)
-
-
-def test_few_requests_are_spent_while_all_servers_are_dead(
-    two_tritons: list[Triton], proxy: Any, scored: Scored
-) -> None:
-    """The circuit is open, until one is back."""
-    with (
-        proxy(two_tritons) as running,
-        Pool(Settings.make(running.url, retry_timeout_s=200)) as pool,
-    ):
-        scored(pool)
-        # Submitted later, a call might ask for the model first, and wait for an answer.
-        pendings = scored.submit(*[pool] * 4)
-        for triton in two_tritons:
-            triton.kill()
-        until(lambda: pool.servers[0].circuit == OPEN, what="an open circuit")
-        before = running.statistic("http.ingress.downstream_rq_total")
-        two_tritons[1].start()
-        spent = running.statistic("http.ingress.downstream_rq_total") - before
-        scored.check(*pendings, timeout_s=200)
-        assert pool.statistics.total().failures == 0
-        # Triton has taken 2 s to start, or more.
-        assert spent < 200
