@@ -304,13 +304,13 @@ _HAPROXY = Template("""
 global
     nbthread 1
 defaults
-    mode $mode
+    mode tcp
     timeout connect 1s
     timeout client 1h
     timeout server 1h
     retries 0
 frontend requests
-    bind 127.0.0.1:$port $proto
+    bind 127.0.0.1:$port
     default_backend tritons
 backend tritons
     balance roundrobin
@@ -321,22 +321,19 @@ backend tritons
 class HAProxy(Proxy):
     """An HAProxy on loopback, which does not check what is behind it.
 
+    A connection stays with one Triton.
+
     Parameters
     ----------
     tritons : sequence of Triton
         What it leads to.
     folder, port : Path, int
         Where its files go, and where it listens.
-    mode : {"tcp", "http"}
-        Whether a connection stays with one Triton, or each request goes to the next.
     """
 
     programs = ("haproxy",)
 
-    def __init__(
-        self, tritons: Sequence[Triton], folder: Path, port: int, *, mode: str = "tcp"
-    ) -> None:
-        proto = "proto h2" if mode == "http" else ""
-        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port} {proto}" for t in tritons)
-        settings = _HAPROXY.substitute(mode=mode, port=port, proto=proto, servers=servers)
+    def __init__(self, tritons: Sequence[Triton], folder: Path, port: int) -> None:
+        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port}" for t in tritons)
+        settings = _HAPROXY.substitute(port=port, servers=servers)
         super().__init__([program("haproxy"), "-db", "-f"], settings, folder, port)
