@@ -54,7 +54,7 @@ class ScriptedServer:
         self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
         self.lives = True
-        self.described = 0
+        self.described: list[str] = []
         self._lock = threading.Lock()
 
     def _block(self, method: str) -> None:
@@ -63,7 +63,7 @@ class ScriptedServer:
             self.released.wait(60)
 
     def metadata(self, model: str, version: str | None) -> Contract:
-        self.described += 1
+        self.described.append(model)
         self._block("metadata")
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))

@@ -17,11 +17,23 @@ from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import trustme
+
+# What a fake server has, and what it is asked.
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+SERVED = {"m": FakeModel.of(MODEL)}
+EVENTS = ak.Array([[{"pt": 0.0}], []])
+
+
+def score(pool: Pool) -> None:
+    """Score these events, and compare the scores."""
+    assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+
 
 # Two inputs of different types and widths.
 _MODEL = """

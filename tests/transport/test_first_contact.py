@@ -5,20 +5,16 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-import awkward as ak
 import pytest
 from tests.ports import held_port
-from tests.transport.shared import forward
+from tests.transport.shared import SERVED, forward, score
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
-EVENTS = ak.Array([[{"pt": 0.0}], []])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +33,7 @@ def test_servers_that_are_not_there_are_not_waited_for(
         sonic.connect(url.format(port=port, folder=tmp_path), retry_timeout_s=1000.0) as pool,
         pytest.raises(errors.ServerLostError, match=message),
     ):
-        MODEL(EVENTS, pool=pool)
+        score(pool)
 
 
 def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +41,7 @@ def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     asked: list[bytes] = []
     with (
-        FakeServer({"m": FakeModel.of(MODEL)}) as server,
+        FakeServer(SERVED) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
 
@@ -57,7 +53,7 @@ def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
         forward(listener, server.url, accept)
         proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with sonic.connect("grpc://inside.example:8001", proxy=proxy) as pool:
-            assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+            score(pool)
         with sonic.connect(server.url) as pool:
-            assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+            score(pool)
     assert asked == [b"CONNECT inside.example:8001 HTTP/1.1"]

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.network.toxics import ToxicProxy
-from tests.transport.shared import forward
+from tests.transport.shared import SERVED, forward, score
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import (
     Address,
     ConnectionOptions,
@@ -29,9 +29,6 @@ from sonic_coffea.transport._tensors import with_contents
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
-SERVED = {"m": FakeModel.of(MODEL)}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +263,7 @@ def test_scores_through_ipv6() -> None:
         forward(listener, server.url, lambda client: client)
         url = f"grpc://[::1]:{listener.getsockname()[1]}"
         with sonic.connect(url) as pool:
-            assert MODEL(ak.Array([[{"pt": 0.0}], []])).top.tolist() == [[0.5], []]
+            score(pool)
             assert [s.url for s in pool.servers] == [url]
             assert pool.check().ok
 
