@@ -35,8 +35,7 @@ def failed(
 
 
 @pytest.mark.parametrize("urls", [(ONE,), (ONE, TWO)])
-@pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("rows", "whole"), [(1, False), (64, False), (64, True)])
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_that_come_at_once_are_no_storm(
     name: str, rows: int, whole: bool, urls: tuple[str, ...]
