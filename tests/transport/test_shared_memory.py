@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.limits import without_room
-from tests.transport.shared import check, files, model, objects, pool_of, registered
+from tests.transport.shared import check, files, model, objects, pool_of, registered, write_models
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -27,8 +27,6 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.transport.shared import Held
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -143,13 +141,31 @@ def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
             check(scores, rows)
 
 
-def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.LocalServer) -> None:
-    with pool_of(held_server) as pool, registered(held_server) as regions:
-        pending = held.submit(pool)
+# The model works on a request until a file is removed, and creates another when it begins.
+_HELD = """open("{begun}", "w").close()
+        while os.path.exists("{held}"):
+            time.sleep(0.002)
+"""
+
+
+@pytest.mark.server
+def test_what_was_abandoned_is_not_used_again(tmp_path: Path) -> None:
+    repository, begun, held = (tmp_path / name for name in ("repository", "begun", "held"))
+    write_models(repository, "one", before=_HELD.format(begun=begun, held=held))
+    with (
+        sonic.LocalServer(repository, stop_timeout_s=0.1) as server,
+        pool_of(server) as pool,
+        registered(server) as regions,
+    ):
+        model()(objects(1), pool=pool)
+        begun.unlink()
+        held.touch()
+        pending = model().submit(objects(2000), pool=pool)
+        until(begun.exists)
         (abandoned,) = regions()
         pending.cancel()
         until(lambda: not any(state.in_flight for state in pool.servers))
-        held.release()
+        held.unlink()
 
         def another() -> bool:
             """Whether a request has a region of its own; on a busy machine, some take messages."""
