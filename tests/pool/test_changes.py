@@ -158,6 +158,7 @@ def test_deadlines_are_those_of_the_whole_call(one: ScriptedServer) -> None:
             with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow"):
                 SLOW(objects(4), pool=pool, timeout_s=0.05)
             waiting = thread.submit(SLOW.check, pool)
+        assert one.blocked.wait(60)
         assert one.described == ["slow"]
         one.released.set()
         waiting.result(60)
