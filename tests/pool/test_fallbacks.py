@@ -209,6 +209,20 @@ def test_fallbacks_serve_the_same_file_while_servers_are_asked_anew(digest: str)
         assert isinstance(waiter.outcome, errors.SonicError)
 
 
+def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> None:
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=5)
+    slices = scenario.submit(20)
+    scenario.served[ONE] = contract(width=2)
+    scenario.lose(ONE, errors.ModelNotFoundError("unloaded"))
+    scenario.wait(3)
+    assert not scenario.failed
+    assert scenario.fallbacks == 1
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert set(scenario.delivered.values()) == {TWO}
+
+
 def test_rows_due_for_a_fallback_wait_for_room() -> None:
     """The engine would go round and round."""
     options = {"max_in_flight_bytes": 16, "fallback": "repository", "fallback_after_s": 1}
