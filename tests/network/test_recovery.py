@@ -168,6 +168,17 @@ def test_silent_connections_are_replaced(faulty: FaultServer, way: str) -> None:
             until(lambda: not faulty.alive)
 
 
+def test_servers_that_answer_probes_are_waited_for(faulty: FaultServer) -> None:
+    with pool_of(faulty, **PATIENT) as pool:
+        MODEL(JETS, pool=pool)
+        faulty.hold()
+        pending = MODEL.submit(JETS, pool=pool)
+        until(lambda: faulty.calls.count("ServerLive") > 1)
+        faulty.release()
+        assert_right(pending.result(timeout_s=60))
+        assert pool.statistics.total().failures == 0
+
+
 @pytest.mark.parametrize("fault", [wrong.deaf, wrong.mute])
 def test_first_connections_that_hang_are_replaced(faulty: FaultServer, fault: Any) -> None:
     """It was accepted, by a host or a balancer that is not there any more."""
