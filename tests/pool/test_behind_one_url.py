@@ -378,6 +378,8 @@ def test_silent_connections_are_made_anew() -> None:
     assert [attempt.channel for attempt in scenario.in_flight] == [0, 1]
     scenario.answer(scenario.in_flight[1])
     assert stuck in scenario.cancelled
+    scenario.tell()
+    assert scenario.renewed == []
     scenario.wait(2)
     assert scenario.renewed == [(ONE, 0)]
 
