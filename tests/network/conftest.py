@@ -1,4 +1,4 @@
-"""Four Tritons of a session, of which a proxy takes some, as new for each test."""
+"""Two Tritons of a session, as new for each test, and proxies before them."""
 
 from __future__ import annotations
 
@@ -35,33 +35,28 @@ def served_repository(tagger_path: Path, tmp_path_factory: pytest.TempPathFactor
 def tritons(
     served_repository: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Triton]]:
-    """Four, which do not run until they are restored."""
+    """Two, which do not run until they are restored."""
     folder = tmp_path_factory.mktemp("tritons")
-    with several_tritons(served_repository, folder, 4, arguments=EXPLICIT) as all_four:
-        yield all_four
+    with several_tritons(served_repository, folder, 2, arguments=EXPLICIT) as both:
+        yield both
 
 
 @pytest.fixture
 def two_tritons(tritons: list[Triton]) -> list[Triton]:
     """Two that run, and have the tagger."""
-    _restore(tritons[:2])
-    return tritons[:2]
-
-
-def _restore(tritons: list[Triton]) -> None:
     restore(tritons)
     for triton in tritons:
         triton.tell("Load")
+    return tritons
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Any:
     """Return what runs a proxy before Tritons: ``with proxy(two, Nginx, body="1m") as running``."""
 
-    @contextlib.contextmanager
-    def run(tritons: list[Triton], kind: type[Proxy] = Envoy, **settings: Any) -> Iterator[Proxy]:
-        _restore(tritons)
-        with kind.before(tritons, tmp_path, **settings) as running:
-            yield running
+    def run(
+        tritons: list[Triton], kind: type[Proxy] = Envoy, **settings: Any
+    ) -> contextlib.AbstractContextManager[Proxy]:
+        return kind.before(tritons, tmp_path, **settings)
 
     return run

@@ -2,8 +2,8 @@
 
 It answers as a `FakeServer` does, but every frame is its own: so it does what gRPC's servers never
 do, and what proxies, balancers and dying servers do. The faults follow gRPC's negative interop
-tests (goaway, rst_after_header, rst_during_data, rst_after_data, ping, max_streams), and what
-stands before gRPC servers: Envoy, nginx, an ingress. ``grpc/doc/statuscodes.md`` and
+tests (goaway, rst_after_header, rst_during_data, rst_after_data), and what stands before gRPC
+servers: Envoy, nginx, an ingress. ``grpc/doc/statuscodes.md`` and
 ``grpc/doc/http-grpc-status-mapping.md`` say what a client makes of some of them.
 
 ::
@@ -32,14 +32,11 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
-    RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
-    WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 from tests.network.loops import Link, Listener
 
@@ -50,10 +47,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
-_OPTIONS = {
-    SettingCodes.INITIAL_WINDOW_SIZE: 2**24,
-    SettingCodes.MAX_FRAME_SIZE: 2**14,
-}
 
 
 class Connection(Link):
@@ -62,11 +55,9 @@ class Connection(Link):
     def __init__(self, server: FaultServer, writer: asyncio.StreamWriter) -> None:
         super().__init__(server, writer)
         self.exchanges: dict[int, Exchange] = {}
-        self.writable = asyncio.Event()
         self.frames: H2Connection | None = None
         self.last_stream = ALL_STREAMS  # calls above it are ignored
         self._frozen = False
-        self._taken = 0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         (self.server.next_fault("") or Connection.shake_hands)(self)
@@ -92,10 +83,6 @@ class Connection(Link):
                 normalize_outbound_headers=False,
             )
         )
-        values = dict(_OPTIONS)
-        if self.server.max_streams is not None:
-            values[SettingCodes.MAX_CONCURRENT_STREAMS] = self.server.max_streams
-        frames.local_settings = Settings(client=False, initial_values=values)
         frames.initiate_connection()
         self.frames = frames
         self.flush()
@@ -115,22 +102,15 @@ class Connection(Link):
                 exchange.complete.set()
             case StreamReset() if exchange is not None:
                 exchange.task.cancel()
-            case WindowUpdated() | RemoteSettingsChanged():
-                self.writable.set()
 
     def _begin(self, event: RequestReceived) -> None:
         path = dict(event.headers)[":path"]
         self.exchanges[event.stream_id] = exchange = Exchange(self, event.stream_id, path)
         self.server.calls.append(exchange.method)
-        self._taken += 1
-        if self._taken == self.server.streams_per_connection:
-            self.goaway(last_stream=event.stream_id)
 
     def ended(self, exchange: Exchange) -> None:
-        """Take note that a call is over; a connection on its way out ends with its last one."""
+        """Take note that a call is over."""
         self.exchanges.pop(exchange.stream_id, None)
-        if self.last_stream != ALL_STREAMS and not self.exchanges:
-            self.end()
 
     def goaway(
         self, code: int = ErrorCodes.NO_ERROR, *, last_stream: int, words: bytes = b""
@@ -203,20 +183,10 @@ class Exchange:
         self.frames.send_headers(self.stream_id, [*first, *more], end_stream=end)
         self.connection.flush()
 
-    async def send_data(self, data: bytes, *, end: bool = False) -> None:
-        """Send bytes of the message, as the client's windows allow."""
-        while True:
-            room = self.frames.local_flow_control_window(self.stream_id)
-            part = data[: min(room, self.frames.max_outbound_frame_size)]
-            data = data[len(part) :]
-            if part or not data:
-                self.frames.send_data(self.stream_id, part, end_stream=end and not data)
-                self.connection.flush()
-            if not data:
-                return
-            if not part:
-                self.connection.writable.clear()
-                await self.connection.writable.wait()
+    def send_data(self, data: bytes, *, end: bool = False) -> None:
+        """Send bytes of the message, fewer than the client's windows allow."""
+        self.frames.send_data(self.stream_id, data, end_stream=end)
+        self.connection.flush()
 
     def send_trailers(self, sent: list[tuple[str, str]]) -> None:
         """End the call with trailers."""
@@ -235,17 +205,11 @@ class FaultServer(Listener):
     ----------
     models : dict
         What is served; ``hold`` and ``release`` are those of the `FakeServer`, too.
-    max_streams : int or None
-        MAX_CONCURRENT_STREAMS of the connections that are made from now on.
-    streams_per_connection : int or None
-        How many calls a connection takes before it is ended gracefully, as by max_connection_age.
     calls : list of str
         The methods of all calls that arrived.
     """
 
     link = Connection
-    max_streams: int | None = None
-    streams_per_connection: int | None = None
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         super().__init__()
@@ -257,8 +221,7 @@ class FaultServer(Listener):
 
     def __enter__(self) -> Self:
         target = self._held.enter_context(self._answering).url.removeprefix("grpc://")
-        sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
-        self.channel = self._held.enter_context(grpc.insecure_channel(target, sizes))
+        self.channel = self._held.enter_context(grpc.insecure_channel(target))
         return super().__enter__()
 
     def misbehave(
@@ -288,10 +251,12 @@ def answering(
     headers: tuple[str, str] | None = None,
     ending: list[tuple[str, str]] | None = None,
     ends_with_data: bool = False,
-    part_bytes: int = ALL_STREAMS,
-    after_part: Callable[[Exchange], Awaitable[None]] | None = None,
+    part_bytes: int = 2**14,
+    pause_s: float = 0.0,
 ) -> CallFault:
-    """Answer, but for what is said: with more headers, another message, other trailers or none."""
+    """Answer, but for what is said: with more headers, another message, other trailers or none,
+    or in parts.
+    """
 
     async def fault(call: Exchange) -> None:
         message, good = await call.answer()
@@ -300,9 +265,8 @@ def answering(
         call.send_headers(*[headers] if headers else ())
         message = change(message)
         for start in range(0, len(message), part_bytes):
-            await call.send_data(message[start : start + part_bytes], end=ends_with_data)
-            if after_part is not None:
-                await after_part(call)
+            call.send_data(message[start : start + part_bytes], end=ends_with_data)
+            await asyncio.sleep(pause_s)
         return None if ends_with_data else call.send_trailers(ending or good)
 
     return fault
@@ -336,7 +300,7 @@ def http_status(code: int, body: str = "", *, early: bool = False) -> CallFault:
         if not early:
             await call.complete.wait()
         call.send_headers(status=code, content_type="text/html")
-        await call.send_data(body.encode(), end=True)
+        call.send_data(body.encode(), end=True)
 
     return fault
 
@@ -365,7 +329,7 @@ def _cut(end: Callable[[Exchange], None], after: str) -> CallFault:
             if after != "request":
                 call.send_headers()
             if after in ("half", "message"):
-                await call.send_data(message[: len(message) // 2] if after == "half" else message)
+                call.send_data(message[: len(message) // 2] if after == "half" else message)
         end(call)
 
     return fault
@@ -385,32 +349,11 @@ def goaway(
     return fault
 
 
-def pings(count: int) -> CallFault:
-    """Send PINGs within and after the right answer."""
-
-    async def flood(call: Exchange) -> None:
-        for number in range(count):
-            call.frames.ping(struct.pack(">Q", number))
-        call.connection.flush()
-
-    return answering(part_bytes=50, after_part=flood)
-
-
-def dribble(part_bytes: int, pause_s: float) -> CallFault:
-    """Answer rightly, a few bytes at a time."""
-    return answering(part_bytes=part_bytes, after_part=lambda _: asyncio.sleep(pause_s))
-
-
 no_trailers = answering(ends_with_data=True)
 no_status = answering(ending=[("x-served-by", "proxy")])
 no_message = answering(lambda _: b"")
 truncated = answering(lambda message: message[: len(message) // 2])
 garbled = answering(lambda _: b"\0" + struct.pack(">I", 8) + b"\xff" * 8)
-
-
-def large_headers(nbytes: int) -> CallFault:
-    """Answer rightly, with a header of so many bytes."""
-    return answering(headers=("x-filler", "x" * nbytes))
 
 
 # What goes wrong with a connection.

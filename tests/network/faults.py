@@ -207,9 +207,8 @@ def _broken() -> Iterator[Case]:
     yield Case("no message", wrong.no_message, "", lost)
     yield Case("half a message", wrong.truncated, "", lost)
     yield Case("no protobuf", wrong.garbled, "Exception deserializing", InferenceError)
-    yield Case(
-        "large headers", wrong.large_headers(20_000), "metadata size exceeds", InferenceError
-    )
+    larger = wrong.answering(headers=("x-filler", "x" * 20_000))
+    yield Case("large headers", larger, "metadata size exceeds", InferenceError)
 
 
 def _connections() -> Iterator[Case]:
@@ -227,7 +226,8 @@ def _hanging() -> Iterator[Case]:
     """Answers that come too late; a proxy's deadline is shorter than the request's own."""
     words, cut = "Deadline Exceeded", wrong.status(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
     yield Case("no answer", wrong.silent, words, DeadlineError, timeout_s=0.2)
-    yield Case("a slow answer", wrong.dribble(1, 20.0), "(Deadline", DeadlineError, timeout_s=1.0)
+    slow = wrong.answering(part_bytes=1, pause_s=20.0)
+    yield Case("a slow answer", slow, "(Deadline", DeadlineError, timeout_s=1.0)
     yield Case("a proxy's deadline", cut, words, RouteTimeoutError)
 
 

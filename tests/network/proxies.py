@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tests.network.processes import Service, accepts, answers, page, program
 from tests.ports import held_port
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,16 +88,6 @@ static_resources:
               - match: {prefix: /}
                 route: {cluster: tritons, timeout: ${route_timeout_s}s}
   clusters: [$cluster]
-overload_manager:
-  refresh_interval: 0.05s
-  resource_monitors:
-  - name: envoy.resource_monitors.injected_resource
-    typed_config:
-      "@type": $types.resource_monitors.injected_resource.v3.InjectedResourceConfig
-      filename: $pressure
-  actions:
-  - name: envoy.overload_actions.stop_accepting_requests
-    triggers: [{name: envoy.resource_monitors.injected_resource, threshold: {value: 0.9}}]
 """)
 _TYPES = "type.googleapis.com/envoy.extensions"
 # A saturated service's index arrives without a body, as status CANCELLED.
@@ -191,10 +180,7 @@ class Envoy(Proxy):
         listener_filters: Sequence[Mapping[str, Any]] = (),
         cluster: Mapping[str, Any] | None = None,
     ) -> None:
-        # Envoy watches the folder of the pressure, which nothing else may change.
-        self._pressure, self._endpoints = folder / "pressure" / "value", folder / "endpoints.json"
-        self._pressure.parent.mkdir(exist_ok=True)
-        self._pressure.write_text("0")
+        self._endpoints = folder / "endpoints.json"
         self.lead_to(tritons)
         places = {"path_config_source": {"path": str(self._endpoints)}}
         behind = {
@@ -215,7 +201,6 @@ class Envoy(Proxy):
             listener_filters=json.dumps(listener_filters),
             filters=json.dumps([*filters, _filter("http.router", "Router")]),
             cluster=json.dumps(behind),
-            pressure=self._pressure,
         )
         self._admin = f"http://127.0.0.1:{admin_port}"
         ready = partial(answers, f"{self._admin}/ready")
@@ -228,12 +213,6 @@ class Envoy(Proxy):
         kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
         assigned = {"cluster_name": "tritons", "endpoints": [{"lb_endpoints": endpoints}]}
         _replace(self._endpoints, json.dumps({"resources": [{"@type": kind, **assigned}]}))
-
-    def press(self, *, hard: bool) -> None:
-        """Have the overload manager refuse all requests, or none; return when it does."""
-        _replace(self._pressure, "1" if hard else "0")
-        active = "overload.envoy.overload_actions.stop_accepting_requests.active"
-        until(lambda: self.statistic(active) == hard, what="the overload manager's action")
 
     def statistic(self, pattern: str) -> int:
         """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""
@@ -325,13 +304,13 @@ _HAPROXY = Template("""
 global
     nbthread 1
 defaults
-    mode $mode
+    mode tcp
     timeout connect 1s
     timeout client 1h
     timeout server 1h
     retries 0
 frontend requests
-    bind 127.0.0.1:$port $proto
+    bind 127.0.0.1:$port
     default_backend tritons
 backend tritons
     balance roundrobin
@@ -342,22 +321,19 @@ backend tritons
 class HAProxy(Proxy):
     """An HAProxy on loopback, which does not check what is behind it.
 
+    A connection stays with one Triton.
+
     Parameters
     ----------
     tritons : sequence of Triton
         What it leads to.
     folder, port : Path, int
         Where its files go, and where it listens.
-    mode : {"tcp", "http"}
-        Whether a connection stays with one Triton, or each request goes to the next.
     """
 
     programs = ("haproxy",)
 
-    def __init__(
-        self, tritons: Sequence[Triton], folder: Path, port: int, *, mode: str = "tcp"
-    ) -> None:
-        proto = "proto h2" if mode == "http" else ""
-        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port} {proto}" for t in tritons)
-        settings = _HAPROXY.substitute(mode=mode, port=port, proto=proto, servers=servers)
+    def __init__(self, tritons: Sequence[Triton], folder: Path, port: int) -> None:
+        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port}" for t in tritons)
+        settings = _HAPROXY.substitute(port=port, servers=servers)
         super().__init__([program("haproxy"), "-db", "-f"], settings, folder, port)

@@ -87,17 +87,6 @@ def test_requests_that_are_too_large_are_split(
             assert words in message
 
 
-@needs("nginx")
-def test_one_row_above_a_proxys_limit_is_an_error(serve: Any, proxy: Any) -> None:
-    message = "a single row of 1048 bytes"
-    with (
-        proxy(serve(), Nginx, body="1k") as running,
-        pool_of(running.url) as pool,
-        pytest.raises(errors.RequestTooLargeError, match=message),
-    ):
-        model()(objects(100), pool=pool)
-
-
 @pytest.mark.parametrize("name", ["short_queue", "impatient_queue"])
 def test_requests_refused_by_a_queue_are_sent_again(serve: Any, proxy: Any, name: str) -> None:
     """Of a model that does 50 requests a second, with 8 clients."""

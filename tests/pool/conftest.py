@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.pool.scripted import ScriptedServer
+from tests.pool.scripted import ONE, TWO, ScriptedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def servers() -> Iterator[dict[str, ScriptedServer]]:
-    scripted = {f"grpc://s{i}:8001": ScriptedServer(f"grpc://s{i}:8001") for i in (1, 2)}
+    scripted = {url: ScriptedServer(url) for url in (ONE, TWO)}
     yield scripted
     for server in scripted.values():
         server.gate.set()
+
+
+@pytest.fixture
+def one(servers: dict[str, ScriptedServer]) -> ScriptedServer:
+    return servers[ONE]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from tests.pool.scripted import ONE, TWO
+
 from sonic_coffea import errors
 from sonic_coffea.pool import ModelKey, Settings
 from sonic_coffea.pool import _events as e
@@ -15,9 +17,30 @@ from sonic_coffea.pool._request import Attempt, RequestSlice
 from sonic_coffea.transport import Contract, Response, TensorSpec
 
 KEY = ModelKey("m", None)
-ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
 LOST = errors.ServerLostError("the connection to the server was lost: gone")
 LOST.undelivered = True
+NEVER = math.inf
+
+
+def failure(kind: Any, **marks: Any) -> errors.SonicError:
+    """Return an error that a server fails a request with."""
+    error: errors.SonicError = kind("no", server=ONE)
+    for name, mark in marks.items():
+        setattr(error, name, mark)
+    return error
+
+
+FAILURES = {
+    "route timeout": failure(errors.RouteTimeoutError),
+    "overload": failure(errors.OverloadError),
+    "push-back": failure(errors.OverloadError, retry_after_s=0.0),
+    "no such model": failure(errors.ModelNotFoundError),
+    "expired token": failure(errors.TokenExpiredError),
+    "lost": failure(errors.ServerLostError),
+    "undelivered": LOST,
+    "too large": failure(errors.RequestTooLargeError),
+    "failed": failure(errors.InferenceError),
+}
 
 
 def contract(*, width: int = 1, **options: Any) -> Contract:
@@ -69,13 +92,22 @@ class Scenario:
         Whether requests are packed, and leave, at once.
     delivered, failed : dict
         By slice: the URL that answered it, or the error.
+
+    Parameters
+    ----------
+    urls : str
+        The servers; by default, both.
+    served, lives : object
+        What each server has, and whether it lives.
+    options
+        Of the pool.
     """
 
-    def __init__(self, *urls: str, **options: Any) -> None:
+    def __init__(self, *urls: str, served: Any = None, lives: Any = LOST, **options: Any) -> None:
         self.core = PoolCore(Settings.make(urls or (ONE, TWO), **options), Random(1))
         self.now = 100.0
-        self.served: dict[str, Any] = dict.fromkeys((ONE, TWO), contract())
-        self.lives: dict[str, Any] = dict.fromkeys((ONE, TWO), LOST)
+        self.served: dict[str, Any] = dict.fromkeys((ONE, TWO), served or contract())
+        self.lives: dict[str, Any] = dict.fromkeys((ONE, TWO), lives)
         self.in_flight: list[Attempt] = []
         self.cancelled: list[Attempt] = []
         self.cancelled_at: dict[Attempt, float] = {}
@@ -172,6 +204,11 @@ class Scenario:
         """Return what is in flight to a server."""
         return [attempt for attempt in self.in_flight if attempt.url == url]
 
+    def assert_failed(self, slices: list[RequestSlice], kind: type[errors.SonicError]) -> None:
+        """Assert that these slices failed with errors of a kind, and no others."""
+        assert set(self.failed) == set(slices)
+        assert {type(error) for error in self.failed.values()} == {kind}
+
     def endpoint(self, url: str) -> Any:
         return self.core.endpoints.by_url[url]
 
@@ -222,6 +259,3 @@ class Scenario:
                 assert not any(a in a.slice.attempts for a in self.at(url) if a.channel == channel)
                 self.renewed.append((url, channel))
         return []
-
-
-NEVER = math.inf

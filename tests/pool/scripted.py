@@ -15,6 +15,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import Address, Contract, Response, TensorSpec
 
+ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 
 Behaviour = Callable[[np.ndarray], Any]
@@ -29,7 +30,7 @@ class ScriptedHandle:
 
 
 class ScriptedServer:
-    """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says.
+    """A transport of five methods, and no more, that answers ``y = 2 x``, or as `behaviour` says.
 
     The method that `blocks` names blocks until `released` is set, and sets `blocked`.
     """
@@ -46,7 +47,6 @@ class ScriptedServer:
         self.blocks = ""
         self.blocked, self.released = threading.Event(), threading.Event()
         self.lacks = False
-        self.threads = 1
         self.requests: list[np.ndarray] = []
         self.answering: list[np.ndarray] = []
         self.handles: list[ScriptedHandle] = []
@@ -54,7 +54,7 @@ class ScriptedServer:
         self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
         self.lives = True
-        self.described = 0
+        self.described: list[str] = []
         self._lock = threading.Lock()
 
     def _block(self, method: str) -> None:
@@ -63,7 +63,7 @@ class ScriptedServer:
             self.released.wait(60)
 
     def metadata(self, model: str, version: str | None) -> Contract:
-        self.described += 1
+        self.described.append(model)
         self._block("metadata")
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))

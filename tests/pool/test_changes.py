@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scripted import MODEL, ScriptedServer, connect, doubled, objects, pool_of
+from tests.pool.scripted import MODEL, ONE, ScriptedServer, connect, doubled, objects, pool_of
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -17,10 +16,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from sonic_coffea.transport import Contract
 
 
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:
@@ -48,7 +44,7 @@ def test_servers_are_changed_before_the_first_call(servers: dict[str, ScriptedSe
         pool.set_servers(str(two.address))
         assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
         assert [s.url for s in pool.servers] == [str(two.address)]
-    assert one.described == 0
+    assert one.described == []
 
 
 def written(path: Path, text: str | bytes) -> None:
@@ -135,86 +131,46 @@ def test_unreachable_files_of_servers_hold_up_nobody(
         os.close(pipes[0])
 
 
-@pytest.fixture
-def slow(servers: dict[str, ScriptedServer]) -> Iterator[SimpleNamespace]:
-    """What of a model is asked of the first server, which does not say until it is released."""
-    (one, _) = servers.values()
-    answer, asked, released = one.metadata, [], threading.Event()
-
-    def metadata(model: str, version: str | None) -> Contract:
-        asked.append(model)
-        if model == "slow":
-            released.wait(60)
-        return answer(model, version)
-
-    one.metadata = metadata  # type: ignore[method-assign]
-    yield SimpleNamespace(asked=asked, released=released)
-    released.set()
-
-
 SLOW = sonic.Model("slow", MODEL.inputs, MODEL.outputs)
 
 
-def soon(call: Callable[[], Any]) -> Any:
-    """Return what a call gives, unless it takes too long."""
-    found: list[Any] = []
-    threading.Thread(target=lambda: found.append(call()), daemon=True).start()
-    until(lambda: bool(found))
-    return found[0]
-
-
-def test_models_do_not_wait_for_questions_about_others(slow: SimpleNamespace) -> None:
+def test_models_do_not_wait_for_questions_about_others(one: ScriptedServer) -> None:
     third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of(ONE) as pool, ThreadPoolExecutor(4) as threads:
         MODEL.check(pool)
-        checked: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda: checked.append(SLOW.check(pool))) for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        until(lambda: "slow" in slow.asked)
+        one.blocks = "metadata"
+        checks = [threads.submit(SLOW.check, pool) for _ in range(4)]
+        assert one.blocked.wait(60)
+        one.blocks = ""
         for model in (MODEL, third):
-            assert doubled(soon(lambda model=model: model(objects(4), pool=pool))) == [0, 1, 2, 3]
-        slow.released.set()
-        for thread in threads:
-            thread.join()
-        assert len(checked) == 4
-        assert slow.asked.count("slow") == 1
+            assert doubled(model(objects(4), pool=pool, timeout_s=60)) == [0, 1, 2, 3]
+        one.released.set()
+        for check in checks:
+            check.result(60)
+        assert one.described.count("slow") == 1
 
 
-def test_deadlines_are_those_of_the_whole_call(slow: SimpleNamespace) -> None:
-    with pool_of("grpc://s1:8001") as pool:
-
-        def late() -> Any:
-            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow") as caught:
+def test_deadlines_are_those_of_the_whole_call(one: ScriptedServer) -> None:
+    """Also of one who waits for what another asks: the server is asked once."""
+    one.blocks = "metadata"
+    with pool_of(ONE) as pool, ThreadPoolExecutor(1) as thread:
+        for _ in range(2):
+            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow"):
                 SLOW(objects(4), pool=pool, timeout_s=0.05)
-            return caught.value
-
-        assert soon(late)
-        # Also of one who waits for what another asks: the server is asked once.
-        waiting = threading.Thread(target=lambda: SLOW.check(pool))
-        waiting.start()
-        assert soon(late)
-        assert slow.asked.count("slow") == 1
-        slow.released.set()
-        waiting.join()
+            waiting = thread.submit(SLOW.check, pool)
+        assert one.blocked.wait(60)
+        assert one.described == ["slow"]
+        one.released.set()
+        waiting.result(60)
         assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
 
-def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    pool = pool_of(*servers)
-    pool.join_cluster(3600, 1, 0.0)
-    heard: list[Any] = []
-
-    def ask() -> None:
-        with pytest.raises(errors.ConfigError, match="closed") as caught:
-            MODEL.check(pool)
-        heard.append(caught.value)
-
-    threading.Thread(target=ask, daemon=True).start()
-    until(lambda: bool(pool.servers))
-    pool.close()
-    until(lambda: bool(heard))
+def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(one: ScriptedServer) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        pool = pool_of(ONE)
+        pool.join_cluster(3600, 1, 0.0)
+        waiting = thread.submit(MODEL.check, pool)
+        until(lambda: bool(pool.servers))
+        pool.close()
+        with pytest.raises(errors.ConfigError, match="closed"):
+            waiting.result(60)

@@ -6,20 +6,17 @@ import ast
 import gc
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.pool.scenario import KEY, LOST, ONE, TWO, Scenario, contract
+from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool._request import Attempt
 
 PURE = (
     "_batching _breaker _channels _core _dispatch _endpoint _endpoints _events _failures"
@@ -38,16 +35,6 @@ def test_the_core_knows_no_clock_thread_or_connection(module: str) -> None:
     parts = {name.split(".")[0] for name in names}
     assert not parts & {"threading", "time", "socket", "grpc", "queue", "concurrent", "asyncio"}
     assert not names & {f"sonic_coffea.pool.{m}" for m in IMPURE}
-
-
-def test_nothing_is_sent_before_a_server_has_said_what_it_has() -> None:
-    scenario = Scenario()
-    scenario.served = {ONE: None, TWO: contract()}
-    scenario.submit(2)
-    assert {attempt.url for attempt in scenario.in_flight} == {TWO}
-    scenario.say(ONE, contract(width=2))
-    scenario.submit(10)
-    assert not scenario.at(ONE)
 
 
 def test_in_flight_bytes_are_bounded() -> None:
@@ -148,8 +135,7 @@ def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
 
 
 def test_slow_servers_that_live_are_waited_for() -> None:
-    scenario = Scenario(ONE)
-    scenario.lives[ONE] = True
+    scenario = Scenario(ONE, lives=True)
     (slow,) = scenario.submit(1)
     scenario.wait(20 * SILENCE_S)
     assert scenario.probes >= 10
@@ -160,8 +146,7 @@ def test_slow_servers_that_live_are_waited_for() -> None:
 
 
 def test_servers_that_answer_while_probed_are_not_lost() -> None:
-    scenario = Scenario(ONE)
-    scenario.lives[ONE] = None
+    scenario = Scenario(ONE, lives=None)
     scenario.submit(2)
     first, second = scenario.in_flight
     scenario.wait(SILENCE_S + 0.1)
@@ -169,18 +154,6 @@ def test_servers_that_answer_while_probed_are_not_lost() -> None:
     scenario.tell(e.Probed(ONE, LOST))
     assert second in scenario.in_flight
     assert scenario.endpoint(ONE).breaker.failing_since is None
-
-
-def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
-    """Return a request that is overdue, while others were answered."""
-    scenario.lives = dict.fromkeys((ONE, TWO), True)
-    scenario.submit(slices, **call)
-    scenario.wait(0.1)
-    first, second, *_ = scenario.in_flight
-    scenario.answer(second)
-    while not first.late:
-        scenario.wait(0.1)
-    return first
 
 
 def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
@@ -232,37 +205,26 @@ def test_unsent_hedged_requests_are_tried_again_at_their_pace() -> None:
     assert scenario.delivered == {late: ONE}
 
 
-FAILURES = ["lose", "overload", "gone", "cut", "large", "failed", "unsent"]
+def script(text: str) -> list[tuple[str, int]]:
+    """Return the actions that a text names, each with its number."""
+    words = [line.rsplit(maxsplit=1) for line in text.split(",")]
+    return [(action.strip(), int(number)) for action, number in words]
+
+
 ACTIONS = st.sampled_from(
-    ["submit", "answer", "late", *FAILURES, "wait", "anew", "quotas", "end", "servers"]
+    ["submit", "answer", "late", "unsent", *FAILURES, "wait", "anew", "quotas", "end", "servers"]
 )
 
 
 @example(  # rows that are given up while an overdue request of theirs is answered
-    actions=[
-        ("submit", 4),
-        ("lose", 0),
-        ("wait", 2),
-        ("wait", 9),
-        ("answer", 0),
-        ("answer", 0),
-        ("gone", 4),
-    ],
+    actions=script("submit 4, undelivered 0, wait 2, wait 9, answer 0, answer 0, no such model 4"),
     lives=False,
     hedge_after_s=0.2,
 )
 @example(  # the whole is answered after its halves
-    actions=[
-        ("submit", 2),
-        ("wait", 1),
-        ("answer", 1),
-        ("answer", 1),
-        ("wait", 6),
-        ("wait", 6),
-        ("cut", 1),
-        ("wait", 2),
-        ("answer", 0),
-    ],
+    actions=script(
+        "submit 2, wait 1, answer 1, answer 1, wait 6, wait 6, route timeout 1, wait 2, answer 0"
+    ),
     lives=True,
     hedge_after_s=None,
 )
@@ -274,9 +236,12 @@ ACTIONS = st.sampled_from(
 def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
     actions: list[tuple[str, int]], lives: bool, hedge_after_s: float | None
 ) -> None:
-    scenario = Scenario(hedge_after_s=hedge_after_s, retry_timeout_s=1)
-    scenario.lives = dict.fromkeys((ONE, TWO), lives or LOST)
-    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario = Scenario(
+        served=contract(max_rows=64),
+        lives=lives or LOST,
+        hedge_after_s=hedge_after_s,
+        retry_timeout_s=1,
+    )
     calls: list[Any] = []
     for action, number in actions:
         attempt = (
@@ -301,21 +266,13 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
             scenario.tell(e.CallEnded(call))
             assert not any(attempt.slice.call is call for attempt in scenario.in_flight)
         elif attempt is not None:
-            if action == "answer":
-                scenario.answer(attempt)
-            elif action == "unsent":
+            if action == "unsent":
                 scenario.in_flight.remove(attempt)
                 scenario.tell(e.Failed(attempt, errors.RequestError("no memory"), sent=False))
+            elif action in FAILURES:
+                scenario.fail(attempt, FAILURES[action])
             else:
-                kinds = {
-                    "lose": LOST,
-                    "overload": errors.OverloadError("full"),
-                    "gone": errors.ModelNotFoundError("gone"),
-                    "cut": errors.RouteTimeoutError("upstream request timeout"),
-                    "large": errors.RequestTooLargeError("out of memory"),
-                    "failed": errors.InferenceError("CUDA error"),
-                }
-                scenario.fail(attempt, kinds.get(action, LOST))
+                scenario.answer(attempt)
     for _ in range(100):
         scenario.answer_all()
         scenario.wait(1)
@@ -330,8 +287,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
 
 
 def test_slow_models_are_not_hedged() -> None:
-    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
-    scenario.lives = dict.fromkeys((ONE, TWO), True)
+    scenario = Scenario(lives=True, hedge_after_s=0.05, balance="priority")
     hedges = []
     for _ in range(20):
         scenario.submit(1)
@@ -345,8 +301,13 @@ def test_slow_models_are_not_hedged() -> None:
 
 
 def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario)
+    scenario = Scenario(ONE, lives=True, max_in_flight_bytes=40)
+    scenario.submit(3)
+    scenario.wait(0.1)
+    first, second = scenario.in_flight
+    scenario.answer(second)
+    while not first.late:
+        scenario.wait(0.1)
     (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
     for _ in range(2):
         assert scenario.core.waiting.counts() == {KEY: 1}

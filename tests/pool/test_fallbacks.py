@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,20 +57,22 @@ def rows(server: FakeServer) -> int:
     return server.statistics["m", "rows"]
 
 
-def test_nothing_is_started_while_servers_are_there(remote: FakeServer) -> None:
-    def never() -> str:
-        raise AssertionError
+def test_fallbacks_score_from_the_loss_of_the_servers_until_one_is_back(
+    remote: FakeServer, local: FakeServer
+) -> None:
+    started: list[str] = []
 
-    with pool_of(remote, never) as pool:
+    def start() -> str:
+        started.append(local.url)
+        return local.url
+
+    with pool_of(remote, start) as pool:
         assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-
-
-def test_fallbacks_are_left_when_a_server_is_back(remote: FakeServer, local: FakeServer) -> None:
-    with pool_of(remote, lambda: local.url) as pool:
-        assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
+        assert started == []
         remote.hold()
+        before = len(remote.requests)
         pending = MODEL.submit(jets(*range(40)), pool=pool)
-        until(lambda: len(remote.requests) > 2)
+        until(lambda: len(remote.requests) > before)
         remote.stop()
         assert twice(pending.result(timeout_s=60)) == list(range(40))
         scored = {server: tally.rows for (server, *_), tally in pool.statistics}
@@ -97,7 +98,9 @@ def test_fallbacks_score_models_that_no_server_has(remote: FakeServer, local: Fa
 
 
 @contextlib.contextmanager
-def with_digests(servers: str, fallback: str, **options: Any) -> Iterator[tuple[Pool, FakeServer]]:
+def with_digests(
+    servers: str, fallback: str, **options: float
+) -> Iterator[tuple[Pool, FakeServer]]:
     """Yield a pool whose server is lost after its first rows, and the fallback."""
 
     def of(digest: str) -> FakeServer:
@@ -113,31 +116,26 @@ def with_digests(servers: str, fallback: str, **options: Any) -> Iterator[tuple[
         yield pool, local
 
 
-def test_fallbacks_with_the_same_digest_score(caplog: pytest.LogCaptureFixture) -> None:
-    with with_digests("one", "one") as (pool, local):
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
+@pytest.mark.parametrize(
+    ("servers", "fallback", "warnings"),
+    [("one", "one", 0), ("one", "", 1), ("", "two", 1), ("", "", 1)],
+)
+def test_fallbacks_score_unless_they_are_known_to_have_another_file(
+    servers: str, fallback: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with with_digests(servers, fallback) as (pool, local):
+        for _ in range(2):
+            assert twice(MODEL(jets(*range(20)), pool=pool)) == list(range(20))
         assert rows(local) == 40
-    assert "cannot be compared" not in caplog.text
+    assert caplog.text.count("cannot be compared") == warnings
 
 
 def test_fallbacks_with_another_digest_are_refused() -> None:
+    message = "fallback has another model: its files have the digest two, those of the servers one"
     with with_digests("one", "two", retry_timeout_s=1) as (pool, local):
-        message = (
-            "fallback has another model: its files have the digest two, those of the servers one"
-        )
         with pytest.raises(errors.ContractError, match=message):
             MODEL(jets(*range(40)), pool=pool)
         assert rows(local) == 0
-
-
-@pytest.mark.parametrize(("servers", "fallback"), [("one", ""), ("", "two"), ("", "")])
-def test_fallbacks_that_cannot_be_compared_are_logged_once(
-    servers: str, fallback: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with with_digests(servers, fallback) as (pool, _):
-        for _ in range(2):
-            assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
-    assert caplog.text.count("cannot be compared") == 1
 
 
 def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
@@ -195,13 +193,8 @@ def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeSer
             remote.stop()
             assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
             local.stop()
-            found: list[Any] = []
-            thread = threading.Thread(
-                target=lambda: found.append(MODEL(jets(*range(8)), pool=pool))
-            )
-            thread.start()
-            thread.join(60)
-            assert twice(found[0]) == list(range(8))
+            scores = MODEL(jets(*range(8)), pool=pool, timeout_s=60)
+            assert twice(scores) == list(range(8))
             assert rows(second) >= 8
 
 
@@ -222,11 +215,25 @@ def test_fallbacks_serve_the_same_file_while_servers_are_asked_anew(digest: str)
         assert isinstance(waiter.outcome, errors.SonicError)
 
 
+def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> None:
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=5)
+    slices = scenario.submit(20)
+    scenario.served[ONE] = contract(width=2)
+    scenario.lose(ONE, errors.ModelNotFoundError("unloaded"))
+    scenario.wait(3)
+    assert not scenario.failed
+    assert scenario.fallbacks == 1
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert set(scenario.delivered.values()) == {TWO}
+
+
 def test_rows_due_for_a_fallback_wait_for_room() -> None:
     """The engine would go round and round."""
-    scenario = Scenario(ONE, max_in_flight_bytes=16, fallback="repository", fallback_after_s=1)
+    options = {"max_in_flight_bytes": 16, "fallback": "repository", "fallback_after_s": 1}
+    scenario = Scenario(ONE, lives=None, **options)
     scenario.submit(2)
-    scenario.lives[ONE] = None
     scenario.endpoint(ONE).breaker.open(LOST, scenario.now)
     scenario.now += 2
     scenario.tell()
@@ -237,15 +244,10 @@ def test_rows_due_for_a_fallback_wait_for_room() -> None:
 def test_fallbacks_without_the_model_are_one_clear_error(
     servers: dict[str, scripted.ScriptedServer],
 ) -> None:
-    one, two = servers.values()
-    one.lacks = two.lacks = True
-    with scripted.pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
-        found: list[Any] = []
-
-        def ask() -> None:
-            with pytest.raises(errors.ModelNotFoundError) as caught:
-                scripted.MODEL.check(pool)
-            found.append(caught.value)
-
-        threading.Thread(target=ask, daemon=True).start()
-        until(lambda: bool(found))
+    for server in servers.values():
+        server.lacks = True
+    with (
+        scripted.pool_of(ONE, fallback=lambda: TWO) as pool,
+        pytest.raises(errors.ModelNotFoundError),
+    ):
+        scripted.MODEL(scripted.objects(4), pool=pool, timeout_s=60)

@@ -68,6 +68,7 @@ def test_refusals_slow_the_sender_down() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_thousand_clients_do_not_storm_a_proxy() -> None:
     """Envoy lets 1,024 requests pass at a time; no scheduler tells these clients of each other."""
     server = Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=8)
@@ -84,6 +85,7 @@ def test_thousand_clients_do_not_storm_a_proxy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_clients_share_a_server_without_outbidding_each_other() -> None:
     simulation = simulate(Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=4), 8)
     simulation.run(155)

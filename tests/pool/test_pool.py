@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from tests.limits import without_threads
 from tests.pool.scripted import (
     LOST,
     MODEL,
+    ONE,
+    TWO,
     Behaviour,
     ScriptedServer,
     connect,
@@ -28,14 +30,25 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reporting import Statistics
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def test_many_small_requests_come_back_in_order(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    with pool_of("grpc://s1:8001") as pool:
-        assert doubled(MODEL(objects(1001), pool=pool)) == list(range(1001))
-    sizes = [len(r) for r in one.requests]
-    assert sizes == [4] * 250 + [1]
-    assert np.concatenate(one.requests).ravel().tolist() == list(range(1001))
+    from sonic_coffea import Pending
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "rows", "sizes"), [(4, 1001, [4] * 250 + [1]), (40, 90, [30, 30, 30])]
+)
+def test_few_requests_of_equal_size_come_back_in_order(
+    one: ScriptedServer, max_rows: int, rows: int, sizes: list[int]
+) -> None:
+    one.max_rows = max_rows
+    with pool_of(ONE) as pool:
+        assert doubled(MODEL(objects(rows), pool=pool)) == list(range(rows))
+        assert MODEL.check(pool).version == "1"
+        assert pool.timings() == {}  # not every transport has statistics
+    assert [len(r) for r in one.requests] == sizes
+    assert np.concatenate(one.requests).ravel().tolist() == list(range(rows))
 
 
 class Indivisible(int):
@@ -70,40 +83,63 @@ def test_errors_inside_the_pool_fail_the_calls_until_then(
     ],
 )
 def test_answers_that_do_not_fit_are_errors(
-    servers: dict[str, ScriptedServer], answer: Behaviour, message: str
+    one: ScriptedServer, answer: Behaviour, message: str
 ) -> None:
     """Nobody waits for ever, and such an answer has scored nothing."""
-    (one, _) = servers.values()
     one.behaviour = answer
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of(ONE) as pool:
         pending = MODEL.submit(objects(8), pool=pool)
         with pytest.raises(errors.ResponseError, match=message) as caught:
             pending.result(timeout_s=10)
-        assert caught.value.server == "grpc://s1:8001"
+        assert caught.value.server == ONE
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
         assert pool.statistics.total().rows == 0
         assert pool.statistics.total().requests >= 1
 
 
-def test_cancelled_calls_send_no_more(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
+def cancelled(pending: Pending) -> None:
+    pending.cancel()
+    pending.result()
+
+
+def late(pending: Pending) -> None:
+    pending.result(timeout_s=0.2)
+
+
+def interrupted(pending: Pending) -> None:
+    (call,) = (part.call for part in pending.parts)
+    with ctrl_c_in(call):
+        pending.result()
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "message"),
+    [
+        (cancelled, errors.CancelledError, "cancelled"),
+        (late, errors.DeadlineError, "within 0.2 s"),
+        (interrupted, KeyboardInterrupt, None),
+    ],
+)
+def test_calls_that_end_early_cancel_their_requests_and_send_no_more(
+    one: ScriptedServer, ends: Callable[[Pending], None], error: Any, message: str | None
+) -> None:
     one.gate.clear()
-    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
+    with pool_of(ONE, max_in_flight=2, hedge_after_s=60.0) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
+        until(lambda: one.out == 2)
         other = MODEL.submit(objects(4), pool=pool)
-        pending.cancel()
-        with pytest.raises(errors.CancelledError):
-            pending.result()
+        with pytest.raises(error, match=message):
+            ends(pending)
+        assert pending.done()
+        assert all(handle.cancelled.wait(20) for handle in one.handles[:2])
         one.gate.set()
         assert doubled(other.result(timeout_s=30)) == [0, 1, 2, 3]
-    assert len(one.requests) <= 4  # the rest of the cancelled call never left
-    assert pending.done()
+    assert len(one.requests) == 3
 
 
-def test_cancelled_requests_that_have_not_left_stay(servers: dict[str, ScriptedServer]) -> None:
+def test_cancelled_requests_that_have_not_left_stay(one: ScriptedServer) -> None:
     """A connection's thread is held up with the first one, as the call is cancelled."""
-    (one, _) = servers.values()
-    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
+    with pool_of(ONE, max_in_flight=2) as pool:
         MODEL.check(pool)
         one.blocks = "infer"
         pending = MODEL.submit(objects(8), pool=pool)
@@ -115,38 +151,10 @@ def test_cancelled_requests_that_have_not_left_stay(servers: dict[str, ScriptedS
     assert len(one.requests) == 2
 
 
-def test_deadlines_cancel_the_requests_in_flight(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.gate.clear()
-    with pool_of("grpc://s1:8001") as pool:
-        pending = MODEL.submit(objects(8), pool=pool)
-        until(lambda: bool(one.handles))
-        with pytest.raises(errors.DeadlineError, match="within 0.2 s"):
-            pending.result(timeout_s=0.2)
-        assert all(handle.cancelled.wait(20) for handle in one.handles)
-
-
-def test_ctrl_c_cancels_the_requests_in_flight(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.gate.clear()
-    with pool_of("grpc://s1:8001", max_in_flight=4) as pool:
-        pending = MODEL.submit(objects(100), pool=pool)
-        until(lambda: one.out == pool.settings.max_in_flight)
-        (call,) = (part.call for part in pending.parts)
-        with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
-            pending.result()
-        assert pending.done()
-        assert all(handle.cancelled.wait(20) for handle in one.handles)
-        assert len(one.requests) == pool.settings.max_in_flight
-        one.gate.set()
-        assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
-
-
-def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
+def test_close_is_final_idempotent_and_leaves_nothing(one: ScriptedServer) -> None:
     before = threading.active_count()
     one.gate.clear()
-    pool = pool_of("grpc://s1:8001")
+    pool = pool_of(ONE)
     pending = MODEL.submit(objects(100), pool=pool)
     pool.close()
     pool.close()
@@ -200,8 +208,8 @@ def test_states_name_the_last_error(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
         MODEL(objects(40), pool=pool)
         states = {s.url: s for s in pool.servers}
-        assert states["grpc://s1:8001"].last_error is not None
-        assert states["grpc://s2:8001"].usable
+        assert states[ONE].last_error is not None
+        assert states[TWO].usable
         assert "s1" in repr(pool)
 
 
@@ -231,9 +239,8 @@ def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], bloc
 
 
 def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
-    servers: dict[str, ScriptedServer],
+    one: ScriptedServer,
 ) -> None:
-    (one, _) = servers.values()
     both, infer = threading.Barrier(2, timeout=60), one.infer
 
     def meet(*args: Any, **options: Any) -> Any:
@@ -241,46 +248,36 @@ def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
         return infer(*args, **options)
 
     one.threads, one.infer = 2, meet
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of(ONE) as pool:
         assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
-
-
-def test_rows_are_shared_out_equally_among_as_few_requests_as_may_be(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    (one, _) = servers.values()
-    one.max_rows = 40
-    with pool_of("grpc://s1:8001") as pool:
-        assert doubled(MODEL(objects(90), pool=pool)) == list(range(90))
-    assert [len(r) for r in one.requests] == [30, 30, 30]
 
 
 # In a process of its own, as other tests of this process may have pools in use.
 CODE = """
 import json, sys
-from tests.pool.scripted import MODEL, ScriptedServer, objects, pool_of
+from tests.pool.scripted import MODEL, ONE, ScriptedServer, objects, pool_of
 
-ScriptedServer("grpc://s1:8001")
+ScriptedServer(ONE)
 seen = {}
 
 def note(when):
     seen[when] = sys.getswitchinterval()
 
-with pool_of("grpc://s1:8001") as pool:
+with pool_of(ONE) as pool:
     note("before its first use")
     MODEL(objects(1), pool=pool)
     note("in use")
-    with pool_of("grpc://s1:8001") as other:
+    with pool_of(ONE) as other:
         MODEL(objects(1), pool=other)
     note("one of two closed")
 note("closed")
 
-with pool_of("grpc://s1:8001") as pool:
+with pool_of(ONE) as pool:
     MODEL(objects(1), pool=pool)
     sys.setswitchinterval(0.003)
 note("set meanwhile")
 
-with pool_of("grpc://s1:8001") as pool:
+with pool_of(ONE) as pool:
     MODEL(objects(1), pool=pool)
     note("set before")
 note("set before, and closed")
@@ -288,22 +285,21 @@ print(json.dumps(seen))
 """
 
 
-@pytest.fixture(scope="module")
-def intervals() -> dict[str, float]:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", CODE]
+def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set_it() -> None:
     done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=True, timeout=200
+        [sys.executable, "-c", CODE],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
     )
-    seconds: dict[str, float] = json.loads(done.stdout)
-    return seconds
-
-
-def test_the_interval_is_short_while_a_pool_is_in_use(intervals: dict[str, float]) -> None:
-    assert intervals["before its first use"] == intervals["closed"] == 0.005
-    assert intervals["in use"] == intervals["one of two closed"] < 0.002
-
-
-@pytest.mark.parametrize("when", ["set meanwhile", "set before", "set before, and closed"])
-def test_switch_intervals_of_the_user_stay(intervals: dict[str, float], when: str) -> None:
-    assert intervals[when] == 0.003
+    assert json.loads(done.stdout) == {
+        "before its first use": 0.005,
+        "in use": 0.0005,
+        "one of two closed": 0.0005,
+        "closed": 0.005,
+        "set meanwhile": 0.003,
+        "set before": 0.003,
+        "set before, and closed": 0.003,
+    }

@@ -22,7 +22,7 @@ from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 MODEL = sonic.Model("times", {"x": sonic.Row("pt")}, {"y": ["product"]})
 JETS = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
@@ -72,40 +72,34 @@ def pickled(url: str, *objects: Any) -> bytes:
         return pickle.dumps(objects)
 
 
-def in_parallel(functions: list[Callable[[], Any]]) -> list[Any]:
-    """Run each on a thread of its own, all at a time."""
-    with ThreadPoolExecutor(len(functions)) as threads:
-        return [future.result() for future in [threads.submit(f) for f in functions]]
-
-
 def test_threads_with_blocks_of_their_own_use_their_servers(four: list[FakeServer]) -> None:
     entered = threading.Barrier(4)
 
-    def score(number: int) -> list[float]:
+    def score(server: FakeServer) -> list[float]:
         found = []
         for _ in range(8):
-            with sonic.connect(four[number].url):
+            with sonic.connect(server.url):
                 entered.wait(60)
                 found.append(factor(MODEL(JETS, timeout_s=60)))
         return found
 
-    found = in_parallel([lambda n=n: score(n) for n in range(4)])
-    assert found == [[number] * 8 for number in range(2, 6)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(score, four)) == [[number] * 8 for number in range(2, 6)]
 
 
 def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
     four: list[FakeServer],
 ) -> None:
-    async def score(number: int) -> list[float]:
+    async def score(server: FakeServer) -> list[float]:
         found = []
         for _ in range(8):
-            with sonic.connect(four[number].url):
+            with sonic.connect(server.url):
                 await asyncio.sleep(0)  # for the others
                 found.append(factor(await MODEL.submit(JETS)))
         return found
 
     async def main() -> list[list[float]]:
-        return await asyncio.gather(*(score(number) for number in range(4)))
+        return await asyncio.gather(*map(score, four))
 
     assert asyncio.run(main()) == [[number] * 8 for number in range(2, 6)]
 
@@ -113,13 +107,13 @@ def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
 def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, FakeServer]) -> None:
     """A callback runs in the context that it was made in; dask starts tasks in callbacks."""
     inner, outer = two
-    with sonic.connect(inner.url):
+    with sonic.connect(inner.url), ThreadPoolExecutor(1) as thread:
         context = contextvars.copy_context()
-        plain: list[sonic.Pool] = in_parallel([lambda: sonic.connect(outer.url)])
-        assert in_parallel([lambda: factor(context.run(MODEL, JETS))]) == [3]
+        plain = thread.submit(sonic.connect, outer.url).result()
+        assert factor(thread.submit(context.run, MODEL, JETS).result()) == 3
         assert factor(context.run(MODEL, JETS)) == 2
     assert factor(context.run(MODEL, JETS)) == 3
-    assert not plain[0].closed
+    assert not plain.closed
 
 
 def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
@@ -155,19 +149,16 @@ def test_threads_outside_several_blocks_have_to_say_which(
             entered.wait(60)
             asked.wait(60)
 
-    threads = [threading.Thread(target=stay, args=[x.url]) for x in two]
-    for thread in threads:
-        thread.start()
-    entered.wait(60)
-    try:
-        with pytest.raises(errors.ConfigError, match="other threads are in several"):
-            MODEL(JETS)
-        with pytest.raises(errors.ConfigError, match="other threads are in several"):
-            pickle.dumps(MODEL)
-    finally:
-        asked.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        for server in two:
+            threads.submit(stay, server.url)
+        entered.wait(60)
+        try:
+            for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
+                with pytest.raises(errors.ConfigError, match="other threads are in several"):
+                    ask()
+        finally:
+            asked.set()
 
 
 @pytest.mark.parametrize("elsewhere", ["nothing", "plainly", "block"])

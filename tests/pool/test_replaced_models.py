@@ -21,20 +21,17 @@ from sonic_coffea.testing import FakeModel, FakeServer
 from .scenario import ONE, TWO, Scenario, contract
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 A, B = contract(digest="a"), contract(digest="b")
 
 
-def served(first: object, second: object | None = None) -> dict[str, object]:
-    return {ONE: first, TWO: first if second is None else second}
-
-
 def scenario_of(*urls: str) -> Scenario:
-    scenario = Scenario(*urls)
-    scenario.served = served(A)
+    """Return servers that had model A when they were asked, and have B."""
+    scenario = Scenario(*urls, served=A)
     assert scenario.ask().outcome == A
-    scenario.served = served(B)
+    scenario.served = {ONE: B, TWO: B}
     return scenario
 
 
@@ -82,7 +79,7 @@ def test_known_contracts_serve_while_servers_do_not_answer(outcome: object) -> N
 def test_servers_that_alone_have_another_model_get_no_rows() -> None:
     scenario = scenario_of()
     doubted(scenario)
-    scenario.served = served(A, B)
+    scenario.served = {ONE: A, TWO: B}
     assert scenario.ask().outcome == A
     slices = scenario.submit(8, contract=A)
     assert not scenario.at(TWO)
@@ -107,29 +104,41 @@ def digest_of(scores: ak.Array) -> str:
     return str(scores.attrs["sonic"]["digest"])
 
 
-def test_provenance_of_a_server_that_was_started_anew() -> None:
-    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
-        assert digest_of(MODEL(JETS, pool=pool)) == "a"
-        server.stop()
-        server.models["tagger"] = fake("b", 0.75)
-        server.start()
-        # `check` asks in any case.
-        assert MODEL.check(pool).digest == "b"
-        assert digest_of(MODEL(JETS, pool=pool)) == "b"
-        server.models["tagger"] = fake("c", 0.5)
-        time.sleep(QUIET_S)
-        scores = MODEL(JETS, pool=pool)
-        assert digest_of(scores) == "c"
-        assert scores.top.tolist() == [[0.5, 0.5], [], [0.5]]
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer({"tagger": fake("a", 0.25)}) as running:
+        yield running
 
 
-def test_calls_do_not_see_replacements_after_their_last_row() -> None:
-    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
-        pending = MODEL.submit(JETS, pool=pool)
-        until(pending.done)
-        server.models["tagger"] = fake("b", 0.75)
-        assert MODEL.check(pool).digest == "b"
-        assert digest_of(pending.result()) == "a"
+@pytest.fixture
+def pool(server: FakeServer) -> Iterator[sonic.Pool]:
+    with sonic.connect(server.url) as connected:
+        yield connected
+
+
+def test_provenance_of_a_server_that_was_started_anew(server: FakeServer, pool: sonic.Pool) -> None:
+    assert digest_of(MODEL(JETS, pool=pool)) == "a"
+    server.stop()
+    server.models["tagger"] = fake("b", 0.75)
+    server.start()
+    # `check` asks in any case.
+    assert MODEL.check(pool).digest == "b"
+    assert digest_of(MODEL(JETS, pool=pool)) == "b"
+    server.models["tagger"] = fake("c", 0.5)
+    time.sleep(QUIET_S)
+    scores = MODEL(JETS, pool=pool)
+    assert digest_of(scores) == "c"
+    assert scores.top.tolist() == [[0.5, 0.5], [], [0.5]]
+
+
+def test_calls_do_not_see_replacements_after_their_last_row(
+    server: FakeServer, pool: sonic.Pool
+) -> None:
+    pending = MODEL.submit(JETS, pool=pool)
+    until(pending.done)
+    server.models["tagger"] = fake("b", 0.75)
+    assert MODEL.check(pool).digest == "b"
+    assert digest_of(pending.result()) == "a"
 
 
 def replaced_after(server: FakeServer, requests: int, new: FakeModel) -> None:
@@ -144,11 +153,8 @@ def replaced_after(server: FakeServer, requests: int, new: FakeModel) -> None:
     server.models["tagger"] = dataclasses.replace(old, function=function, max_rows=1)
 
 
-def test_long_calls_that_see_two_files_fail() -> None:
-    with (
-        FakeServer({"tagger": fake("a", 0.25)}) as server,
-        sonic.connect(server.url, max_in_flight=1) as pool,
-    ):
+def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
+    with sonic.connect(server.url, max_in_flight=1) as pool:
         replaced_after(server, 2, fake("b", 0.75))
         server.hold()
         pending = MODEL.submit(JETS, pool=pool)
@@ -159,30 +165,44 @@ def test_long_calls_that_see_two_files_fail() -> None:
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
 
 
-def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(tmp_path: Path) -> None:
-    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
-        server.hold()
-        pending = MODEL.submit(JETS, pool=pool)
-        time.sleep(QUIET_S)
-        server.refuse("ModelConfig", grpc.StatusCode.UNAVAILABLE, "not now")
-        server.release()
-        scores = pending.result()
-        assert scores.top.tolist() == [[0.25, 0.25], [], [0.25]]
-        assert scores.attrs["sonic"]["digest"] is None
-        provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
-        (record,) = provenance.read(tmp_path / "scores.parquet")["models"]
-        assert record["digest"] is None
+def test_calls_that_two_versions_score_name_both(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If no server has the first any more."""
+    with sonic.connect(server.url, max_in_flight=1) as pool:
+        replaced_after(server, 2, dataclasses.replace(fake("b", 0.75), versions=("2",)))
+        scores = MODEL(JETS, pool=pool)
+    assert scores.top.tolist() == [[0.25, 0.25], [], [0.75]]
+    assert scores.attrs["sonic"]["version"] == "1, 2"
+    assert caplog.text.count("no server has version 1 of model tagger any more") == 1
 
 
-def test_rows_have_the_version_and_the_digest_that_the_server_named() -> None:
+def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(
+    server: FakeServer, pool: sonic.Pool, tmp_path: Path
+) -> None:
+    server.hold()
+    pending = MODEL.submit(JETS, pool=pool)
+    time.sleep(QUIET_S)
+    server.refuse("ModelConfig", grpc.StatusCode.UNAVAILABLE, "not now")
+    server.release()
+    scores = pending.result()
+    assert scores.top.tolist() == [[0.25, 0.25], [], [0.25]]
+    assert scores.attrs["sonic"]["digest"] is None
+    provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
+    (record,) = provenance.read(tmp_path / "scores.parquet")["models"]
+    assert record["digest"] is None
+
+
+def test_rows_have_the_version_and_the_digest_that_the_server_named(
+    server: FakeServer, pool: sonic.Pool
+) -> None:
     """Also while it has a newer version, until the pool asks again."""
-    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
-        assert digest_of(MODEL(JETS, pool=pool)) == "a"
-        server.models["tagger"] = dataclasses.replace(fake("b", 0.75), versions=("1", "2"))
-        assert MODEL(JETS, pool=pool).attrs["sonic"]["version"] == "1"
-        MODEL.check(pool)
-        made_by = MODEL(JETS, pool=pool).attrs["sonic"]
-        assert (made_by["version"], made_by["digest"]) == ("2", "b")
+    assert digest_of(MODEL(JETS, pool=pool)) == "a"
+    server.models["tagger"] = dataclasses.replace(fake("b", 0.75), versions=("1", "2"))
+    assert MODEL(JETS, pool=pool).attrs["sonic"]["version"] == "1"
+    MODEL.check(pool)
+    made_by = MODEL(JETS, pool=pool).attrs["sonic"]
+    assert (made_by["version"], made_by["digest"]) == ("2", "b")
 
 
 def test_servers_that_join_without_a_digest_make_it_unknown() -> None:
@@ -203,34 +223,29 @@ def test_servers_that_join_without_a_digest_make_it_unknown() -> None:
         assert made_by["digest"] is None
 
 
-def test_responses_that_do_not_fit_have_the_contract_asked_anew() -> None:
-    wide = dataclasses.replace(
+def test_responses_that_do_not_fit_have_the_contract_asked_anew(
+    server: FakeServer, pool: sonic.Pool
+) -> None:
+    server.models["tagger"] = fake("", 0.25)
+    MODEL(JETS, pool=pool)
+    server.models["tagger"] = dataclasses.replace(
         fake("", 0.25),
         outputs={"y": ("float32", (2,))},
         function=lambda inputs: {"y": np.zeros((len(inputs["x"]), 2), np.float32)},
     )
-    with FakeServer({"tagger": fake("", 0.25)}) as server, sonic.connect(server.url) as pool:
-        MODEL(JETS, pool=pool)
-        server.models["tagger"] = wide
-        with pytest.raises(errors.ResponseError):
-            MODEL(JETS, pool=pool)
-        with pytest.raises(errors.ContractError):
+    for error in (errors.ResponseError, errors.ContractError):
+        with pytest.raises(error):
             MODEL(JETS, pool=pool)
 
 
-def test_another_version_than_was_asked_for_is_refused() -> None:
+def test_another_version_than_was_asked_for_is_refused(
+    server: FakeServer, pool: sonic.Pool
+) -> None:
     pinned = sonic.Model("tagger", MODEL.inputs, MODEL.outputs, version=1)
-
-    def of_another(answer: Any) -> None:
-        answer.model_version = "2"
-
-    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
-        server.answer_wrongly(of_another)
-        with pytest.raises(
-            errors.ResponseError, match="version 2 answered, and version 1"
-        ) as caught:
-            pinned(JETS, pool=pool)
-        assert caught.value.server == server.url
+    server.answer_wrongly(lambda answer: setattr(answer, "model_version", "2"))
+    with pytest.raises(errors.ResponseError, match="version 2 answered, and version 1") as caught:
+        pinned(JETS, pool=pool)
+    assert caught.value.server == server.url
 
 
 def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> None:
@@ -253,19 +268,15 @@ def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> 
             assert pending.statistics.cache_hits == 0
 
 
-def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with (
-        FakeServer({"tagger": fake("a", 0.25)}) as server,
-        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
-    ):
-        for digest, score in (("a", 0.25), ("b", 0.75)):
+def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    with sonic.connect(server.url, cache=tmp_path / "scores") as pool:
+        # By the file, whatever was there meanwhile.
+        for digest, score, requests in (("a", 0.25, 1), ("b", 0.75, 2), ("a", 0.25, 2)):
             server.models["tagger"] = fake(digest, score)
             for _ in range(2):
                 scores = MODEL(JETS, pool=pool)
                 assert scores.top.tolist() == [[score, score], [], [score]]
                 assert digest_of(scores) == digest
-        assert len(server.requests) == 2
-        # By the file, whatever was there meanwhile.
-        server.models["tagger"] = fake("a", 0.25)
-        assert MODEL(JETS, pool=pool).top.tolist() == [[0.25, 0.25], [], [0.25]]
-        assert len(server.requests) == 2
+            assert len(server.requests) == requests

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
+from tests.pool.scenario import FAILURES, LOST, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.layouts import Segment
@@ -18,26 +18,6 @@ from sonic_coffea.pool._batching import UNLIMITED_ROWS, plan, rows_per_request
 from sonic_coffea.pool._tuning import MAX_LOSSES
 
 RTT_S = 0.002
-
-
-def asked(kind: Any, **attributes: Any) -> errors.SonicError:
-    error: errors.SonicError = kind("no", server=ONE)
-    for name, value in attributes.items():
-        setattr(error, name, value)
-    return error
-
-
-FAILURES = {
-    "route timeout": asked(errors.RouteTimeoutError),
-    "overload": asked(errors.OverloadError),
-    "push-back": asked(errors.OverloadError, retry_after_s=0.0),
-    "no such model": asked(errors.ModelNotFoundError),
-    "expired token": asked(errors.TokenExpiredError),
-    "lost": asked(errors.ServerLostError),
-    "undelivered": LOST,
-    "too large": asked(errors.RequestTooLargeError),
-    "failed": asked(errors.InferenceError),
-}
 
 
 def failed(
@@ -55,14 +35,13 @@ def failed(
 
 
 @pytest.mark.parametrize("urls", [(ONE,), (ONE, TWO)])
-@pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("rows", "whole"), [(1, False), (64, False), (64, True)])
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_that_come_at_once_are_no_storm(
     name: str, rows: int, whole: bool, urls: tuple[str, ...]
 ) -> None:
-    scenario = Scenario(*urls, retry_timeout_s=6, request_timeout_s=6)
-    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    served = contract(max_rows=64)
+    scenario = Scenario(*urls, served=served, retry_timeout_s=6, request_timeout_s=6)
     scenario.submit(rows=rows, nbytes=100 * rows, whole=whole)
     first = failed(scenario, FAILURES[name], 1.0)
     then = failed(scenario, FAILURES[name], 5.0)
@@ -91,7 +70,7 @@ def test_servers_that_are_back_and_refuse_are_left_alone(name: str) -> None:
 
 
 def test_push_backs_of_a_day_are_no_stall() -> None:
-    later = asked(errors.OverloadError, retry_after_s=86_400.0)
+    later = failure(errors.OverloadError, retry_after_s=86_400.0)
     scenario = Scenario(ONE, retry_timeout_s=30)
     scenario.submit(1)
     scenario.fail(scenario.in_flight[0], later)
@@ -143,8 +122,7 @@ def test_servers_that_cannot_describe_a_model_are_asked_seldom(kind: Any) -> Non
 
 def test_questions_that_are_lost_while_requests_are_in_flight_are_no_storm() -> None:
     """The circuit stays closed, as these requests may still be answered."""
-    scenario = Scenario(ONE)
-    scenario.lives[ONE] = None
+    scenario = Scenario(ONE, lives=None)
     scenario.submit(2)
     questions = questions_about(OTHER, scenario)
     scenario.served[ONE] = LOST
@@ -154,8 +132,7 @@ def test_questions_that_are_lost_while_requests_are_in_flight_are_no_storm() -> 
 
 
 def test_rows_that_make_servers_hang_are_sent_ever_more_seldom() -> None:
-    scenario = Scenario(ONE)
-    scenario.lives[ONE] = True
+    scenario = Scenario(ONE, lives=True)
     (poison,) = scenario.submit(1)
     sent = 0
     for _ in range(6000):
@@ -194,8 +171,7 @@ def test_requests_that_are_too_large_are_split(error: errors.SonicError) -> None
 
 
 def test_sizes_known_to_be_too_large_are_not_sent_for_a_while() -> None:
-    scenario = Scenario(ONE, TWO)
-    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario = Scenario(served=contract(max_rows=64))
     scenario.submit(rows=8, nbytes=800)
     (attempt,) = scenario.in_flight
     scenario.fail(attempt, TOO_LARGE)
@@ -213,9 +189,7 @@ def test_sizes_known_to_be_too_large_are_not_sent_for_a_while() -> None:
 
 def test_rows_that_an_overloaded_route_cuts_are_not_split_without_end() -> None:
     """Others' requests are why it takes long, and small ones take as long."""
-    scenario = Scenario(ONE)
-    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
-    scenario.lives = dict.fromkeys((ONE, TWO), True)
+    scenario = Scenario(ONE, served=contract(max_rows=64), lives=True)
     scenario.submit(rows=64, nbytes=6400)
 
     def cut(rows: int, in_flight: int) -> None:
@@ -248,8 +222,7 @@ def test_single_rows_that_are_too_large_are_named() -> None:
 
 
 def test_rows_that_belong_together_are_not_split() -> None:
-    scenario = Scenario(ONE)
-    scenario.served[ONE] = contract(max_rows=64)
+    scenario = Scenario(ONE, served=contract(max_rows=64))
     (alone,) = scenario.submit(rows=8, nbytes=800)
     scenario.fail(scenario.in_flight[0], TOO_LARGE)
     for whole in (True, False):

@@ -22,13 +22,22 @@ MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
 METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata", "ModelInfer")
 
 
+def fall_asleep(server: FakeServer) -> None:
+    """Answer as a proxy without a server behind it."""
+    for method in METHODS:
+        server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+
+
 @pytest.fixture
-def asleep() -> Iterator[FakeServer]:
-    """Yield a proxy without a server behind it."""
+def awake() -> Iterator[FakeServer]:
     with FakeServer({"m": FakeModel.of(MODEL)}) as server:
-        for method in METHODS:
-            server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
         yield server
+
+
+@pytest.fixture
+def asleep(awake: FakeServer) -> FakeServer:
+    fall_asleep(awake)
+    return awake
 
 
 def index_requests(server: FakeServer) -> int:
@@ -71,12 +80,10 @@ def test_the_wait_ends_with_its_timeout_or_with_the_pool(
     assert capsys.readouterr().out == ""
 
 
-def test_failures_that_waiting_does_not_mend_are_raised() -> None:
-    with (
-        FakeServer({"m": FakeModel.of(MODEL)}) as server,
-        FakeServer({"m": FakeModel.of(MODEL)}, headers={"authorization": "Bearer x"}) as closed,
-    ):
-        with sonic.connect([closed.url, server.url]) as pool:
+def test_failures_that_waiting_does_not_mend_are_raised(awake: FakeServer) -> None:
+    headers = {"authorization": "Bearer x"}
+    with FakeServer({"m": FakeModel.of(MODEL)}, headers=headers) as closed:
+        with sonic.connect([closed.url, awake.url]) as pool:
             assert pool.wake("m") < 100
             with pytest.raises(errors.SonicError):
                 pool.wake("n")
@@ -84,16 +91,14 @@ def test_failures_that_waiting_does_not_mend_are_raised() -> None:
             pool.wake()
 
 
-def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
+def test_calls_wake_a_service_that_went_to_sleep_between_them(awake: FakeServer) -> None:
     jets = ak.Array([[{"pt": 1.0}], []])
-    with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url):
+    with sonic.connect(awake.url), ThreadPoolExecutor(1) as thread:
         before = MODEL(jets)
+        fall_asleep(awake)
+        scores = thread.submit(MODEL, jets)
+        until(lambda: index_requests(awake) >= 2)
+        assert not scores.done()
         for method in METHODS:
-            server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
-        with ThreadPoolExecutor(1) as thread:
-            scores = thread.submit(MODEL, jets)
-            until(lambda: index_requests(server) >= 2)
-            assert not scores.done()
-            for method in METHODS:
-                server.accept(method)
-            assert scores.result().to_list() == before.to_list()
+            awake.accept(method)
+        assert scores.result().to_list() == before.to_list()

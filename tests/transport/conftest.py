@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.transport.shared import Held, files, write_models
+from tests.transport.shared import files, write_models
 
 import sonic_coffea as sonic
 
@@ -22,17 +22,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide_server(wide: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(wide, stop_timeout_s=0.1) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
-    return Held(tmp_path_factory.mktemp("held"))
-
-
-@pytest.fixture(scope="module")
-def held_server(held: Held, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(held.repository, stop_timeout_s=0.1) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Large tensors, regions of shared memory, a server that is held up, certificates, a relay."""
+"""Large tensors, regions of shared memory, certificates, a relay, and a model of fake servers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import trustme
+
+# What a fake server has, and what it is asked.
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+SERVED = {"m": FakeModel.of(MODEL)}
+EVENTS = ak.Array([[{"pt": 0.0}], []])
+
+
+def score(pool: Pool) -> None:
+    """Score these events, and compare the scores."""
+    assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+
 
 # Two inputs of different types and widths.
 _MODEL = """
@@ -132,42 +143,6 @@ def write_certificate(folder: Path, issued: trustme.LeafCert, name: str) -> tupl
     cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(str(key))
     return cert, key
-
-
-# It works on a request until a file is removed, and creates another when it begins.
-_HELD = """open("{folder}/begun", "w").close()
-        while os.path.exists("{folder}/held"):
-            time.sleep(0.002)
-"""
-
-
-class Held:
-    """A repository whose model works on a request until it is released."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.repository = folder / "repository"
-        self._begun, self._held = folder / "begun", folder / "held"
-        if not self.repository.exists():
-            write_models(self.repository, "one", before=_HELD.format(folder=folder))
-
-    def hold(self) -> None:
-        self._begun.unlink(missing_ok=True)
-        self._held.touch()
-
-    def release(self) -> None:
-        self._held.unlink()
-
-    def wait(self) -> None:
-        until(self._begun.exists)
-
-    def submit(self, pool: Pool) -> sonic.Pending:
-        """Return a call whose one request the server works on until it is released."""
-        model()(objects(1), pool=pool)
-        self.hold()
-        pending = model().submit(objects(2000), pool=pool)
-        self.wait()
-        return pending
 
 
 def forward(

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import pytest
 import trustme
-from tests.transport.shared import forward, write_certificate
+from tests.transport.shared import SERVED, forward, score, write_certificate
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.errors import AccessError, ConfigError
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
-EVENTS = ak.Array([[{"pt": 0.0}], []])
+
+CLIENT = "client@example.org"
 
 
 @dataclass
@@ -38,15 +38,21 @@ class Front:
     shown: list[int] = field(default_factory=list)
 
     @property
+    def url(self) -> str:
+        return f"grpcs://127.0.0.1:{self.port}"
+
+    @property
     def root(self) -> Path:
         path = self.folder / "ca.pem"
         self.authority.cert_pem.write_to_path(str(path))
         return path
 
-    def client(self, issued: trustme.LeafCert | None = None) -> dict[str, Any]:
+    def client(
+        self, issued: trustme.LeafCert | None = None, name: str = "client"
+    ) -> dict[str, Any]:
         """Write a client's certificate and key, and return the options of `connect`."""
-        issued = issued or self.authority.issue_cert("client@example.org")
-        cert, key = write_certificate(self.folder, issued, "client")
+        issued = issued or self.authority.issue_cert(CLIENT)
+        cert, key = write_certificate(self.folder, issued, name)
         return {"tls_root": self.root, "tls_cert": cert, "tls_key": key}
 
 
@@ -59,7 +65,7 @@ def serving(folder: Path, authority: trustme.CA, issued: trustme.LeafCert) -> It
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
     with (
-        FakeServer({"m": FakeModel.of(MODEL)}) as server,
+        FakeServer(SERVED) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         front = Front(authority, folder, server, listener.getsockname()[1])
@@ -99,72 +105,49 @@ def test_servers_that_cannot_be_trusted_are_sent_nothing(wrong: str, tmp_path: P
             del options["tls_root"]
         elif wrong == "authority":
             trustme.CA().cert_pem.write_to_path(str(options["tls_root"]))
-        url = f"grpcs://127.0.0.1:{front.port}"
         with (
-            sonic.connect(url, retry_timeout_s=1000.0, **options) as pool,
-            pytest.raises(errors.AccessError, match="trust each other"),
+            sonic.connect(front.url, retry_timeout_s=1000.0, **options) as pool,
+            pytest.raises(AccessError, match="trust each other"),
         ):
-            MODEL(EVENTS, pool=pool)
+            score(pool)
         assert front.server.calls == []
 
 
-def test_a_certificate_is_read_again_when_it_changes(front: Front) -> None:
-    with sonic.connect(f"grpcs://127.0.0.1:{front.port}", **front.client()) as pool:
-        assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
-        front.client()
-        assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
-        assert len(set(front.shown)) == 2
-
-
-def test_a_half_written_certificate_changes_nothing(
+def test_certificates_are_read_again_when_they_change_as_a_whole(
     front: Front, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = front.client()
-    with sonic.connect(f"grpcs://127.0.0.1:{front.port}", **options) as pool:
-        MODEL(EVENTS, pool=pool)
+    with sonic.connect(front.url, **options) as pool:
+        score(pool)
         key = options["tls_key"].read_text()
         front.client()
         new, _ = options["tls_key"].read_text(), options["tls_key"].write_text(key)
-        assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
+        score(pool)
         assert "tls_key" in caplog.text
         assert len(set(front.shown)) == 1
         options["tls_key"].write_text(new)
-        MODEL(EVENTS, pool=pool)
+        score(pool)
         assert len(set(front.shown)) == 2
 
 
-def none(front: Front) -> dict[str, Any]:
-    return {"tls_root": front.root}
-
-
-def strange(front: Front) -> dict[str, Any]:
-    return front.client(trustme.CA().issue_cert("client@example.org"))
-
-
 def expired(front: Front) -> dict[str, Any]:
-    return front.client(front.authority.issue_cert("client@example.org", not_after=yesterday()))
+    return front.client(front.authority.issue_cert(CLIENT, not_after=yesterday()))
 
 
-def another_key(front: Front) -> dict[str, Any]:
-    options = front.client()
-    other = shutil.copy(options["tls_key"], front.folder / "other.key")
-    return {**front.client(), "tls_key": other}
+WRONG: dict[str, tuple[Callable[[Front], dict[str, Any]], type[errors.SonicError], str]] = {
+    "none": (lambda f: {"tls_root": f.root}, AccessError, "tls_cert="),
+    "strange": (lambda f: f.client(trustme.CA().issue_cert(CLIENT)), AccessError, "tls_cert="),
+    "expired": (expired, AccessError, "tls_cert="),
+    "another key": (
+        lambda f: {**f.client(), "tls_key": f.client(name="other")["tls_key"]},
+        ConfigError,
+        "tls_key",
+    ),
+    "key as root": (lambda f: {"tls_root": f.client()["tls_key"]}, ConfigError, "tls_root"),
+}
 
 
-def key_as_root(front: Front) -> dict[str, Any]:
-    return {"tls_root": front.client()["tls_key"]}
-
-
-@pytest.mark.parametrize(
-    ("options_of", "error", "option"),
-    [
-        (none, errors.AccessError, "tls_cert="),
-        (strange, errors.AccessError, "tls_cert="),
-        (expired, errors.AccessError, "tls_cert="),
-        (another_key, errors.ConfigError, "tls_key"),
-        (key_as_root, errors.ConfigError, "tls_root"),
-    ],
-)
+@pytest.mark.parametrize(("options_of", "error", "option"), WRONG.values(), ids=WRONG)
 def test_what_a_server_will_never_take_fails_at_once(
     front: Front,
     options_of: Callable[[Front], dict[str, Any]],
@@ -172,26 +155,24 @@ def test_what_a_server_will_never_take_fails_at_once(
     option: str,
 ) -> None:
     """Rather than as a lost server, after all the time that one may be away."""
-    url = f"grpcs://127.0.0.1:{front.port}"
-    with sonic.connect(url, retry_timeout_s=1000.0, **options_of(front)) as pool:
+    with sonic.connect(front.url, retry_timeout_s=1000.0, **options_of(front)) as pool:
         for _ in range(2):
             with pytest.raises(error, match=option):
-                MODEL(EVENTS, pool=pool)
+                score(pool)
 
 
 def test_a_port_with_tls_is_told_from_a_lost_server(front: Front) -> None:
     with sonic.connect(f"grpc://127.0.0.1:{front.port}", retry_timeout_s=1000.0) as pool:
         for _ in range(2):
-            with pytest.raises(errors.ConfigError, match=r"did you mean grpcs://127\.0\.0\.1"):
-                MODEL(EVENTS, pool=pool)
+            with pytest.raises(ConfigError, match=r"did you mean grpcs://127\.0\.0\.1"):
+                score(pool)
 
 
 def test_a_proxy_whose_server_is_lost_is_not_blamed_on_the_certificate(front: Front) -> None:
     """It hangs up after the handshake, too."""
     front.server.stop()
-    url = f"grpcs://127.0.0.1:{front.port}"
     with (
-        sonic.connect(url, retry_timeout_s=0.5, **front.client()) as pool,
+        sonic.connect(front.url, retry_timeout_s=0.5, **front.client()) as pool,
         pytest.raises(errors.ServerLostError),
     ):
-        MODEL(EVENTS, pool=pool)
+        score(pool)

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from sonic_coffea import errors
-from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, kserve_name
+from sonic_coffea.transport import Contract, TensorSpec
 
 FLOAT, DOUBLE = np.dtype("float32"), np.dtype("float64")
 SERVED = Contract(
@@ -78,10 +77,3 @@ def test_declared_and_served_stand_side_by_side() -> None:
     assert ["input feature", "FP32 [N, 4, 64]", "-"] in table
     assert ["input features", "-", "FP32 [N, 4, ?]"] in table
     assert ["output scores", "any type [N, 2]", "FP32 [N, 2]"] in table
-
-
-@pytest.mark.parametrize("name", DATATYPES)
-def test_datatypes_have_numpy_s_names(name: str) -> None:
-    numpy_name = DATATYPES[name]
-    dtype = np.dtype(ml_dtypes.bfloat16 if numpy_name == "bfloat16" else numpy_name)
-    assert kserve_name(dtype) == name

@@ -1,4 +1,4 @@
-"""TLS, mutual TLS and compression, with real Tritons."""
+"""TLS, mutual TLS, a header that a server demands, and compression, with real Tritons."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tests.scored import Scored
 
 
+HEADERS = {"triton-grpc-protocol-key": "secret"}
+
+
 @dataclass
 class Secured:
     """A Triton with TLS, and the files that it takes to speak to it."""
@@ -31,8 +34,8 @@ class Secured:
     files: dict[str, str]
     mutual: bool
 
-    def options(self, **changed: str | None) -> ConnectionOptions:
-        return ConnectionOptions(**{**self.files, **changed})
+    def options(self, **changed: Any) -> ConnectionOptions:
+        return ConnectionOptions(**{**self.files, "headers": HEADERS, **changed})
 
 
 @pytest.fixture(scope="module", params=["tls", "mutual"])
@@ -52,6 +55,7 @@ def secured(
         f"--grpc-server-cert={cert}",
         f"--grpc-server-key={key}",
         f"--grpc-root-cert={root}",
+        "--grpc-restricted-protocol=health,metadata:key=secret",
         f"--grpc-use-ssl-mutual={'true' if request.param == 'mutual' else 'false'}",
     ]
     files = dict(zip(("tls_root", "tls_cert", "tls_key"), map(str, (root, *mine)), strict=True))
@@ -68,8 +72,16 @@ def secured(
 
 
 def test_scores_over_tls(secured: Secured, scored: Scored) -> None:
-    with sonic.connect(secured.url, **secured.files) as pool:
+    with sonic.connect(secured.url, headers=HEADERS, **secured.files) as pool:
         scored(pool)
+
+
+def test_only_the_header_that_a_server_demands_opens_it(secured: Secured) -> None:
+    options = secured.options(headers=dict.fromkeys(HEADERS, "guess"))
+    with connect_transport(secured.url, options=options) as connection:
+        with pytest.raises(errors.AccessError, match="restricted"):
+            connection.info()
+        assert not connection.ready()
 
 
 @pytest.mark.parametrize("wrong", ["none", "stranger"])

@@ -8,27 +8,25 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.limits import without_room
-from tests.transport.shared import check, files, model, objects, pool_of, registered
+from tests.transport.shared import check, files, model, objects, pool_of, registered, write_models
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.transport.shared import Held
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -43,6 +41,8 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> Non
         for pending, rows in pendings:
             check(pending.result(), rows)
         assert bool(regions()) == bool(shared)
+        pool.close()
+        until(lambda: regions() == [])
 
 
 def test_regions_are_used_again(wide_server: sonic.LocalServer) -> None:
@@ -107,11 +107,6 @@ def test_a_server_that_cannot_use_it_is_an_error() -> None:
         model()(objects(9000), pool=pool)
 
 
-def test_nothing_but_true_and_false_is_taken() -> None:
-    with pytest.raises(errors.ConfigError, match="shared_memory"):
-        Settings.make("grpc://s:1", shared_memory="auto")
-
-
 @contextlib.contextmanager
 def without_files(server: sonic.LocalServer) -> Iterator[None]:
     """Let a running server open no more files."""
@@ -124,52 +119,53 @@ def without_files(server: sonic.LocalServer) -> Iterator[None]:
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (before, most))
 
 
-def test_a_server_that_cannot_open_the_memory(wide_server: sonic.LocalServer) -> None:
-    """As one in a container, where the names are not there."""
+@pytest.mark.parametrize("lacking", ["files of the server", "room"])
+def test_memory_that_cannot_be_used_is_an_error(
+    wide_server: sonic.LocalServer, lacking: str
+) -> None:
+    """As for a server in a container, where the names are not there."""
     with pool_of(wide_server, channels=1) as pool:
         check(model()(objects(1), pool=pool), objects(1))
         with (
-            without_files(wide_server),
+            without_room() if lacking == "room" else without_files(wide_server),
             pytest.raises(errors.ConfigError, match="True, but .* cannot use"),
         ):
             model()(objects(4000), pool=pool)
     assert files() == []
 
 
-def test_no_room(wide_server: sonic.LocalServer) -> None:
-    with (
-        without_room(),
-        pool_of(wide_server) as pool,
-        pytest.raises(errors.ConfigError, match="True, but .* cannot use"),
-    ):
-        model()(objects(4000), pool=pool)
-
-
 def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
-    failures: list[Any] = []
-
-    def score(seed: int) -> None:
-        try:
-            check(model()(objects(3000, seed), pool=pool), objects(3000, seed))
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-
-    with pool_of(wide_server) as pool:
-        threads = [threading.Thread(target=score, args=(seed,)) for seed in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    with pool_of(wide_server) as pool, ThreadPoolExecutor(12) as threads:
+        sent = [objects(3000, seed) for seed in range(12)]
+        for scores, rows in zip(threads.map(partial(model(), pool=pool), sent), sent, strict=True):
+            check(scores, rows)
 
 
-def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.LocalServer) -> None:
-    with pool_of(held_server) as pool, registered(held_server) as regions:
-        pending = held.submit(pool)
+# The model works on a request until a file is removed, and creates another when it begins.
+_HELD = """open("{begun}", "w").close()
+        while os.path.exists("{held}"):
+            time.sleep(0.002)
+"""
+
+
+@pytest.mark.server
+def test_what_was_abandoned_is_not_used_again(tmp_path: Path) -> None:
+    repository, begun, held = (tmp_path / name for name in ("repository", "begun", "held"))
+    write_models(repository, "one", before=_HELD.format(begun=begun, held=held))
+    with (
+        sonic.LocalServer(repository, stop_timeout_s=0.1) as server,
+        pool_of(server) as pool,
+        registered(server) as regions,
+    ):
+        model()(objects(1), pool=pool)
+        begun.unlink()
+        held.touch()
+        pending = model().submit(objects(2000), pool=pool)
+        until(begun.exists)
         (abandoned,) = regions()
         pending.cancel()
         until(lambda: not any(state.in_flight for state in pool.servers))
-        held.release()
+        held.unlink()
 
         def another() -> bool:
             """Whether a request has a region of its own; on a busy machine, some take messages."""
@@ -192,14 +188,6 @@ def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
         os.kill(server.pid, signal.SIGKILL)
         check(pending.result(timeout_s=100), sent)
         check(model()(sent[:4000], pool=pool), sent[:4000])
-
-
-def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
-    with pool_of(wide_server) as pool, registered(wide_server) as regions:
-        check(model()(objects(4000), pool=pool), objects(4000))
-        assert regions()
-        pool.close()
-        until(lambda: regions() == [])
 
 
 _ENDS = """

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -12,22 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.network.toxics import ToxicProxy
-from tests.network.tritons import Triton
-from tests.ports import held_port
-from tests.transport.shared import forward
+from tests.transport.shared import SERVED, forward, score
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import (
     Address,
     ConnectionOptions,
-    Contract,
-    Response,
-    TensorSpec,
     ask,
     connect_transport,
 )
@@ -35,9 +27,8 @@ from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._tensors import with_contents
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-Code = grpc.StatusCode
 
 
 @pytest.mark.parametrize(
@@ -115,45 +106,19 @@ def test_loopback() -> None:
     ],
 )
 def test_why_there_is_no_connection(details: str, reason: str) -> None:
-    error = translate(Code.UNAVAILABLE, details)
+    error = translate(grpc.StatusCode.UNAVAILABLE, details)
     assert str(error).startswith("no connection to the server could be made: ")
     assert reason in str(error)
     assert "sonic-coffea check" in str(error)
 
 
-class Doubling:
-    """A transport of five methods, and nothing else."""
-
-    def live(self, done: Any) -> None:
-        done(None)
-
-    def metadata(self, model: str, version: str | None) -> Contract:
-        x, y = (TensorSpec(name=name, datatype="FP32", shape=(1,)) for name in "xy")
-        return Contract(model=model, version=version or "1", inputs=(x,), outputs=(y,))
-
-    def index(self) -> list[Any]:
-        return []
-
-    def infer(self, contract: Any, inputs: Any, outputs: Any, *, done: Any, **_: Any) -> Any:
-        y = {"y": 2 * inputs["x"]}
-        done(Response(outputs=y, version="1", sent_bytes=0, received_bytes=0))
-        return SimpleNamespace(cancel=lambda: None)
-
-    def close(self) -> None:
-        pass
+@pytest.fixture
+def connection(server: sonic.LocalServer) -> Iterator[Any]:
+    with connect_transport(server.url) as connected:
+        yield connected
 
 
-def test_whatever_has_five_methods_is_a_transport() -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-    with Pool(Settings.make("grpc://h:1"), connect=lambda *_, **__: Doubling()) as pool:
-        assert model(ak.Array([[{"pt": 2.0}], []]), pool=pool).twice.tolist() == [[4.0], []]
-        assert model.check(pool).version == "1"
-        assert pool.timings() == {}
-        assert pool.telemetry()
-
-
-def test_a_server_is_asked(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url)
+def test_a_server_is_asked(connection: Any, server: sonic.LocalServer) -> None:
     assert connection.ready()
     assert connection.info().name == "triton"
     assert [(m.name, m.state) for m in connection.index()] == [("tagger", "READY")]
@@ -171,37 +136,18 @@ def test_a_server_is_asked(server: sonic.LocalServer) -> None:
             {"scores": ["a", "b"]},
         )
         model(ak.Array([{"x": [1.0]}] * 3), pool=pool)
-    # The server counts a request when it has been answered.
-    deadline = time.monotonic() + 20
-    while (after := connection.statistics("tagger", None)).rows - before.rows < 3:
-        assert time.monotonic() < deadline
-    assert after.rows - before.rows == 3
-    assert after.compute_s > before.compute_s
+
+    def rows() -> int:
+        return int(connection.statistics("tagger", None).rows - before.rows)
+
+    until(lambda: rows() >= 3)  # the server counts a request when it has been answered
+    assert rows() == 3
+    assert connection.statistics("tagger", None).compute_s > before.compute_s
     connection.close()
     connection.close()
     with pytest.raises(errors.CancelledError):
         connection.info()
     assert not connection.ready()
-
-
-@pytest.mark.server
-def test_a_header_that_a_server_demands(repository: Path, tmp_path: Path) -> None:
-    demanded = "--grpc-restricted-protocol=health,metadata:key=secret"
-    with held_port() as port:
-        triton = Triton(repository, tmp_path, port, arguments=[demanded])
-        triton.launch()
-        try:
-            name = "triton-grpc-protocol-key"
-            options = ConnectionOptions(headers={name: "secret"})
-            with connect_transport(triton.url, options=options) as connection:
-                until(connection.ready, what="the server")
-            options = ConnectionOptions(headers={name: "guess"})
-            with connect_transport(triton.url, options=options) as connection:
-                with pytest.raises(errors.AccessError, match="restricted"):
-                    connection.info()
-                assert not connection.ready()
-        finally:
-            triton.end()
 
 
 @pytest.mark.server
@@ -219,8 +165,8 @@ def test_a_connection_outlives_its_server(repository: Path) -> None:
         connection.close()
 
 
-def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url)
+def outcome(connection: Any, inputs: dict[str, np.ndarray], *, cancels: bool = False) -> Any:
+    """Return what comes of a request for scores, once."""
     contract = connection.metadata("tagger", None)
     answered, outcomes = threading.Event(), []
 
@@ -228,13 +174,26 @@ def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None
         outcomes.append(outcome)
         answered.set()
 
-    inputs = {"features": np.zeros((2, 3, 4), np.float32), "mask": np.zeros((2, 1, 4), np.float32)}
-    connection.infer(contract, inputs, ["scores"], version=None, request_id="r7", done=done)
+    options: Any = {"version": None, "request_id": "r7", "done": done}
+    handle = connection.infer(contract, inputs, ["scores"], **options)
+    if cancels:
+        handle.cancel()
     assert answered.wait(30)
-    (error,) = outcomes
+    (only,) = outcomes
+    return only
+
+
+def test_a_wrong_shape_is_the_request_s_fault(connection: Any, server: sonic.LocalServer) -> None:
+    inputs = {"features": np.zeros((2, 3, 4), np.float32), "mask": np.zeros((2, 1, 4), np.float32)}
+    error = outcome(connection, inputs)
     assert type(error) is errors.RequestError
     assert (error.server, error.model, error.request) == (server.url, "tagger", "r7")
-    connection.close()
+
+
+def test_a_cancelled_request_ends_as_cancelled(connection: Any) -> None:
+    # In a message that is large enough to be still on its way.
+    inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
+    assert type(outcome(connection, inputs, cancels=True)) is errors.CancelledError
 
 
 @pytest.mark.parametrize(
@@ -278,9 +237,7 @@ class Resolved(Address):
 
 def test_a_name_with_several_addresses() -> None:
     """Requests take turns among the servers that it leads to."""
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
-    served = {"m": FakeModel.of(model)}
-    with FakeServer(served) as first, FakeServer(served) as second:
+    with FakeServer(SERVED) as first, FakeServer(SERVED) as second:
         ports = [Address.parse(server.url).port for server in (first, second)]
         name = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
         with connect_transport(Resolved(host=name, port=1)) as connection:
@@ -298,22 +255,20 @@ def test_a_name_with_several_addresses() -> None:
 
 
 def test_scores_through_ipv6() -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
     try:
         listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
         pytest.skip("this machine has no IPv6")
-    with listener, FakeServer({"m": FakeModel.of(model)}) as server:
+    with listener, FakeServer(SERVED) as server:
         forward(listener, server.url, lambda client: client)
         url = f"grpc://[::1]:{listener.getsockname()[1]}"
         with sonic.connect(url) as pool:
-            assert model(ak.Array([[{"pt": 0.0}], []])).top.tolist() == [[0.5], []]
+            score(pool)
             assert [s.url for s in pool.servers] == [url]
             assert pool.check().ok
 
 
-def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url)
+def test_unknown_models_and_versions(connection: Any, server: sonic.LocalServer) -> None:
     with pytest.raises(errors.ModelNotFoundError, match="did you mean 'tagger'") as caught:
         connection.metadata("taggr", None)
     assert (caught.value.server, caught.value.model) == (server.url, "taggr")
@@ -321,7 +276,6 @@ def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
         connection.metadata("tagger", "9")
     with pytest.raises(errors.ModelNotFoundError):
         connection.statistics("taggr", None)
-    connection.close()
 
 
 def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -340,27 +294,9 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_server_without_tls_is_lost_to_a_client_with_it() -> None:
-    with FakeServer({}) as server:
-        connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
-        with pytest.raises(errors.ServerLostError):
-            connection.info()
-        connection.close()
-
-
-def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:
-    # In a message that is large enough to be still on its way.
-    connection = connect_transport(server.url)
-    contract = connection.metadata("tagger", None)
-    answered, outcomes = threading.Event(), []
-
-    def done(outcome: Any) -> None:
-        outcomes.append(outcome)
-        answered.set()
-
-    inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
-    options: Any = {"version": None, "request_id": "r", "done": done}
-    handle = connection.infer(contract, inputs, ["scores"], **options)
-    handle.cancel()
-    assert answered.wait(30)
-    assert [type(outcome) for outcome in outcomes] == [errors.CancelledError]
-    connection.close()
+    with (
+        FakeServer({}) as server,
+        connect_transport(server.url.replace("grpc://", "grpcs://")) as connection,
+        pytest.raises(errors.ServerLostError),
+    ):
+        connection.info()
