@@ -10,7 +10,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
 
 EVENTS = ak.Array(
     [
@@ -24,13 +23,12 @@ IDENTIFY = sonic.Model("identify", {"x": sonic.Row("corrected")}, {"y": ["mva"]}
 
 
 @pytest.fixture(autouse=True)
-def server() -> Any:
-    models = {
-        "correct": FakeModel.of(CORRECT, lambda inputs: {"y": inputs["x"] + 1}),
-        "identify": FakeModel.of(IDENTIFY, lambda inputs: {"y": 10 * inputs["x"]}),
+def server(sonic_server: Any) -> None:
+    functions = {
+        "correct": lambda inputs: {"y": inputs["x"] + 1},
+        "identify": lambda inputs: {"y": 10 * inputs["x"]},
     }
-    with FakeServer(models) as running, sonic.connect(running.url):
-        yield running
+    sonic_server(CORRECT, IDENTIFY, functions=functions)
 
 
 class Photons(sonic.SonicProcessor):
@@ -57,10 +55,14 @@ class Filtered(Photons, sonic.SonicFilter):
         return events.event != 0
 
 
-def test_scores_of_one_model_go_into_the_next() -> None:
-    output = Photons().process(EVENTS)
+@pytest.mark.parametrize("block_size", [None, 1])
+def test_scores_of_one_model_go_into_the_next(block_size: int | None) -> None:
+    processor = Photons()
+    processor.block_size = block_size
+    output = processor.process(EVENTS)
     assert output["mva"] == [[20.0, 30.0], [], [50.0]]
     assert output["again"] == [[200.0, 300.0], [], [500.0]]
+    assert sonic.report(output).statistics.objects == 9
 
 
 @pytest.mark.parametrize(("kind", "rows"), [(Photons, [3, 6]), (ByHand, [3, 3])])
@@ -69,14 +71,6 @@ def test_calls_in_produce_are_in_the_statistics(kind: Any, rows: list[int]) -> N
     scored = {model: tally.rows for (_, model, _), tally in report.statistics}
     assert [scored["correct"], scored["identify"]] == rows
     assert report.statistics.objects == sum(rows)
-
-
-def test_blocks_have_stages_of_their_own() -> None:
-    processor = Photons()
-    processor.block_size = 1
-    output = processor.process(EVENTS)
-    assert output["mva"] == [[20.0, 30.0], [], [50.0]]
-    assert sonic.report(output).statistics.objects == 9
 
 
 def test_stages_of_a_filter_get_the_events_that_pass() -> None:
