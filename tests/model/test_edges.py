@@ -1,7 +1,11 @@
-"""Edges refer to nodes of their request; offsets and row numbers have names of their own."""
+"""Graphs whose edges refer to nodes, and networks without a batch axis: a request for each graph.
+
+Offsets and row numbers, which tell the elements of rows apart, have names of their own.
+"""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +15,12 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError, InputError
+from sonic_coffea.layouts import bind_inputs
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -82,62 +88,201 @@ def test_numbers_that_refer_to_nothing_are_refused() -> None:
             MODEL.pack(arrays)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "problem"),
-    [
-        ({"nodes": INPUTS["x"], "edge_index": EDGES}, "'x' is no other Flat input.* nodes"),
-        ({**INPUTS, "x": sonic.Flat("r", sort_by="r")}, "as they are given"),
-        ({**INPUTS, "x": sonic.Flat("r", None)}, "nothing tells them apart"),
-    ],
-)
-def test_inputs_that_cannot_be_referred_to_are_refused(
-    inputs: dict[str, Any], problem: str
-) -> None:
-    graph = ak.Array([{"r": [1.0], "from": [0], "to": [0]}])
-    with pytest.raises(ConfigError, match=problem):
-        sonic.Model("m", inputs, {"y": None}).pack(graph)
-    with pytest.raises(ConfigError, match="int32 or int64, got float32"):
-        sonic.Flat("from", refers_to="x")
+def model(**options: Any) -> sonic.Model:
+    """A network that takes one graph, without an axis of rows."""
+    edges = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL")
+    outputs = {
+        "edge_score": sonic.Output(per="constituent", of="edge_index"),
+        "event": ["sum", "spread"],
+    }
+    return sonic.Model(
+        "tracks", {"x": sonic.Flat("r", None), "edge_index": edges}, outputs, **options
+    )
+
+
+def served(requests: list[int]) -> dict[str, FakeModel]:
+    """Whatever is in the request is one graph: a score of each edge, and two of the graph."""
+
+    def network(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        x, (start, stop) = inputs["x"][:, 0], inputs["edge_index"]
+        requests.append(len(x))
+        event = [x.sum(), np.ptp(x) if len(x) else 0.0]
+        return {"edge_score": x[start] * x[stop], "event": np.asarray(event, "f4")}
+
+    fake = FakeModel(
+        inputs={"x": ("float32", (-1, 1)), "edge_index": ("int64", (2, -1))},
+        outputs={"edge_score": ("float32", (-1,)), "event": ("float32", (2,))},
+        function=network,
+        max_rows=0,
+    )
+    return {"tracks": fake}
+
+
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_each_graph_has_a_request_of_its_own(per: str) -> None:
+    arrays, requests = graphs(), []
+    with FakeServer(served(requests)) as server, sonic.connect(server.url):
+        scores = model(one_request_per=per)(arrays)
+    # A server that is slow is asked once more.
+    assert len(requests) >= 40
+    assert set(requests) == set(ak.num(arrays["x"]).to_list())
+    r, edges = arrays["x"].r, arrays["edge_index"]
+    assert ak.almost_equal(scores.edge_score, r[edges["from"]] * r[edges["to"]])
+    assert ak.almost_equal(scores.event["sum"], ak.sum(r, axis=1), atol=1e-5)
+    spread = ak.fill_none(ak.ptp(r, axis=1), 0.0)
+    assert ak.almost_equal(scores.event.spread, spread, atol=1e-6, dtype_exact=False)
+
+
+def test_all_rows_of_an_event_share_a_request() -> None:
+    """Jets with numbers and constituents; the network sees all jets of the event at once."""
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 4, 30)
+    pf = rng.integers(0, 9, counts.sum())
+    flat = ak.unflatten(ak.zip({"pt": rng.exponential(size=pf.sum()).astype("f4")}), pf)
+    jets = ak.unflatten(
+        ak.zip({"m": rng.normal(size=len(pf)).astype("f4"), "pf": flat}, depth_limit=1), counts
+    )
+    tagger = sonic.Model(
+        "event",
+        {"jets": sonic.Row("m"), "pf": sonic.Bucketed("pf.pt", [2, 4, 8])},
+        {"y": None},
+        one_request_per="event",
+    )
+
+    def share(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
+        return {"y": np.column_stack([own / own.sum()])}
+
+    fake = FakeModel(
+        inputs={"jets": ("float32", (-1, 1)), "pf": ("float32", (-1, 1, -1))},
+        outputs={"y": ("float32", (-1, 1))},
+        function=share,
+        max_rows=0,
+    )
+    with FakeServer({"event": fake}) as server, sonic.connect(server.url):
+        pending = tagger.submit(jets)
+        y = pending.result()
+    assert pending.statistics.total().requests >= np.count_nonzero(counts)
+    own = jets.m + ak.sum(jets.pf.pt[:, :, :8], axis=-1)
+    np.testing.assert_allclose(ak.flatten(y), ak.flatten(own / ak.sum(own, axis=1)), rtol=1e-4)
+
+
+def test_rows_are_sent_without_an_axis_of_rows(tmp_path: Path) -> None:
+    """A row's tensor is sent as it is, without an axis of length 1."""
+    rows = ak.Array(
+        [[{"x": [1.0, 2.0], "a": 1.0, "b": 2.0}], [], [{"x": [5.0], "a": 3.0, "b": 4.0}]]
+    )
+    tagger = sonic.Model(
+        "single",
+        {"x": sonic.Padded("x", 3), "r": sonic.Row(["a", "b"])},
+        {"y": ["sum", "product"], "z": None},
+        one_request_per="row",
+    )
+
+    def network(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert inputs["x"].shape == (1, 3)
+        assert inputs["r"].shape == (2,)
+        y = np.asarray([inputs["x"].sum(), inputs["r"].prod()], "f4")
+        return {"y": y, "z": np.outer(inputs["r"], inputs["r"])}
+
+    fake = FakeModel(
+        inputs={"x": ("float32", (1, 3)), "r": ("float32", (2,))},
+        outputs={"y": ("float32", (2,)), "z": ("float32", (2, 2))},
+        function=network,
+        max_rows=0,
+    )
+    with FakeServer({"single": fake}) as server, sonic.connect(server.url) as pool:
+        scores = tagger(rows, pool=pool, deduplicate=True)
+        with pytest.raises(ContractError):
+            sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
+        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
+        with sonic.connect(server.url, **options) as caching:
+            for _ in range(2):
+                assert tagger(rows, pool=caching).to_list() == scores.to_list()
+    assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
+    assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
+
+
+def test_offsets_of_the_same_elements_tell_rows_apart() -> None:
+    arrays = graphs(5)
+    shared = {"real": sonic.Flat("r"), "whole": sonic.Flat("n", None, dtype="int64")}
+    hits = ak.with_field(arrays["x"], ak.local_index(arrays["x"].r), "n")
+    assert len(bind_inputs(shared, hits)) == 5
+    other = {"real": hits, "whole": hits[:, ::-1][:, 1:]}
+    with pytest.raises(InputError, match=r"input 'whole' has no splits.*event 0"):
+        bind_inputs(shared, other)
+
+
+def test_graphs_are_neither_split_nor_joined() -> None:
+    arrays, by_event = graphs(6), model(one_request_per="event")
+    with FakeServer(served([])) as server:
+        small = sonic.connect(server.url, max_request_bytes=100)
+        with small as pool, pytest.raises(ConfigError, match="max_request_bytes"):
+            by_event(arrays, pool=pool)
+    with pytest.raises(InputError, match="6 requests, one for each event"):
+        by_event.pack(arrays)
+    single = {name: array[:1] for name, array in arrays.items()}
+    assert by_event.pack(single)["edge_index"].shape[0] == 2
+
+
+def test_one_request_per_is_a_part_of_the_declaration() -> None:
+    by_row, by_event = model(one_request_per="row"), model(one_request_per="event")
+    assert by_row.config_hash != by_event.config_hash
+    assert pickle.loads(pickle.dumps(by_row)).one_request_per == "row"
+    with FakeServer(served([])) as server, sonic.connect(server.url):
+        with pytest.raises(ConfigError, match="leave deduplicate out"):
+            by_row(graphs(3), deduplicate=True)
+        stacked = {"x": sonic.Flat("r"), "edge_index": sonic.Flat(["from"], "ends", dtype="int64")}
+        with pytest.raises(ContractError, match="one_request_per='row'"):
+            sonic.Model("tracks", stacked, by_row.outputs)(graphs(3))
 
 
 EVENTS = ak.Array({"a": [[1.0], [2.0, 3.0]], "b": [[4.0, 5.0], [6.0]], "c": [[7.0], [8.0, 9.0]]})
+SAME_NAME = "name of its offsets or row numbers, is an input's"
 
 
-@pytest.mark.parametrize("per", [None, "row", "event"])
+def packed(inputs: dict[str, Any], array: Any = EVENTS, **options: Any) -> dict[str, Any]:
+    return sonic.Model("m", inputs, {"y": ["a"]}, **options).pack(array)
+
+
 @pytest.mark.parametrize(
-    "inputs",
+    ("make", "message"),
     [
-        {"x": sonic.Flat("a", "x")},
-        {"x": sonic.Flat("a", None, batch="x")},
-        {"x": sonic.Flat("a", "y"), "y": sonic.Flat("b", "z")},
-        {"y": sonic.Padded("b", 2), "x": sonic.Flat("a", batch="y")},
+        (model, r"'x' puts .*one_request_per='row'"),
+        (lambda: model(one_request_per="jet"), "no one_request_per 'jet'"),
+        (lambda: sonic.Flat("from", refers_to="x"), "int32 or int64, got float32"),
+        (lambda: sonic.Flat("a", "s", batch="s"), "two inputs, got 's' for both"),
+        *(
+            (lambda inputs=inputs, per=per: packed(inputs, one_request_per=per), SAME_NAME)
+            for inputs in (
+                {"x": sonic.Flat("a", "x")},
+                {"x": sonic.Flat("a", None, batch="x")},
+                {"x": sonic.Flat("a", "y"), "y": sonic.Flat("b", "z")},
+                {"y": sonic.Padded("b", 2), "x": sonic.Flat("a", batch="y")},
+            )
+            for per in (None, "row", "event")
+        ),
+        *(
+            (lambda inputs=inputs: packed(inputs, [{"r": [1.0], "from": [0], "to": [0]}]), problem)
+            for inputs, problem in (
+                ({"nodes": INPUTS["x"], "edge_index": EDGES}, "'x' is no other Flat input.* nodes"),
+                ({**INPUTS, "x": sonic.Flat("r", sort_by="r")}, "as they are given"),
+                ({**INPUTS, "x": sonic.Flat("r", None)}, "nothing tells them apart"),
+            )
+        ),
     ],
 )
-def test_names_of_offsets_are_those_of_no_other_input(
-    inputs: dict[str, Any], per: str | None
-) -> None:
-    with pytest.raises(ConfigError, match="name of its offsets or row numbers, is an input's"):
-        sonic.Model("m", inputs, {"y": ["a"]}, one_request_per=per)
-
-
-def test_offsets_and_row_numbers_have_two_names() -> None:
-    with pytest.raises(ConfigError, match="two inputs, got 's' for both"):
-        sonic.Flat("a", "s", batch="s")
+def test_bad_declarations_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("option", ["splits", "batch"])
-def test_inputs_of_the_same_elements_may_share_their_offsets(option: str) -> None:
+def test_inputs_share_their_offsets_if_their_elements_are_the_same(option: str) -> None:
     names: dict[str, Any] = {"splits": None, option: "s"}
-    inputs = {"x": sonic.Flat("a", **names), "z": sonic.Flat("c", **names)}
-    packed = sonic.Model("m", inputs, {"y": ["a"]}).pack(EVENTS)
-    assert packed["x"][:, 0].tolist() == [1.0, 2.0, 3.0]
-    assert packed["z"][:, 0].tolist() == [7.0, 8.0, 9.0]
-    assert packed["s"].tolist() == ([0, 1, 3] if option == "splits" else [0, 1, 1])
-
-
-@pytest.mark.parametrize("option", ["splits", "batch"])
-def test_inputs_of_other_elements_do_not_share_their_offsets(option: str) -> None:
-    names: dict[str, Any] = {"splits": None, option: "s"}
-    inputs = {"x": sonic.Flat("a", **names), "z": sonic.Flat("b", **names)}
+    tensors = packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("c", **names)})
+    assert tensors["x"][:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert tensors["z"][:, 0].tolist() == [7.0, 8.0, 9.0]
+    assert tensors["s"].tolist() == ([0, 1, 3] if option == "splits" else [0, 1, 1])
     with pytest.raises(InputError, match=r"'s'.*a name of its own"):
-        sonic.Model("m", inputs, {"y": ["a"]}).pack(EVENTS)
+        packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("b", **names)})

@@ -174,13 +174,6 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     assert "was exported" not in run(*against, "analysis:model", cwd=tmp_path).stderr
 
 
-def test_offsets_are_packed_too() -> None:
-    model = sonic.Model("m", {"x": sonic.Flat("pt", "splits", batch="row")}, {"y": None})
-    packed = model.pack(ak.Array([{"pt": [1.0, 2.0]}, {"pt": []}, {"pt": [3.0]}]))
-    assert packed["splits"].tolist() == [0, 2, 2, 3]
-    assert packed["row"].tolist() == [0, 0, 2]
-
-
 def test_no_rows_have_the_shape_of_rows() -> None:
     model = sonic.Model("m", {"x": sonic.Bucketed("pf", (2, 4)), "mask": sonic.Mask()}, {"y": None})
     packed = model.pack(ak.Array([{"pf": [1.0]}])[:0])
