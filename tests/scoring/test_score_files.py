@@ -93,14 +93,21 @@ def is_right(scores: Any, events: dict[str, Any]) -> None:
     np.testing.assert_allclose(scores["top"].tolist(), expected, rtol=1e-6)
 
 
+def interrupt(
+    server: FakeServer, model: Any, out: Path, every: int = IN_THE_SECOND_CHUNK, **options: Any
+) -> None:
+    """Score files until a request of the second chunk is refused."""
+    server.fail(*REFUSED, every=every)
+    with pytest.raises(errors.RequestError, match="unexpected shape"):
+        sonic.score_files(model, FILES, out, **SMALL, **options)
+    assert not out.exists()
+
+
 def test_interrupted_runs_go_on(
     server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "scores" / "jets.parquet"
-    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-    with pytest.raises(errors.RequestError, match="unexpected shape"):
-        sonic.score_files(model, FILES, out, **SMALL)
-    assert not out.exists()
+    interrupt(server, model, out)
     before = len(server.requests)
     written = sonic.score_files(model, FILES, out, **SMALL)
     assert 0 < written.resumed < written.events
@@ -119,9 +126,7 @@ def interrupted(model: sonic.Model, out: Path, **served: Any) -> FakeModel:
         FakeServer({"mass": served_model}) as server,
         sonic.connect(server.url, hedge_after_s=60),
     ):
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **SMALL)
+        interrupt(server, model, out)
     return served_model
 
 
@@ -155,19 +160,15 @@ def test_unknown_digests_of_a_chunk_are_in_the_file(model: sonic.Model, tmp_path
     assert digests == {"one", None}
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with Client(
-        processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-    ) as client:
-        yield client
-
-
 def test_workers_of_dask_write_root_files(
-    server: FakeServer, model: sonic.Model, events: dict[str, Any], client: Client, tmp_path: Path
+    server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "jets.root"
-    with sonic.connect(server.url, client=client, request_timeout_s=60):
+    here = {"processes": False, "n_workers": 1, "threads_per_worker": 1}
+    with (
+        Client(dashboard_address="127.0.0.1:0", **here) as client,
+        sonic.connect(server.url, client=client, request_timeout_s=60),
+    ):
         sonic.score_files(model, FILES, out, collection="FatJet", keep=["eta"], client=client)
     with uproot.open(out) as file:
         scores = file["Scores"].arrays()
@@ -245,9 +246,7 @@ def test_changed_options_score_anew(
     resumed = []
     for factor in (1.0, 2.0):
         out = tmp_path / f"{factor}.parquet"
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **SMALL, **options(1.0))
+        interrupt(server, model, out, **options(1.0))
         written = sonic.score_files(model, FILES, out, **SMALL, **options(factor))
         resumed.append(written.resumed > 0)
     assert resumed == [True, False]
@@ -263,11 +262,9 @@ def test_chunks_without_objects_have_no_version(
         jets = events.FatJet
         return ak.mask(jets, jets.pt > wanted)
 
-    options = {**SMALL, "features": features}
-    server.fail(*REFUSED, every=3)
-    with pytest.raises(errors.RequestError):
-        sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
-    written = sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    out = tmp_path / "jets.parquet"
+    interrupt(server, model, out, every=3, features=features)
+    written = sonic.score_files(model, FILES, out, features=features, **SMALL)
     assert written.resumed > 0
 
 
@@ -325,14 +322,13 @@ FOLDED = [
 
 
 @pytest.fixture
-def folded() -> Iterator[FakeServer]:
+def folded(sonic_server: Any) -> Any:
     """Fold k gives pt + 1000 k."""
-    served = {
-        fold.name: FakeModel.of(fold, lambda inputs, k=k: {"y": inputs["x"] + np.float32(1000 * k)})
+    functions = {
+        fold.name: lambda inputs, k=k: {"y": inputs["x"] + np.float32(1000 * k)}
         for k, fold in enumerate(FOLDED)
     }
-    with FakeServer(served) as fake, sonic.connect(fake.url):
-        yield fake
+    return sonic_server(*FOLDED, functions=functions)
 
 
 def test_folds_score_files(folded: FakeServer, events: dict[str, Any], tmp_path: Path) -> None:
@@ -341,9 +337,7 @@ def test_folds_score_files(folded: FakeServer, events: dict[str, Any], tmp_path:
     number = np.repeat(events["event"], counts) % 3
     out = tmp_path / "jets.parquet"
     by_field = sonic.Folds(FOLDED, fold="event % 3")
-    folded.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-    with pytest.raises(errors.RequestError):
-        sonic.score_files(by_field, FILES, out, **SMALL)
+    interrupt(folded, by_field, out)
     written = sonic.score_files(by_field, FILES, out, **SMALL)
     assert written.resumed > 0
     assert written.scored == len(pt)
