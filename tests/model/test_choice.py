@@ -424,6 +424,12 @@ def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
     assert scores.y.b.tolist() == [[-1.0, 11.0], [], [None, 12.0], [13.0]]
     assert scores.z.tolist() == [[-1, 2], [], [None, 3], [4]]
     assert scores.type == WHOLE(EVENTS).type
+    jets = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], []])
+    for some in (jets, jets[1:]):
+        numbers, mask = "{a: float32, b: float32}", some.pt > 1
+        assert str(ONE(some).type.content) == f"var * {numbers}"
+        assert str(ONE(some, mask=mask).type.content) == f"var * ?{numbers}"
+        assert str(ONE(some, mask=mask, default=-1).type.content) == f"var * {numbers}"
 
 
 def test_masks_of_columns_may_be_described(server: FakeServer) -> None:
