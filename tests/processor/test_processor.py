@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -69,17 +70,11 @@ def top_server(
         yield running
 
 
-@pytest.fixture(scope="module")
+@cache
 def expected() -> dict[Any, tuple[float, ...]]:
     """The scores of both files by onnxruntime, jet by jet."""
     first, second = (direct_scores(dataset["files"][0]) for dataset in FILES.values())
     return first | second
-
-
-def compare(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for where, tops in expected.items():
-        assert found[where] == pytest.approx(tops, abs=1e-6), where
 
 
 def of_the_user(out: dict[Any, Any]) -> dict[Any, Any]:
@@ -102,11 +97,14 @@ def run_blocks(analysis: Any) -> Any:
     return runner(executor, 500)({"TTbar": FILES["TTbar"]}, analysis)
 
 
-def check(out: Any, expected: dict[Any, Any]) -> None:
-    compare(out["scores"], expected)
+def check(out: Any) -> None:
+    found, known = out["scores"], expected()
+    assert found.keys() == known.keys()
+    for where, tops in known.items():
+        assert found[where] == pytest.approx(tops, abs=1e-6), where
     statistics = sonic.report(out).statistics
-    assert statistics.total().rows == sum(map(len, expected.values())) == statistics.objects
-    assert statistics.events == len(expected)
+    assert statistics.total().rows == sum(map(len, known.values())) == statistics.objects
+    assert statistics.events == len(known)
     assert statistics.datasets == out["n"]
     assert statistics.chunks >= 2
     assert set(out) == {"scores", "n", STATISTICS_KEY}
@@ -122,11 +120,9 @@ EXECUTORS = {
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(("executor", "chunksize"), EXECUTORS.values(), ids=EXECUTORS)
-def test_chunks_are_scored_by_each_executor(
-    top_server: Any, expected: dict[Any, Any], executor: Any, chunksize: int
-) -> None:
+def test_chunks_are_scored_by_each_executor(top_server: Any, executor: Any, chunksize: int) -> None:
     with sonic.connect(top_server):
-        check(runner(executor, chunksize)(FILES, Tagging()), expected)
+        check(runner(executor, chunksize)(FILES, Tagging()))
 
 
 class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
@@ -174,12 +170,6 @@ def test_blocks_do_not_share_what_is_set_on_the_processor() -> None:
     assert vars(analysis) == {"block_size": 2}
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Client]:
-    with local_cluster(2) as cluster, Client(cluster) as client:
-        yield client
-
-
 class Stumbling(Tagging):
     """Fails the first time on each chunk, after its jets were scored."""
 
@@ -196,16 +186,18 @@ class Stumbling(Tagging):
         raise ZeroDivisionError
 
 
-def test_chunks_that_workers_of_dask_run_again_count_once(
-    top_server: Any, expected: dict[Any, Any], tmp_path: Any, workers: Client
-) -> None:
+def test_chunks_that_workers_of_dask_run_again_count_once(top_server: Any, tmp_path: Any) -> None:
     """A chunk counts once: the statistics come with the outputs that are kept."""
-    with sonic.connect(top_server, client=workers) as pool:
+    with (
+        local_cluster(2) as cluster,
+        Client(cluster) as workers,
+        sonic.connect(top_server, client=workers) as pool,
+    ):
         executor = processor.DaskExecutor(client=workers, status=False, treereduction=2, retries=3)
         run = processor.Runner(executor, schema=Schema, chunksize=200, savemetrics=True)
         out, metrics = run(FILES, Stumbling(str(tmp_path)))
         assert pool.statistics.total().rows == 0  # the workers did it
-    check(out, expected)
+    check(out)
     assert sonic.report(out).statistics.chunks == len(list(tmp_path.iterdir())) == 9
     assert metrics["entries"] == 1750
     assert metrics["chunks"] == 9
