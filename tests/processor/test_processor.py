@@ -203,14 +203,20 @@ def test_chunks_that_workers_of_dask_run_again_count_once(top_server: Any, tmp_p
     assert metrics["chunks"] == 9
 
 
+RUNNING: list[Any] = []
+
+
+class Stopping(InBlocks):
+    """Stops the server after the first chunk; a processor that holds it could not be pickled."""
+
+    def overlap(self, events: Any) -> None:
+        if events.metadata["entrystart"]:
+            RUNNING[0].stop()
+
+
 def test_lost_servers_leave_no_output(same: Any) -> None:
     """Not even where coffea skips bad files, for which it takes any OSError."""
-
-    class Stopping(InBlocks):
-        def overlap(self, events: Any) -> None:
-            if events.metadata["entrystart"]:
-                same.stop()
-
+    RUNNING[:] = [same]
     executor = processor.IterativeExecutor(status=False, retries=1)
     run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
     with (
