@@ -6,8 +6,8 @@ import gc
 import pickle
 import subprocess
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import awkward as ak
@@ -33,15 +33,6 @@ def test_scores_are_those_of_direct_inference(
     total = connected.statistics.total()
     assert total.rows == int(ak.sum(~ak.is_none(jets, axis=1)))
     assert total.requests == -(-total.rows // 64)
-
-
-def test_any_selection_scores_the_same(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
-) -> None:
-    chosen = [7, 3, 3, 1500, 0]
-    same_scores(tagger(jets[chosen]).top, [direct[i] for i in chosen])
-    single = next(i for i, event in enumerate(direct) if len(event) == 1)
-    same_scores(tagger(jets[single : single + 1]).top, direct[single : single + 1])
 
 
 def test_several_outputs_are_one_record(connected: sonic.Pool, jets: ak.Array) -> None:
@@ -149,17 +140,10 @@ def test_models_that_are_missing_are_named(
 def test_calls_from_many_threads(
     connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
-    scores: dict[int, Any] = {}
-
-    def work(i: int) -> None:
-        scores[i] = tagger(jets[i * 250 : (i + 1) * 250]).top
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    same_scores(ak.concatenate([scores[i] for i in range(8)]), direct)
+    with ThreadPoolExecutor(8) as threads:
+        parts = [jets[start : start + 250] for start in range(0, len(jets), 250)]
+        scores = list(threads.map(lambda part: tagger(part).top, parts))
+    same_scores(ak.concatenate(scores), direct)
 
 
 def declared(**options: Any) -> sonic.Model:
