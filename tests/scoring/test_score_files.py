@@ -78,6 +78,13 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "jets.parquet"
 
 
+def output_of(*arguments: Any, cwd: Path | None = None) -> dict[str, Any]:
+    """Return what a command that succeeds says as JSON."""
+    done = run(*arguments, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
 @cache
 def events() -> dict[str, Any]:
     names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_mass"]
@@ -196,40 +203,36 @@ def test_only_a_later_chunk_has_a_masked_row(
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
 
 
-CUT = 0.0
+OFFSET = 0.0
 
 
-def scaled(factor: float) -> Any:
-    return lambda events: ak.with_field(events.FatJet, factor * events.FatJet.mass, "mass")
+def shifted(events: Any, by: float = 0.0) -> Any:
+    return ak.with_field(events.FatJet, events.FatJet.mass + by, "mass")
 
 
-def by_argument(events: Any, factor: float = 1.0) -> Any:
-    return scaled(factor)(events)
-
-
-def of_object(factor: float, events: Any) -> Any:
-    return scaled(factor)(events)
+def of_object(by: float, events: Any) -> Any:
+    return shifted(events, by)
 
 
 def by_global(events: Any) -> Any:
-    def shifted(mass: Any) -> Any:
-        return mass + CUT
+    def nested() -> Any:
+        return shifted(events, OFFSET)
 
-    return ak.with_field(events.FatJet, shifted(events.FatJet.mass), "mass")
+    return nested()
 
 
-def with_global(factor: float) -> Any:
-    globals()["CUT"] = factor
+def with_global(by: float) -> Any:
+    globals()["OFFSET"] = by
     return by_global
 
 
 CHANGES: dict[str, Any] = {
-    "closure": lambda factor: {"features": scaled(factor)},
-    "partial": lambda factor: {"features": partial(by_argument, factor=factor)},
-    "global": lambda factor: {"features": with_global(factor)},
-    "method": lambda factor: {"features": MethodType(of_object, factor)},
-    "on_error": lambda factor: {"on_error": "raise" if factor == 1.0 else "mask"},
-    "keep": lambda factor: {"keep": [] if factor == 1.0 else ["eta"]},
+    "closure": lambda by: {"features": lambda events: shifted(events, by)},
+    "partial": lambda by: {"features": partial(shifted, by=by)},
+    "global": lambda by: {"features": with_global(by)},
+    "method": lambda by: {"features": MethodType(of_object, by)},
+    "on_error": lambda by: {"on_error": "mask" if by else "raise"},
+    "keep": lambda by: {"keep": ["eta"] if by else []},
 }
 
 
@@ -237,10 +240,10 @@ CHANGES: dict[str, Any] = {
 def test_changed_options_score_anew(server: FakeServer, change: str, tmp_path: Path) -> None:
     options = CHANGES[change]
     resumed = []
-    for factor in (1.0, 2.0):
-        out = tmp_path / f"{factor}.parquet"
-        interrupt(server, MODEL, out, **options(1.0))
-        written = sonic.score_files(MODEL, FILES, out, **SMALL, **options(factor))
+    for by in (0.0, 1.0):
+        out = tmp_path / f"{by}.parquet"
+        interrupt(server, MODEL, out, **options(0.0))
+        written = sonic.score_files(MODEL, FILES, out, **SMALL, **options(by))
         resumed.append(written.resumed > 0)
     assert resumed == [True, False]
 
@@ -358,9 +361,8 @@ CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
 def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(TRAINED)
     arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
-    arguments += ["-o", "jets.parquet", "--json", "--declare", "analysis.py:CHOICE"]
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    arguments += ["-o", "jets.parquet", "--declare", "analysis.py:CHOICE"]
+    output_of(*arguments, cwd=tmp_path)
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     pt = ak.flatten(uproot.open(FILES[0])["Events"]["FatJet_pt"].array())
     np.testing.assert_allclose(scores.qcd, pt + 2000 * (scores.event % 2), rtol=1e-6)
@@ -391,27 +393,24 @@ def jets(events):
 def arguments(server: FakeServer, tmp_path: Path) -> list[Any]:
     """Of the command, which scores both files with a declaration beside them."""
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    given = ["score", *FILES, "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
+    given = ["score", *FILES, "--declare", "mass.yaml", "--collection", "FatJet"]
     return [*given, "--server", server.url, "-o", "jets.parquet"]
 
 
 @pytest.mark.server
 def test_the_command_has_workers(arguments: list[Any], tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
-    done = run(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    output_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
     workers = {path.stem for path in tmp_path.glob("*.worker")}
     assert len(workers - {str(os.getpid())}) == 2
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
-    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0], "--json"]
+    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0]]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
     arguments += ["--features", "sonic_coffea.demo.analysis:toptagger_inputs"]
-    done = run("score", *arguments, "-o", tmp_path / "jets.parquet")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = output_of("score", *arguments, "-o", tmp_path / "jets.parquet")
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
@@ -433,9 +432,7 @@ def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_pat
         process.kill()
         release.set()
     assert process.wait() == -signal.SIGKILL
-    resumed = run(*arguments, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert 0 < json.loads(resumed.stdout)["resumed"] < len(events()["run"])
+    assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
@@ -456,8 +453,7 @@ def test_workers_elsewhere_have_no_module_of_the_user(arguments: list[Any], tmp_
         arguments += ["--scheduler", cluster.scheduler_address]
         # Written after the workers have begun: these cannot import it.
         (tmp_path / "analysis.py").write_text(FEATURES)
-        done = run(*arguments, "--features", "analysis:jets", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        output_of(*arguments, "--features", "analysis:jets", cwd=tmp_path)
         lost = run(*arguments, "--features", "analysis:lost", cwd=tmp_path)
         wrong = run(*arguments, "--features", "analysis:jets", "--keep", "mas", cwd=tmp_path)
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
@@ -481,18 +477,20 @@ def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:
     arguments += ["--features", "analysis.py:jets", "--chunksize", 400]
+
+    def write(comment: str) -> None:
+        text = f"{comment}def jets(events):\n    return events.FatJet\n"
+        (tmp_path / "analysis.py").write_text(text)
+        linecache.checkcache()
+        importlib.invalidate_caches()
+
     resumed = []
     for comment in ("", "# edited\n"):
-        for text, fails in (("", True), (comment, False)):
-            file = tmp_path / "analysis.py"
-            file.write_text(f"{text}def jets(events):\n    return events.FatJet\n")
-            linecache.checkcache()
-            importlib.invalidate_caches()
-            if fails:
-                server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-            done = run(*arguments, cwd=tmp_path)
-            assert done.returncode == fails, done.stderr
-        resumed.append(json.loads(done.stdout)["resumed"] > 0)
+        write("")
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        assert run(*arguments, cwd=tmp_path).returncode == 1
+        write(comment)
+        resumed.append(output_of(*arguments, cwd=tmp_path)["resumed"] > 0)
     assert resumed == [True, False]
 
 
@@ -510,7 +508,7 @@ def test_edited_functions_score_anew(
 def test_bad_commands_are_refused_in_one_line(
     options: list[Any], code: int, message: str, arguments: list[Any], tmp_path: Path
 ) -> None:
-    done = run(*arguments, *options, cwd=tmp_path)
+    done = run(*arguments, *options, "--json", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
