@@ -127,6 +127,11 @@ MASKS: dict[str | None, Any] = {
 }
 
 
+def may_have_default(route: str, masked: str | None) -> bool:
+    """Whether objects can be left out."""
+    return masked is not None or route not in ("one", "mean")
+
+
 def score(jet: dict[str, Any], numbers: list[int], *, is_fold: bool) -> dict[str, Any]:
     """Return the mean of the scores of some models."""
     number = sum(numbers) / len(numbers)
@@ -153,8 +158,7 @@ def test_objects_are_scored_by_their_models(
     vary: bool,
 ) -> None:
     make, numbers_of = ROUTES[route]
-    # Lists have no default, nor has what is scored by one model or all, without a mask.
-    has_default = not is_fold and (masked or route not in ("one", "mean"))
+    has_default = not is_fold and may_have_default(route, masked)  # lists have none
     default = {"a": -1.0, "b": -1.0} if has_default else None
     sent: list[Any] = []
 
@@ -185,20 +189,20 @@ def test_objects_are_scored_by_their_models(
         assert pending.statistics.total().rows == rows
 
 
-@pytest.mark.parametrize("default", [None, -1.0])
-@pytest.mark.parametrize("mask", MASKS.values())
+@pytest.mark.parametrize("has_default", [False, True])
+@pytest.mark.parametrize("masked", MASKS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_types_do_not_depend_on_the_objects(
-    server: FakeServer, route: str, mask: Any, default: float | None
+    server: FakeServer, route: str, masked: str | None, has_default: bool
 ) -> None:
+    default = -1.0 if has_default and may_have_default(route, masked) else None
+
     def type_of(events: ak.Array) -> str:
         asked, options = ROUTES[route][0](PLAIN, events)
-        scores = asked(events.jets, mask=mask(events), default=default, **options)
+        scores = asked(events.jets, mask=MASKS[masked](events), default=default, **options)
         return str(scores.type.content)
 
     events = ak.Array(TYPICAL)
-    if default and mask(events) is None and route in ("one", "mean"):
-        return
     tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
     assert {type_of(some) for some in (events[:0], events[:1], tracer)} == {type_of(events)}
 
@@ -268,7 +272,7 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "request_", "expected"),
+    ("model", "options", "expected"),
     [
         (sonic.Folds(FOLDS, fold="event % 3"), {}, BY_EVENT),
         (sonic.Folds(FOLDS), {"fold": lambda events: events.event % 3}, BY_EVENT),
@@ -281,14 +285,16 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
         (sonic.Choice({5: FOLDS[2], 3: FOLDS[0], 4: FOLDS[1], 6: FOLDS[0]}, "event"), {}, BY_EVENT),
     ],
 )
-@pytest.mark.parametrize("block_size", [None, 3])
 def test_processors_choose_by_objects_or_by_events(
-    server: FakeServer, model: Any, request_: Any, expected: Any, block_size: int | None
+    server: FakeServer, model: Any, options: Any, expected: Any
 ) -> None:
-    analysis = Analysis(model, **request_)
-    analysis.block_size = block_size
-    if block_size is None or "fold" not in request_:
-        assert analysis.process(NUMBERED)["a"] == expected
+    assert Analysis(model, **options).process(NUMBERED)["a"] == expected
+
+
+def test_blocks_have_folds_of_their_own_events(server: FakeServer) -> None:
+    blocks = Analysis(sonic.Folds(FOLDS, fold="event % 3"))
+    blocks.block_size = 3
+    assert blocks.process(NUMBERED)["a"] == BY_EVENT
 
 
 def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
