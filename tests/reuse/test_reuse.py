@@ -131,6 +131,31 @@ def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
 
 
+class Halved(ak.Array):
+    """Jets whose pt is a property."""
+
+    @property
+    def pt(self) -> Any:
+        return 2 * self.half
+
+
+def test_variations_have_fields_in_any_order_and_methods(pool: Pool) -> None:
+    fields = {"half": objects([[1], []]).pt, "eta": objects([[5], []]).pt}
+    other = {"eta": fields["eta"], "half": 3 * fields["half"]}
+    nominal, up = (
+        ak.zip(each, with_name="jet", behavior={("*", "jet"): Halved}) for each in (fields, other)
+    )
+    scores = MODEL(sonic.Variations(nominal=nominal, up=up, same=nominal), pool=pool)
+    assert {name: each.twice.tolist() for name, each in scores.items()} == {
+        "nominal": [[4], []],
+        "up": [[12], []],
+        "same": [[4], []],
+    }
+    unnamed = sonic.Variations(nominal=ak.zip({"pt": 1, **fields}), up=ak.zip({**other, "pt": 2}))
+    scores = MODEL(unnamed, pool=pool)
+    assert [scores[name].twice.tolist() for name in ("nominal", "up")] == [[[2], []], [[4], []]]
+
+
 ONE = objects([[1]])
 THREE = objects([[1], [2], [3]])
 OTHER = ak.with_field(ONE, ONE.pt, "eta")
