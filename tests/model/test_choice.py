@@ -1,183 +1,563 @@
-"""A model for each value of a field: each object by its own."""
+"""Each object is scored by its own model, by all, or by none: folds, choices and masks."""
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import grpc
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.nanoaod import sample
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea import errors, provenance
 from sonic_coffea.testing import FakeModel, FakeServer
 
-PHOTONS = ak.Array(
-    [
-        [
-            {"pt": 1.0, "eta": 0.5, "region": "EB"},
-            {"pt": 2.0, "eta": 2.0, "region": "EE"},
-        ],
-        [],
-        [None, {"pt": 3.0, "eta": 3.0, "region": None}],
-        [{"pt": 4.0, "eta": 1.0, "region": "EB"}],
-    ]
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABELS = ["a", "b"]
 
 
-def model(name: str, **outputs: Any) -> sonic.Model:
-    return sonic.Model(name, {"x": sonic.Row("pt")}, outputs or {"y": ["mva"]})
+def fold(number: int, **outputs: Any) -> sonic.Model:
+    """Models with inputs and transformations of their own."""
+    scaled = sonic.Row(sonic.Feature("pt", scale=1.0 + number))
+    declared = {"y": LABELS, "w": sonic.Output(per="constituent")}
+    inputs = {"x": scaled, "pf": sonic.Padded("pf", 2)}
+    return sonic.Model(f"fold_{number}", inputs, outputs or declared)
 
 
-def times(model: sonic.Model, factor: float) -> FakeModel:
-    return FakeModel.of(model, lambda inputs: {"y": inputs["x"] * np.float32(factor)})
+def plain(number: int, **outputs: Any) -> sonic.Model:
+    """Models with the same inputs, whose scores are numbers."""
+    return sonic.Model(f"plain_{number}", {"x": sonic.Row("pt")}, outputs or {"y": LABELS})
 
 
-BARREL, ENDCAP = model("barrel"), model("endcap")
-CHOICE = sonic.Choice({"EB": BARREL, "EE": ENDCAP}, by="region")
+def served(model: sonic.Model, number: int) -> FakeModel:
+    def function(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        each = {"y": np.hstack([x, x + number]), "z": x.astype(np.int64)}
+        if "pf" in inputs:
+            each["w"] = inputs["pf"][:, 0] + np.float32(10 * number)
+        return {name: each[name] for name in model.outputs}
+
+    return FakeModel.of(model, function)
+
+
+FOLDS = [fold(number) for number in range(3)]
+PLAIN = [plain(number) for number in range(3)]
+WHOLE = plain(9, y=LABELS, z=sonic.Output(dtype="int64"))
+CHOICE = sonic.Choice({"A": FOLDS[0], "B": FOLDS[1]}, by="region")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeServer]:
+    models = [*enumerate(FOLDS), *enumerate(PLAIN), (9, WHOLE)]
+    with FakeServer({model.name: served(model, number) for number, model in models}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared(running: FakeServer) -> Iterator[sonic.Pool]:
+    with sonic.Pool(sonic.connect(running.url).settings) as pool:
+        yield pool
 
 
 @pytest.fixture
-def server() -> Any:
-    with (
-        FakeServer({"barrel": times(BARREL, 10), "endcap": times(ENDCAP, 100)}) as running,
-        sonic.connect(running.url),
-    ):
+def server(running: FakeServer) -> Iterator[FakeServer]:
+    with sonic.connect(running.url):
         yield running
 
 
-def test_each_object_is_scored_by_the_model_of_its_field(server: FakeServer) -> None:
-    CHOICE.check()
-    expected = [[10.0, 200.0], [], [None, None], [40.0]]
-    for choice in (CHOICE, pickle.loads(pickle.dumps(CHOICE))):
-        pending = choice.submit(PHOTONS)
-        assert pending.result().mva.tolist() == expected
-        assert pending.statistics.total().rows == 3
-    by_number = sonic.Choice({True: BARREL, False: ENDCAP}, by="abs(eta) < 1.5")
-    assert by_number(PHOTONS).mva.tolist() == [[10.0, 200.0], [], [None, 300.0], [40.0]]
-    one_array = {"pt": PHOTONS.pt, "region": PHOTONS.region}
-    assert CHOICE(one_array).mva.tolist() == expected
-    up = ak.with_field(PHOTONS, PHOTONS.pt * 2, "pt")
-    varied = CHOICE(sonic.Variations(nominal=PHOTONS, up=up))
-    assert varied["up"].mva.tolist() == [[20.0, 400.0], [], [None, None], [80.0]]
+# Routes by numbers and masks of events and of objects, against loops in plain Python.
+
+case = st.none() | st.integers(0, 2)
+flags = st.none() | st.booleans()
+constituents = st.lists(st.integers(0, 2).map(float), max_size=3)
+objects = st.none() | st.fixed_dictionaries(
+    {"pt": st.integers(0, 3).map(float), "k": case, "m": flags, "pf": constituents}
+)
+event = st.fixed_dictionaries(
+    {
+        "jets": st.none() | st.lists(objects, max_size=3),
+        "k": case,
+        "m": flags,
+        "event": st.integers(0, 5),
+    }
+)
+# Whatever is drawn has the type of an array that holds everything.
+NOTHING = {"pt": 0.0, "k": None, "m": None, "pf": [], "region": None}
+SOMETHING = {"pt": 1.0, "k": 0, "m": True, "pf": [1.0], "region": "A"}
+TYPICAL = [
+    {"jets": None, "k": None, "m": None, "event": 0},
+    {"jets": [None, NOTHING, SOMETHING], "k": 0, "m": True, "event": 0},
+]
+
+
+def table(events: list[dict[str, Any]]) -> ak.Array:
+    for jet in [jet for event in events for jet in event["jets"] or [] if jet is not None]:
+        jet["region"] = None if jet["k"] is None else "ABC"[jet["k"]]
+    return ak.Array([*TYPICAL, *events])[len(TYPICAL) :]
+
+
+def of_jet(event: dict[str, Any], jet: dict[str, Any]) -> list[Any]:
+    return [jet["k"]]
+
+
+# What scores the jets of events, with which options; and the numbers of the models of a jet.
+ROUTES: dict[str, tuple[Any, Any]] = {
+    "one": (lambda m, _: (m[1], {}), lambda event, jet: [1]),
+    "mean": (lambda m, _: (sonic.Folds(m, fold=None), {}), lambda event, jet: [0, 1, 2]),
+    "event": (lambda m, t: (sonic.Folds(m), {"fold": t.k}), lambda event, jet: [event["k"]]),
+    "formula": (
+        lambda m, t: (sonic.Folds(m, fold="event % 3"), {"events": t}),
+        lambda event, jet: [event["event"] % 3],
+    ),
+    "jet": (lambda m, t: (sonic.Folds(m), {"fold": t.jets.k}), of_jet),
+    "number": (lambda m, _: (sonic.Choice(dict(enumerate(m)), by="k"), {}), of_jet),
+    "text": (lambda m, _: (sonic.Choice(dict(zip("ABC", m, strict=True)), "region"), {}), of_jet),
+}
+MASKS: dict[str | None, Any] = {
+    None: lambda _: None,
+    "jet": lambda events: events.jets.m,
+    "event": lambda events: events.m,
+}
+
+
+def may_have_default(route: str, masked: str | None) -> bool:
+    """Whether objects can be left out."""
+    return masked is not None or route not in ("one", "mean")
+
+
+def score(jet: dict[str, Any], numbers: list[int], *, is_fold: bool) -> dict[str, Any]:
+    """Return the mean of the scores of some models."""
+    number = sum(numbers) / len(numbers)
+    x = jet["pt"] * (1 + number) if is_fold else jet["pt"]
+    y = {"a": x, "b": x + number}
+    # The third constituent is truncated, and has no score.
+    w = [value + 10 * number if k < 2 else None for k, value in enumerate(jet["pf"])]
+    return {"y": y, "w": w} if is_fold else y
+
+
+@given(
+    st.lists(event, max_size=4),
+    st.sampled_from(sorted(ROUTES)),
+    st.sampled_from(list(MASKS)),
+    *(st.booleans(),) * 3,
+)
+def test_objects_are_scored_by_their_models(
+    shared: sonic.Pool,
+    events: list[dict[str, Any]],
+    route: str,
+    masked: str | None,
+    is_fold: bool,
+    deduplicate: bool,
+    vary: bool,
+) -> None:
+    make, numbers_of = ROUTES[route]
+    has_default = not is_fold and may_have_default(route, masked)  # lists have none
+    default = {"a": -1.0, "b": -1.0} if has_default else None
+    sent: list[Any] = []
+
+    def expected_of(event: dict[str, Any], jet: dict[str, Any] | None) -> Any:
+        if jet is None:
+            return None
+        numbers = numbers_of(event, jet)
+        if None in numbers or (masked and not (jet if masked == "jet" else event)["m"]):
+            return default
+        sent.extend((number, jet["pt"], *jet["pf"][: 2 * is_fold]) for number in numbers)
+        return score(jet, numbers, is_fold=is_fold)
+
+    array = table(events)
+    expected = [
+        None if event["jets"] is None else [expected_of(event, jet) for jet in event["jets"]]
+        for event in events
+    ]
+    asked, options = make(FOLDS if is_fold else PLAIN, array)
+    options |= {"mask": MASKS[masked](array), "default": -1.0 if has_default else None}
+    objects = sonic.Variations(nominal=array.jets, same=array.jets) if vary else array.jets
+    pending = asked.submit(objects, pool=shared, deduplicate=deduplicate, **options)
+    scores = pending.result()
+    for found in scores.values() if vary else [scores]:
+        assert found.tolist() == expected
+    if is_fold:
+        # Rows of three constituents and of the first two of them are the same.
+        rows = len(set(sent)) if vary or deduplicate else len(sent)
+        assert pending.statistics.total().rows == rows
+
+
+@pytest.mark.parametrize("has_default", [False, True])
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_types_do_not_depend_on_the_objects(
+    server: FakeServer, route: str, masked: str | None, has_default: bool
+) -> None:
+    default = -1.0 if has_default and may_have_default(route, masked) else None
+
+    def type_of(events: ak.Array) -> str:
+        asked, options = ROUTES[route][0](PLAIN, events)
+        scores = asked(events.jets, mask=MASKS[masked](events), default=default, **options)
+        return str(scores.type.content)
+
+    events = ak.Array(TYPICAL)
+    tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
+    assert {type_of(some) for some in (events[:0], events[:1], tracer)} == {type_of(events)}
+
+
+# The events of all other tests.
+EVENTS = ak.Array(
+    [
+        [{"pt": 1.0, "pf": [1.0, 2.0], "region": "A"}, {"pt": 2.0, "pf": [], "region": "B"}],
+        [],
+        [None, {"pt": 3.0, "pf": [3.0], "region": None}],
+        [{"pt": 4.0, "pf": [4.0], "region": "A"}],
+    ]
+)
+NUMBERED = ak.zip({"jets": EVENTS, "event": [5, 3, 4, 6]}, depth_limit=1)
+BY_EVENT = [[3.0, 6.0], [], [None, 6.0], [4.0]]
+MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
+BY_REGION = [[1.0, 4.0], [], [None, None], [4.0]]
+
+
+def test_scores_are_those_of_copies_and_of_plain_arrays(server: FakeServer) -> None:
+    for declared in (sonic.Folds(FOLDS, fold="event % 3"), CHOICE):
+        declared.check()
+        scores = declared(NUMBERED.jets, events=NUMBERED)
+        copy = pickle.loads(pickle.dumps(declared))
+        assert copy(NUMBERED.jets, events=NUMBERED).tolist() == scores.tolist()
+        assert scores.y.a.tolist() == (BY_REGION if declared is CHOICE else BY_EVENT)
+        assert scores.attrs["sonic"]["model"] == declared.name
+    of_columns = sonic.Choice({"A": PLAIN[0], "B": PLAIN[1]}, by="region")
+    columns = {name: EVENTS[name] for name in ("pt", "region")}
+    assert of_columns(columns).b.tolist() == [[1.0, 3.0], [], [None, None], [4.0]]
+    by_list = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], [1, 1], [None]])
+    assert by_list.y.a.tolist() == [[1.0, 6.0], [], [None, 6.0], [None]]
+    masked = np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])
+    assert sonic.Folds(FOLDS)(EVENTS, fold=masked).y.a.tolist() == [*BY_EVENT[:3], [None]]
+
+
+def test_scores_name_the_models_that_made_them(server: FakeServer) -> None:
+    scores = sonic.Folds(FOLDS)(EVENTS, fold=np.array([2, 0, 1, 2]))
+    made_by = provenance.of_scores(scores)["models"]
+    assert [record["model"] for record in made_by] == ["fold_1", "fold_2"]
+    assert {record["version"] for record in made_by} == {"1"}
+
+
+class Analysis(sonic.SonicProcessor):
+    """Returns all scores ``a``."""
+
+    def __init__(self, model: Any, **request: Any) -> None:
+        self.models = {"y": model}
+        self.request = request
+
+    def acquire(self, events: Any) -> Any:
+        options = {name: value(events) for name, value in self.request.items()}
+        return {"y": sonic.Request(events.jets, **options) if options else events.jets}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {"a": scores["y"].y.a.tolist()}
+
+
+def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
+    before = len(server.requests)
+    with pytest.raises(errors.ConfigError, match=r"which fold .* fold=\"event % 3\".*fold=None"):
+        Analysis(sonic.Folds(FOLDS)).process(NUMBERED)
+    with pytest.raises(errors.ConfigError, match="which fold"):
+        sonic.Folds(FOLDS)(EVENTS)
+    assert len(server.requests) == before
+    assert Analysis(sonic.Folds(FOLDS, fold=None)).process(NUMBERED)["a"] == MEANS
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        (sonic.Folds(FOLDS, fold="event % 3"), {}, BY_EVENT),
+        (sonic.Folds(FOLDS), {"fold": lambda events: events.event % 3}, BY_EVENT),
+        (sonic.Folds(FOLDS), {"fold": lambda _: "event % 3"}, BY_EVENT),
+        (sonic.Folds(FOLDS, fold=None), {"fold": lambda _: np.array([2, 0, 1, 0])}, BY_EVENT),
+        (sonic.Folds(FOLDS, fold="event % 3"), {"fold": lambda _: None}, MEANS),
+        (sonic.Folds(FOLDS, fold=None), {"version": lambda _: 1}, MEANS),
+        (FOLDS[1], {"version": lambda events: events.event // events.event}, MEANS),
+        (CHOICE, {}, BY_REGION),
+        (sonic.Choice({5: FOLDS[2], 3: FOLDS[0], 4: FOLDS[1], 6: FOLDS[0]}, "event"), {}, BY_EVENT),
+    ],
+)
+def test_processors_choose_by_objects_or_by_events(
+    server: FakeServer, model: Any, options: Any, expected: Any
+) -> None:
+    assert Analysis(model, **options).process(NUMBERED)["a"] == expected
+
+
+def test_blocks_have_folds_of_their_own_events(server: FakeServer) -> None:
+    blocks = Analysis(sonic.Folds(FOLDS, fold="event % 3"))
+    blocks.block_size = 3
+    assert blocks.process(NUMBERED)["a"] == BY_EVENT
+
+
+def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
+    pinned = Analysis(FOLDS[1], version=lambda _: 1, deduplicate=lambda _: True)
+    out = pinned.process(ak.concatenate([NUMBERED, NUMBERED]))
+    assert out["a"] == 2 * MEANS
+    assert sonic.report(out).statistics.deduplicated == 4
+    with pytest.raises(errors.ConfigError, match="expected Folds, as fold= is sent .* 'y', got Mo"):
+        Analysis(FOLDS[0], fold=lambda events: events.event).process(NUMBERED)
+    with pytest.raises(errors.FieldError, match=r"'ran'.*nor have the events"):
+        Analysis(sonic.Choice({1: FOLDS[0], 2: FOLDS[1]}, by="ran")).process(NUMBERED)
+
+
+def test_variations_of_folds_are_sent_at_once_and_counted(server: FakeServer) -> None:
+    up = ak.with_field(EVENTS, EVENTS.pt + 10, "pt")
+    server.hold()
+    varied = sonic.Variations(nominal=EVENTS, up=up, same=EVENTS)
+    pending = sonic.Folds(FOLDS).submit(varied, fold=ak.Array([2, 0, 1, 0]))
+    assert not pending.done()
+    server.release()
+    scores = pending.result()
+    assert scores["nominal"].y.a.tolist() == scores["same"].y.a.tolist() == BY_EVENT
+    assert scores["up"].y.a.tolist() == [[33.0, 36.0], [], [None, 26.0], [14.0]]
+    statistics = sonic.report(pending).statistics
+    assert (statistics.objects, statistics.deduplicated, statistics.total().rows) == (12, 4, 8)
+
+
+def test_variations_have_numbers_and_masks_of_their_own_objects(server: FakeServer) -> None:
+    folded = ak.with_field(EVENTS, ak.Array([[0, 2], [], [1, 1], [0]]), "number")
+    varied = sonic.Variations(nominal=folded, cut=folded[:, 1:])
+    folds = sonic.Folds(FOLDS, fold="number")
+    scores = folds(varied, mask={"nominal": EVENTS.pt > 1, "cut": EVENTS.pt[:, 1:] < 3})
+    assert scores["nominal"].y.a.tolist() == [[None, 6.0], [], [None, 6.0], [4.0]]
+    assert scores["cut"].y.a.tolist() == [[6.0], [], [None], []]
+    # Of the events, if the objects do not have it: the same in each variation.
+    varied = sonic.Variations(nominal=NUMBERED.jets, cut=NUMBERED.jets[:, 1:])
+    scores = sonic.Folds(FOLDS, fold="event % 3")(varied, events=NUMBERED)
+    assert scores["cut"].y.a.tolist() == [[6.0], [], [6.0], []]
+    with pytest.raises(errors.InputError, match="'cut' has 3 events, and there are 4 folds"):
+        folds(sonic.Variations(nominal=EVENTS, cut=EVENTS[1:]), fold=np.zeros(4, int))
 
 
 def test_changed_outputs_are_those_of_each_model(server: FakeServer) -> None:
     """Models of the same inputs may share their outputs, if these are equal when rows are sent."""
-    changed = model("endcap")
-    choice = sonic.Choice({"EB": BARREL, "EE": changed}, by="region")
-    changed.outputs = {"y": sonic.Output(["mva"], scale=0.5)}
-    assert choice(PHOTONS).mva.tolist() == [[10.0, 100.0], [], [None, None], [40.0]]
+    changed = plain(1)
+    choice = sonic.Choice({"A": PLAIN[0], "B": changed}, by="region")
+    changed.outputs = {"y": sonic.Output(LABELS, scale=0.5)}
+    assert choice(EVENTS).b.tolist() == [[1.0, 1.5], [], [None, None], [4.0]]
 
 
-def test_processors_choose_by_objects_or_by_events(server: FakeServer) -> None:
-    class Analysis(sonic.SonicProcessor):
-        def __init__(self, choice: sonic.Choice) -> None:
-            self.models = {"photon": choice}
-
-        def acquire(self, events: Any) -> Any:
-            return {"photon": events.Photon}
-
-        def produce(self, events: Any, scores: Any) -> Any:
-            return {"mva": scores["photon"].mva.tolist()}
-
-    events = ak.zip({"Photon": PHOTONS, "run": [2, 2, 1, 1]}, depth_limit=1)
-    out = Analysis(CHOICE).process(events)
-    assert out["mva"] == [[10.0, 200.0], [], [None, None], [40.0]]
-    out = Analysis(sonic.Choice({1: BARREL, 2: ENDCAP}, by="run")).process(events)
-    assert out["mva"] == [[100.0, 200.0], [], [None, 30.0], [40.0]]
-    with pytest.raises(errors.FieldError, match=r"'ran'.*nor have the events"):
-        Analysis(sonic.Choice({1: BARREL, 2: ENDCAP}, by="ran")).process(events)
-
-
-def test_numbers_of_objects_of_another_model_may_be_anything(server: FakeServer) -> None:
-    shower = sonic.Model("endcap", {"x": sonic.Row("shower")}, {"y": ["mva"]})
+def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
+    """Those of another model's objects, and of objects that a mask leaves out."""
+    shower = sonic.Model("plain_1", {"x": sonic.Row("shower")}, {"y": LABELS})
     objects = ak.Array(
         [
             [{"pt": 1.0, "shower": np.nan, "ee": 0}, {"pt": 2.0, "shower": 5.0, "ee": 1}],
             [{"pt": np.nan, "shower": 6.0, "ee": 1}],
         ]
     )
-    choice = sonic.Choice({0: BARREL, 1: shower}, by="ee")
-    assert choice(objects).mva.tolist() == [[10.0, 500.0], [600.0]]
+    choice = sonic.Choice({0: PLAIN[0], 1: shower}, by="ee")
+    assert choice(objects).a.tolist() == [[1.0, 5.0], [6.0]]
+    assert PLAIN[0](objects, mask=objects.pt > 0).a.tolist() == [[1.0, 2.0], [None]]
     with pytest.raises(errors.InputError, match="'shower' is NaN"):
         choice(ak.with_field(objects, 1, "ee"))
-
-
-def test_types_do_not_depend_on_the_objects(server: FakeServer) -> None:
-    scores = CHOICE(PHOTONS)
-    tracer = ak.Array(PHOTONS.layout.to_typetracer(forget_length=True))
-    for some in (PHOTONS[:0], PHOTONS[1:2], PHOTONS[3:], tracer):
-        assert str(CHOICE(some).type.content) == str(scores.type.content)
 
 
 def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     jets = ak.Array([[{"eta": 0.5, "r": "EB"}], [], [{"eta": 2.0, "r": "EE"}]])
     events = ak.zip({"Jet": jets, "pt": [1.0, 2.0, 3.0]}, depth_limit=1)
-    by_number = sonic.Choice({1: BARREL, 0: ENDCAP}, by="abs(Jet[0].eta) < 1.5")
-    by_text = sonic.Choice({"EB": BARREL, "EE": ENDCAP}, by="Jet[0].r")
+    by_number = sonic.Choice({1: PLAIN[0], 0: PLAIN[1]}, by="abs(Jet[0].eta) < 1.5")
+    by_text = sonic.Choice({"EB": PLAIN[0], "EE": PLAIN[1]}, by="Jet[0].r")
     tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
     for choice in (by_number, by_text):
-        assert choice(events).mva.tolist() == [10.0, None, 300.0]
-        assert choice(events, default=-1.0).mva.tolist() == [10.0, -1.0, 300.0]
+        assert choice(events).b.tolist() == [1.0, None, 4.0]
         for some in (events[:1], events[:0], tracer):
             assert str(choice(some).type.content) == str(choice(events).type.content)
     photons = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 3.0}], []])
-    assert by_text(photons, events=events).mva.tolist() == [[10.0, 20.0], [None], []]
+    assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
 
 def test_models_of_different_shapes_are_refused() -> None:
-    models = [sonic.Model(name, BARREL.inputs, {"y": None}) for name in ("barrel", "endcap")]
+    models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (2, 3)]
     served = {
-        m.name: FakeModel(
+        model.name: FakeModel(
             inputs={"x": ("float32", (1,))},
             outputs={"y": ("float32", (n,))},
             function=lambda inputs, n=n: {"y": np.tile(inputs["x"], n)},
         )
-        for m, n in zip(models, (2, 3), strict=True)
+        for n, model in enumerate(models, 2)
     }
-    choice = sonic.Choice(dict(zip(("EB", "EE"), models, strict=True)), by="region")
+    choice = sonic.Choice(dict(zip("AB", models, strict=True)), by="region")
     with FakeServer(served) as running, sonic.connect(running.url):
-        assert choice(PHOTONS[3:]).tolist() == [[[4.0, 4.0]]]
+        assert choice(EVENTS[3:]).tolist() == [[[4.0, 4.0]]]
         with pytest.raises(errors.ContractError, match="scores of different types"):
-            choice(PHOTONS)
+            choice(EVENTS)
+
+
+def test_pools_check_and_wake_declarations(server: FakeServer) -> None:
+    pool = sonic.connect(server.url)
+    assert pool.check(FOLDS[0]).ok
+    names = [step.name for step in pool.check(CHOICE)[0].servers[server.url]]
+    assert names[-2:] == ["declaration of fold_0", "declaration of fold_1"]
+    other = sonic.Model("plain_0", {"x": sonic.Row(["pt", "eta"])}, {"y": LABELS})
+    assert not pool.check(sonic.Choice({0: other, 1: PLAIN[1]}, by="x")).ok
+    assert not pool.check(declared=[other]).ok
+    assert pool.wake(CHOICE, FOLDS[0], "fold_1", progress=False) < 60
+    for wrong in (3, {"fold_0": FOLDS[0]}, [FOLDS[0]]):
+        with pytest.raises(errors.ConfigError, match="expected the name of a model, or a Model"):
+            pool.check(wrong)
+
+
+# Masks.
+
+
+def test_none_stays_for_rows_that_servers_lost(server: FakeServer) -> None:
+    for lost in (PLAIN[0], sonic.Folds(PLAIN, fold=None)):
+        server.fail(grpc.StatusCode.INVALID_ARGUMENT)
+        scores = lost(EVENTS, mask=EVENTS.pt > 1.5, default=-1.0, on_error="mask")
+        assert scores.a.tolist() == [[-1.0, None], [], [None, None], [None]]
+
+
+def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
+    scores = WHOLE(EVENTS, mask=EVENTS.pt > 1.5, default=-1)
+    assert scores.y.b.tolist() == [[-1.0, 11.0], [], [None, 12.0], [13.0]]
+    assert scores.z.tolist() == [[-1, 2], [], [None, 3], [4]]
+    assert scores.type == WHOLE(EVENTS).type
+    jets = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], []])
+    for some in (jets, jets[1:]):
+        numbers, mask = "{a: float32, b: float32}", some.pt > 1
+        assert str(ONE(some).type.content) == f"var * {numbers}"
+        assert str(ONE(some, mask=mask).type.content) == f"var * ?{numbers}"
+        assert str(ONE(some, mask=mask, default=-1).type.content) == f"var * {numbers}"
+
+
+def test_masks_of_columns_may_be_described(server: FakeServer) -> None:
+    events = sample(entry_stop=20)
+    jets = events.FatJet
+    mask = (jets.pt > 400) & (abs(jets.eta) < 2)
+    of_events = ak.num(jets) > 1
+    for some in (mask, of_events, ak.with_parameter(of_events, "__doc__", "the union of bits")):
+        scores = PLAIN[0](jets, mask=some)
+        expected = ak.broadcast_arrays(some, jets.pt)[0]
+        assert (~ak.is_none(scores.a, axis=1)).tolist() == expected.tolist()
+        assert ak.any(expected)
+    assert not ak.all(mask, axis=None)
+
+
+def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
+    """None of them would be scored, without a word."""
+    events = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}, {"pt": 4.0}])
+    mask = EVENTS.pt > 1.5
+    for wrong in (mask, ak.mask(mask, [True, False, True, True])):
+        with pytest.raises(errors.InputError, match="same objects"):
+            PLAIN[0](events, mask=wrong)
+
+
+def test_defaults_are_for_numbers() -> None:
+    outputs = {"each": sonic.Output(["a"], per="constituent"), "vector": sonic.Output(shape=(2,))}
+    lists = sonic.Model("lists", {"x": sonic.Padded("x", 3)}, outputs)
+    vector = sonic.Model("lists", lists.inputs, {"vector": outputs["vector"]})
+    objects = ak.Array([{"x": [1.0, 2.0]}, {"x": [3.0]}])
+
+    def function(inputs: Any) -> Any:
+        return {"each": inputs["x"].transpose(0, 2, 1), "vector": inputs["x"][:, 0, :2]}
+
+    fake = FakeModel.of(lists, function)
+    with FakeServer({"lists": fake}) as server, sonic.connect(server.url):
+        mask = np.asarray([True, False])
+        assert vector(objects, mask=mask, default=-1.0).tolist() == [[1.0, 2.0], [-1.0, -1.0]]
+        assert lists(objects, mask=mask).each.a.tolist() == [[1.0, 2.0], None]
+        with pytest.raises(errors.ConfigError, match="numbers, and not for lists or strings"):
+            lists(objects, mask=mask, default=-1.0)
+
+
+ONE, TWO = PLAIN[:2]
+MASK = EVENTS.pt > 1.5
+LISTS = "the folds do not have the same objects"
+WHOLES = [plain(number, y=sonic.Output(["a"], "int64")) for number in range(2)]
+
+
+def choose(models: Any, by: Any = "x") -> sonic.Choice:
+    return sonic.Choice(models, by=by)
 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sonic.Choice([BARREL, ENDCAP], by="x"), "expected a dict of two models or more"),
-        (lambda: sonic.Choice({"EB": BARREL}, by="x"), "two models or more"),
-        (lambda: sonic.Choice({"EB": BARREL, 1: ENDCAP}, by="x"), "numbers or strings as keys"),
-        (lambda: sonic.Choice({0.5: BARREL, 1: ENDCAP}, by="x"), "numbers or strings as keys"),
-        (lambda: sonic.Choice({0: BARREL, 1: "endcap"}, by="x"), "expected models, got str"),
-        (lambda: sonic.Choice({0: BARREL, 1: ENDCAP}, by=3), "as a str, got int"),
-        (lambda: sonic.Choice({0: BARREL, 1: ENDCAP}, by="eta <"), "cannot be read"),
+        (lambda: sonic.Folds([ONE]), "two models or more"),
+        (lambda: sonic.Folds([ONE, FOLDS[1]]), "'plain_0' and 'fold_1' give other"),
+        (lambda: sonic.Folds(["a", "b"]), "expected models, got str"),
+        (lambda: sonic.Folds({"a": ONE}), "expected a list of models, got dict"),
+        (lambda: sonic.Folds(PLAIN, fold="event %"), "expression 'event %' cannot be read"),
+        (lambda: sonic.Folds(PLAIN, fold=3), "expected a field or an expression as a str"),
         (
-            lambda: sonic.Choice({"EB": BARREL, "HF": ENDCAP}, by="region")(PHOTONS),
-            "region: event 0 has EE, which has no model; expected one of EB, HF",
+            lambda: sonic.Folds(WHOLES)(EVENTS, fold=None),
+            "output 'y' has no mean over folds, as it has no fractions; .* % 2",
         ),
-        (lambda: sonic.Choice({1: BARREL, 2: ENDCAP}, by="region")(PHOTONS), "region"),
-        (lambda: sonic.Choice({1: BARREL, 2: ENDCAP}, by="pt / 2")(PHOTONS), "event 0 has 0.5"),
-        (lambda: sonic.Choice({"1": BARREL, "2": ENDCAP}, by="pt")(PHOTONS), "pt"),
+        (lambda: choose([ONE, TWO]), "expected a dict of two models or more"),
+        (lambda: choose({"EB": ONE}), "two models or more"),
+        (lambda: choose({"EB": ONE, 1: TWO}), "numbers or strings as keys"),
+        (lambda: choose({0.5: ONE, 1: TWO}), "numbers or strings as keys"),
+        (lambda: choose({0: ONE, 1: "endcap"}), "expected models, got str"),
+        (lambda: choose({0: ONE, 1: TWO}, 3), "as a str, got int"),
+        (lambda: choose({0: ONE, 1: TWO}, "eta <"), "cannot be read"),
+        (
+            lambda: choose({"A": ONE, "HF": TWO}, "region")(EVENTS),
+            "region: event 0 has B, which has no model; expected one of A, HF",
+        ),
+        (lambda: choose({1: ONE, 2: TWO}, "region")(EVENTS), "region"),
+        (lambda: choose({1: ONE, 2: TWO}, "pt / 2")(EVENTS), "event 0 has 0.5"),
+        (lambda: choose({"1": ONE, "2": TWO}, "pt")(EVENTS), "pt"),
     ],
 )
-def test_bad_choices_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(errors.SonicError, match=message):
+def test_bad_declarations_are_refused(make: Any, message: str) -> None:
+    with pytest.raises((errors.ConfigError, errors.InputError), match=message):
         make()
 
 
-def test_pools_check_and_wake_declarations(server: FakeServer) -> None:
-    pool = sonic.connect(server.url)
-    other = sonic.Model("barrel", {"x": sonic.Row(["pt", "eta"])}, {"y": ["mva"]})
-    assert pool.check(BARREL).ok
-    names = [step.name for step in pool.check(CHOICE)[0].servers[server.url]]
-    assert names[-2:] == ["declaration of barrel", "declaration of endcap"]
-    assert not pool.check(sonic.Choice({0: other, 1: ENDCAP}, by="x")).ok
-    assert not pool.check(declared=[other]).ok
-    assert pool.wake(CHOICE, BARREL, "endcap", progress=False) < 60
-    for wrong in (3, {"barrel": BARREL}, [BARREL]):
-        with pytest.raises(errors.ConfigError, match="expected the name of a model, or a Model"):
-            pool.check(wrong)
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"fold": [0, 1, 2, 3]},
+            "fold: event 3 has 3, which has no model; expected one of 0, 1, 2, or None",
+        ),
+        ({"fold": [0, 1, -1, 0]}, "fold: event 2 has -1"),
+        ({"fold": [0, 1, 2]}, "a fold for each of 4 events, got 3"),
+        ({"fold": [0]}, "a fold for each of 4 events, got 1"),
+        ({"fold": [0.5, 1, 2, 1]}, "event 0 has 0.5"),
+        ({"fold": [-0.5, 1, 2, 1]}, "event 0 has -0.5"),
+        ({"fold": [float("nan"), 1, 2, 1]}, "fold: event 0 has nan, which has no model"),
+        ({"fold": ["a", "b", "c", "d"]}, "fold: "),
+        ({"fold": [[0], [], [1, 1], [0]]}, LISTS),
+        ({"fold": [[0], [0], [0], [0]]}, LISTS),
+        ({"fold": np.zeros((4, 1), int)}, LISTS),
+        ({"fold": [[[0], [0]], [], [[1], [1]], [[0]]]}, LISTS),
+        ({"fold": [0, "a", 1, 0]}, "fold: expected one value for each"),
+        ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
+        ({"fold": object()}, "fold: expected an array, got object"),
+        ({"fold": 1}, "fold: expected an array, got int"),
+        ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
+        ({"fold": "event %"}, "cannot be read"),
+        ({"mask": EVENTS.pt}, "mask: expected True or False for each event or object, got 4 "),
+        ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),
+        ({"mask": MASK[:, ::2]}, "the masks do not have the same objects"),
+        ({"mask": [[[True]], [], [[True], [False]], [[True]]]}, "same objects"),
+        ({"mask": EVENTS}, "mask: expected True or False for each event or object"),
+        ({"mask": [True, [True], [], []]}, "mask: expected True or False for each"),
+        ({"version": [1.0, 1.0, 1.0, 1.0]}, "version: expected a whole number for each"),
+        (
+            {"version": ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")},
+            "version: expected a whole number for each",
+        ),
+        ({"default": -1.0}, "default= is the score of objects that mask= leaves out"),
+        ({"mask": MASK, "default": "x"}, "expected default to be a number, got 'x'"),
+        ({"mask": MASK, "default": 0.5}, "the scores are int64, which cannot be default=0.5"),
+        ({"mask": MASK, "default": 1e300}, "the scores are float32, which cannot be default=1e"),
+        ({"mask": MASK, "default": 2**63}, "the scores are int64, which cannot be default=92"),
+    ],
+)
+def test_bad_folds_masks_and_defaults_are_refused(options: Any, message: str) -> None:
+    scored = sonic.Folds(FOLDS) if "fold" in options else WHOLE
+    with pytest.raises((errors.InputError, errors.ConfigError), match=message):
+        scored(EVENTS, **options)

@@ -14,7 +14,6 @@ from tests.commands import run
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +33,18 @@ PT = sonic.Feature("pt", function="log", scale=0.3)
 
 
 def model(**inputs: Any) -> sonic.Model:
-    return sonic.Model("m", inputs or {"x": sonic.Row(PT)}, {"y": None})
+    return sonic.Model("m", inputs or {"x": sonic.Row(PT)}, {"y": ["a"]})
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Any:
+    """Export objects to a file, and read it."""
+
+    def read(declared: sonic.Model, jets: ak.Array = JETS, **options: Any) -> ak.Array:
+        declared.export(jets, tmp_path / "train.parquet", **options)
+        return ak.from_parquet(tmp_path / "train.parquet")
+
+    return read
 
 
 @pytest.mark.parametrize(
@@ -46,15 +56,14 @@ def model(**inputs: Any) -> sonic.Model:
     ],
     ids=["numbers", "types", "strings"],
 )
-def test_files_have_the_tensors_that_are_sent(layouts: Any, tmp_path: Path) -> None:
+def test_files_have_the_tensors_that_are_sent(
+    sonic_server: Any, exported: Any, layouts: Any
+) -> None:
     declared = model(**layouts)
-    declared.export(JETS, tmp_path / "train.parquet")
-    table = ak.from_parquet(tmp_path / "train.parquet")
-    served = FakeModel.of(declared, lambda inputs: {"y": np.zeros((len(inputs[name]), 1), "f4")})
-    name = next(iter(layouts))
-    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
-        declared(JETS, pool=pool)
-        (request,) = server.requests
+    table = exported(declared)
+    server = sonic_server(declared)
+    declared(JETS)
+    (request,) = server.requests
     for name, tensor in request.inputs.items():
         column = table[name].to_list() if tensor.dtype == object else ak.to_numpy(table[name])
         if tensor.dtype == object:
@@ -64,44 +73,37 @@ def test_files_have_the_tensors_that_are_sent(layouts: Any, tmp_path: Path) -> N
         np.testing.assert_array_equal(column, tensor)
 
 
-def test_rows_of_lists_have_the_form_in_which_they_leave(tmp_path: Path) -> None:
-    declared = model(
+def test_rows_of_lists_have_the_form_in_which_they_leave(exported: Any) -> None:
+    padded = model(
         pf=sonic.Bucketed("pf.pt", (1, 4)), mask=sonic.Mask(beside="pf"), jet=sonic.Row("pt")
     )
-    declared.export(JETS, tmp_path / "train.parquet")
-    table = ak.from_parquet(tmp_path / "train.parquet")
+    table = exported(padded)
     assert table.pf.tolist() == [[[1.0, 2.0, 3.0, 0.0]], [[0.0]], [[4.0]]]
     assert table["mask"].tolist() == [[[1.0, 1.0, 1.0, 0.0]], [[0.0]], [[1.0]]]
     assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
-    declared.export(JETS[2:], tmp_path / "some.parquet")
-    assert ak.from_parquet(tmp_path / "some.parquet").pf.type.content == table.pf.type.content
+    assert exported(padded, JETS[2:]).pf.type.content == table.pf.type.content
     graphs = model(pf=sonic.Flat("pf.pt"), jet=sonic.Row("pt"))
-    graphs.export(JETS, tmp_path / "train.parquet")
-    table = ak.from_parquet(tmp_path / "train.parquet")
+    table = exported(graphs)
     assert table.pf.tolist() == [[[1.0], [2.0], [3.0]], [], [[4.0]]]
     assert table.row_splits.tolist() == [[0, 3], [0, 0], [0, 1]]
     assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
-    for each in (declared, graphs):
-        each.export(JETS[1:2], tmp_path / "none.parquet")
-        none = ak.from_parquet(tmp_path / "none.parquet")
-        assert (len(none), none.fields) == (0, list(each.pack(JETS)))
+    for declared in (padded, graphs):
+        none = exported(declared, JETS[1:2])
+        assert (len(none), none.fields) == (0, list(declared.pack(JETS)))
 
 
-def test_labels_and_weights_are_of_the_same_rows(tmp_path: Path) -> None:
-    model().export(
-        JETS,
-        tmp_path / "train.parquet",
-        labels={"is_b": "flavour == 5", "kind": JETS.kind, "event": np.asarray([7, 8, 9])},
-        weights="pt / 10",
-    )
-    table = ak.from_parquet(tmp_path / "train.parquet")
+def test_labels_and_weights_are_of_the_same_rows(exported: Any) -> None:
+    labels = {"is_b": "flavour == 5", "kind": JETS.kind, "event": np.asarray([7, 8, 9])}
+    table = exported(model(), labels=labels, weights="pt / 10")
     assert table.is_b.tolist() == [1.0, 0.0, 1.0]
     assert table.kind.tolist() == ["b", "c", "b"]
     assert table.event.tolist() == [7, 7, 9]
     assert table.weight.tolist() == [5.0, 4.0, 3.0]
 
 
-def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) -> None:
+def test_declarations_are_compared_with_those_of_the_training(
+    sonic_server: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "train.parquet"
     model().export(JETS, file)
     sonic.Model("renamed", model().inputs, {"y": ["signal"]}, version=3).check_export(file)
@@ -111,9 +113,8 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
     message = str(caught.value)
     assert "exported Row(fields=(Feature('pt', scale=0.3, function='log'),)" in message
     assert "declared Row(fields=(Feature('pt', scale=0.4, function='log'),)" in message
-    served = FakeModel.of(model(), lambda inputs: {"y": inputs["x"]})
-    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
-        scores = model()(JETS, pool=pool)
+    sonic_server(model())
+    scores = model()(JETS)
     sonic.provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
     with pytest.raises(errors.ConfigError, match="expected a file that export has written"):
         model().check_export(tmp_path / "scores.parquet")
@@ -174,26 +175,14 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     assert "was exported" not in run(*against, "analysis:model", cwd=tmp_path).stderr
 
 
-def test_offsets_are_packed_too() -> None:
-    model = sonic.Model("m", {"x": sonic.Flat("pt", "splits", batch="row")}, {"y": None})
-    packed = model.pack(ak.Array([{"pt": [1.0, 2.0]}, {"pt": []}, {"pt": [3.0]}]))
-    assert packed["splits"].tolist() == [0, 2, 2, 3]
-    assert packed["row"].tolist() == [0, 0, 2]
-
-
 def test_no_rows_have_the_shape_of_rows() -> None:
-    model = sonic.Model("m", {"x": sonic.Bucketed("pf", (2, 4)), "mask": sonic.Mask()}, {"y": None})
-    packed = model.pack(ak.Array([{"pf": [1.0]}])[:0])
-    assert {name: tensor.shape for name, tensor in packed.items()} == {
-        "x": (0, 1, 2),
-        "mask": (0, 1, 2),
-    }
+    declared = model(x=sonic.Bucketed("pf.pt", (2, 4)), mask=sonic.Mask())
+    shapes = {name: tensor.shape for name, tensor in declared.pack(JETS[:0]).items()}
+    assert shapes == {"x": (0, 1, 2), "mask": (0, 1, 2)}
 
 
 def test_variations_and_graphs_are_not_packed() -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None})
-    jets = ak.Array([{"pt": 1.0}])
     with pytest.raises(errors.InputError, match="pack variations one by one"):
-        model.pack(sonic.Variations(nominal=jets))
+        model().pack(sonic.Variations(nominal=JETS))
     with pytest.raises(errors.InputError, match="in memory"):
-        model.pack(ak.Array(jets.layout.to_typetracer()))
+        model().pack(ak.Array(JETS.layout.to_typetracer()))

@@ -1,7 +1,12 @@
-"""Graphs: several collections of an event in one request, without padding, on the real Triton."""
+"""Graphs: edges that refer to nodes, several kinds of nodes, and a request for each graph.
+
+Offsets and row numbers, which tell the elements of rows apart, have names of their own.
+"""
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -10,117 +15,337 @@ import pytest
 from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea.errors import ConfigError, ContractError, InputError
+from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
 
-def save_graph(path: Path) -> Path:
-    """Nodes of two kinds; numbers for each event, for each track, and of a new collection."""
-    sizes = """
-        {0}_ends = Slice({0}_splits, one, end)
-        {0}_begins = Slice({0}_splits, zero, last)
-        {0}_sizes = Sub({0}_ends, {0}_begins)
-        {0}_reals = Cast<to = 1>({0}_sizes)
-        {0}_column = Unsqueeze({0}_reals, one)"""
-    inputs = "float[T, 2] tracks, int64[T1] track_splits, float[H, 1] hits, int64[H1] hit_splits"
-    outputs = "float[N, 2] sizes, float[T] weight, float[H, 1] clusters, int64[H1] cluster_splits"
-    constants = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}"
-    return save_onnx(
-        path,
-        f"""({inputs}) => ({outputs})
-        <{constants}, int64[1] end = {{{2**62}}}, float[1] three = {{3.0}}> {{
-            {sizes.format("track")}
-            {sizes.format("hit")}
-            sizes = Concat<axis = 1>(track_column, hit_column)
-            weight = ReduceSum<keepdims = 0>(tracks, one)
-            clusters = Mul(hits, three)
-            cluster_splits = Identity(hit_splits)
-        }}""",
+
+EDGES = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL", refers_to="x")
+INPUTS = {"x": sonic.Flat("r", None, batch="batch"), "edge_index": EDGES}
+MODEL = sonic.Model("graph", INPUTS, {"score": sonic.Output(per="constituent", of="edge_index")})
+
+
+def graphs(events: int = 40) -> dict[str, ak.Array]:
+    rng = np.random.default_rng(2)
+    nodes = rng.integers(0, 6, events)
+    edges = np.where(nodes > 0, rng.integers(0, 9, events), 0)
+    ends = [rng.integers(0, np.repeat(nodes, edges)) for _ in range(2)]
+    x = ak.unflatten(rng.normal(size=nodes.sum()).astype(np.float32), nodes)
+    index = ak.zip(
+        {n: ak.unflatten(end, edges) for n, end in zip(("from", "to"), ends, strict=True)}
+    )
+    return {"x": ak.zip({"r": x}), "edge_index": index}
+
+
+def differences(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    x, (start, stop) = inputs["x"][:, 0], inputs["edge_index"]
+    assert np.array_equal(inputs["batch"][start], inputs["batch"][stop])
+    return {"score": (x[start] - x[stop])[:, None]}
+
+
+@pytest.mark.parametrize("nbytes", [300, 1_000_000])
+def test_edges_are_those_of_their_event_in_any_request(nbytes: int) -> None:
+    arrays = graphs()
+    served = {"graph": FakeModel.of(MODEL, differences)}
+    with FakeServer(served) as server, sonic.connect(server.url, max_request_bytes=nbytes) as pool:
+        scores = MODEL(arrays)
+        assert (pool.statistics.total().requests > 1) == (nbytes == 300)
+    r, edges = arrays["x"].r, arrays["edge_index"]
+    assert ak.array_equal(scores, r[edges["from"]] - r[edges["to"]])
+
+
+def test_ends_of_edges_may_have_a_first_axis_of_fixed_length() -> None:
+    """As PyTorch Geometric exports them, ``[2, E]``: that axis has no rows."""
+    fake = FakeModel.of(MODEL, differences)
+    inputs = {**fake.inputs, "edge_index": ("int64", (2, -1))}
+    arrays = graphs()
+    r, edges = arrays["x"].r, arrays["edge_index"]
+    with (
+        FakeServer({"graph": replace(fake, inputs=inputs)}) as server,
+        sonic.connect(server.url) as pool,
+    ):
+        assert ak.array_equal(MODEL(arrays), r[edges["from"]] - r[edges["to"]])
+        assert pool.statistics.total().requests == 1
+    wrong = {**fake.inputs, "edge_index": ("int64", (3, -1))}
+    with (
+        FakeServer({"graph": replace(fake, inputs=wrong)}) as server,
+        sonic.connect(server.url),
+        pytest.raises(ContractError, match="fixed length"),
+    ):
+        MODEL(arrays)
+
+
+def test_numbers_that_refer_to_nothing_are_refused() -> None:
+    arrays = {"x": ak.Array([[{"r": 1.0}], [{"r": 2.0}]])}
+    for number in (1, -1):
+        arrays["edge_index"] = ak.Array([[], [{"from": 0, "to": number}]])
+        with pytest.raises(InputError, match="refers to no element of input 'x' in event 1"):
+            MODEL.pack(arrays)
+
+
+def model(**options: Any) -> sonic.Model:
+    """A network that takes one graph, without an axis of rows."""
+    edges = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL")
+    outputs = {
+        "edge_score": sonic.Output(per="constituent", of="edge_index"),
+        "event": ["sum", "spread"],
+    }
+    return sonic.Model(
+        "tracks", {"x": sonic.Flat("r", None), "edge_index": edges}, outputs, **options
     )
 
 
-@pytest.fixture(scope="module")
-def graph_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("graph")
-    file = save_graph(folder / "graph.onnx")
-    return sonic.build_repository(folder / "served", {"graph": file})
+def served(requests: list[int]) -> dict[str, FakeModel]:
+    """Whatever is in the request is one graph: a score of each edge, and two of the graph."""
+
+    def network(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        x, (start, stop) = inputs["x"][:, 0], inputs["edge_index"]
+        requests.append(len(x))
+        event = [x.sum(), np.ptp(x) if len(x) else 0.0]
+        return {"edge_score": x[start] * x[stop], "event": np.asarray(event, "f4")}
+
+    fake = FakeModel(
+        inputs={"x": ("float32", (-1, 1)), "edge_index": ("int64", (2, -1))},
+        outputs={"edge_score": ("float32", (-1,)), "event": ("float32", (2,))},
+        function=network,
+        max_rows=0,
+    )
+    return {"tracks": fake}
 
 
-@pytest.fixture(scope="module")
-def graph_server(graph_repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(graph_repository, stop_timeout_s=0.0) as server:
-        yield server
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_each_graph_has_a_request_of_its_own(per: str) -> None:
+    arrays, requests = graphs(), []
+    with FakeServer(served(requests)) as server, sonic.connect(server.url):
+        scores = model(one_request_per=per)(arrays)
+    # A server that is slow is asked once more.
+    assert len(requests) >= 40
+    assert set(requests) == set(ak.num(arrays["x"]).to_list())
+    r, edges = arrays["x"].r, arrays["edge_index"]
+    assert ak.almost_equal(scores.edge_score, r[edges["from"]] * r[edges["to"]])
+    assert ak.almost_equal(scores.event["sum"], ak.sum(r, axis=1), atol=1e-5)
+    spread = ak.fill_none(ak.ptp(r, axis=1), 0.0)
+    assert ak.almost_equal(scores.event.spread, spread, atol=1e-6, dtype_exact=False)
 
 
-def events(seed: int = 3) -> ak.Array:
-    rng = np.random.default_rng(seed)
-    tracks, hits = rng.poisson(4, 300), rng.poisson(9, 300)
+def test_all_rows_of_an_event_share_a_request() -> None:
+    """Jets with numbers and constituents; the network sees all jets of the event at once."""
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 4, 30)
+    pf = rng.integers(0, 9, counts.sum())
+    flat = ak.unflatten(ak.zip({"pt": rng.exponential(size=pf.sum()).astype("f4")}), pf)
+    jets = ak.unflatten(
+        ak.zip({"m": rng.normal(size=len(pf)).astype("f4"), "pf": flat}, depth_limit=1), counts
+    )
+    tagger = sonic.Model(
+        "event",
+        {"jets": sonic.Row("m"), "pf": sonic.Bucketed("pf.pt", [2, 4, 8])},
+        {"y": None},
+        one_request_per="event",
+    )
 
-    def column(counts: np.ndarray) -> ak.Array:
-        return ak.unflatten(rng.normal(size=counts.sum()).astype(np.float32), counts)
+    def share(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
+        return {"y": np.column_stack([own / own.sum()])}
 
-    return ak.zip(
+    fake = FakeModel(
+        inputs={"jets": ("float32", (-1, 1)), "pf": ("float32", (-1, 1, -1))},
+        outputs={"y": ("float32", (-1, 1))},
+        function=share,
+        max_rows=0,
+    )
+    with FakeServer({"event": fake}) as server, sonic.connect(server.url):
+        pending = tagger.submit(jets)
+        y = pending.result()
+    assert pending.statistics.total().requests >= np.count_nonzero(counts)
+    own = jets.m + ak.sum(jets.pf.pt[:, :, :8], axis=-1)
+    np.testing.assert_allclose(ak.flatten(y), ak.flatten(own / ak.sum(own, axis=1)), rtol=1e-4)
+
+
+def test_rows_are_sent_without_an_axis_of_rows(tmp_path: Path) -> None:
+    """A row's tensor is sent as it is, without an axis of length 1."""
+    rows = ak.Array(
+        [[{"x": [1.0, 2.0], "a": 1.0, "b": 2.0}], [], [{"x": [5.0], "a": 3.0, "b": 4.0}]]
+    )
+    tagger = sonic.Model(
+        "single",
+        {"x": sonic.Padded("x", 3), "r": sonic.Row(["a", "b"])},
+        {"y": ["sum", "product"], "z": None},
+        one_request_per="row",
+    )
+
+    def network(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert inputs["x"].shape == (1, 3)
+        assert inputs["r"].shape == (2,)
+        y = np.asarray([inputs["x"].sum(), inputs["r"].prod()], "f4")
+        return {"y": y, "z": np.outer(inputs["r"], inputs["r"])}
+
+    fake = FakeModel(
+        inputs={"x": ("float32", (1, 3)), "r": ("float32", (2,))},
+        outputs={"y": ("float32", (2,)), "z": ("float32", (2, 2))},
+        function=network,
+        max_rows=0,
+    )
+    with FakeServer({"single": fake}) as server, sonic.connect(server.url) as pool:
+        scores = tagger(rows, pool=pool, deduplicate=True)
+        with pytest.raises(ContractError):
+            sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
+        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
+        with sonic.connect(server.url, **options) as caching:
+            for _ in range(2):
+                assert tagger(rows, pool=caching).to_list() == scores.to_list()
+    assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
+    assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
+
+
+KINDS = sonic.Model(
+    "kinds",
+    {
+        "hits": sonic.Flat("hits.x", "hit_splits"),
+        "tracks": sonic.Flat(["tracks.pt", "tracks.d0"], "track_splits", sort_by="tracks.pt"),
+    },
+    {
+        "sizes": ["tracks", "hits"],
+        "weight": sonic.Output(per="constituent", of="tracks"),
+        "clusters": sonic.Output(["x"], splits="cluster_splits"),
+    },
+)
+
+
+def of_kinds(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Numbers for each event, for each track, and of a new collection."""
+    sizes = [np.diff(inputs[f"{kind}_splits"]) for kind in ("track", "hit")]
+    return {
+        "sizes": np.stack(sizes, axis=1).astype("f4"),
+        "weight": inputs["tracks"].sum(axis=1),
+        "clusters": 3 * inputs["hits"],
+        "cluster_splits": inputs["hit_splits"],
+    }
+
+
+def test_graphs_of_two_kinds_of_nodes_are_scored() -> None:
+    rng = np.random.default_rng(3)
+    counts = {name: rng.poisson(mean, 300) for name, mean in {"tracks": 4, "hits": 9}.items()}
+    fields = {"tracks": ("pt", "d0"), "hits": ("x",)}
+    events = ak.zip(
         {
-            "tracks": ak.zip({"pt": column(tracks), "d0": column(tracks)}),
-            "hits": ak.zip({"x": column(hits)}),
+            kind: ak.unflatten(
+                ak.zip({name: rng.normal(size=n.sum()).astype("f4") for name in fields[kind]}), n
+            )
+            for kind, n in counts.items()
         },
         depth_limit=1,
     )
+    events = ak.mask(events, np.arange(300) % 3 > 0)
+    fake = FakeModel.of(KINDS, of_kinds)
+    fake = replace(fake, outputs={**fake.outputs, "cluster_splits": ("int64", (-1,))})
+    with FakeServer({"kinds": fake}) as server, sonic.connect(server.url, max_request_bytes=1_000):
+        pending = KINDS.submit(events)
+        scores = pending.result()
+    assert pending.statistics.total().requests > 10
+    assert ak.is_none(scores).tolist() == ak.is_none(events).tolist()
+    assert scores.sizes.tracks.tolist() == ak.num(events.tracks).tolist()
+    assert scores.sizes.hits.tolist() == ak.num(events.hits).tolist()
+    assert ak.almost_equal(scores.weight, events.tracks.pt + events.tracks.d0, rtol=1e-6)
+    assert scores.clusters.x.tolist() == (events.hits.x * np.float32(3)).tolist()
 
 
-def graph(**track_options: Any) -> sonic.Model:
-    return sonic.Model(
-        "graph",
-        inputs={
-            "hits": sonic.Flat("hits.x", "hit_splits"),
-            "tracks": sonic.Flat(["tracks.pt", "tracks.d0"], "track_splits", **track_options),
-        },
-        outputs={
-            "sizes": ["tracks", "hits"],
-            "weight": sonic.Output(per="constituent", of="tracks"),
-            "clusters": sonic.Output(["x"], splits="cluster_splits"),
-        },
-    )
+def test_offsets_of_the_same_elements_tell_rows_apart() -> None:
+    arrays = graphs(5)
+    shared = {"real": sonic.Flat("r"), "whole": sonic.Flat("n", None, dtype="int64")}
+    hits = ak.with_field(arrays["x"], ak.local_index(arrays["x"].r), "n")
+    assert len(bind_inputs(shared, hits)) == 5
+    other = {"real": hits, "whole": hits[:, ::-1][:, 1:]}
+    with pytest.raises(InputError, match=r"input 'whole' has no splits.*event 0"):
+        bind_inputs(shared, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"sort_by": "tracks.pt"}])
-def test_graphs_of_two_kinds_of_nodes_are_scored(
-    graph_server: sonic.LocalServer, options: dict[str, Any]
-) -> None:
-    array = events()
-    with sonic.connect(graph_server, max_request_bytes=2_000) as pool:
-        result = graph(**options)(array)
-        assert pool.statistics.total().requests > 10
-    assert result.sizes.tracks.tolist() == ak.num(array.tracks).tolist()
-    assert result.sizes.hits.tolist() == ak.num(array.hits).tolist()
-    weight = array.tracks.pt + array.tracks.d0
-    assert ak.almost_equal(result.weight, weight, rtol=1e-6)
-    assert result.clusters.x.tolist() == (array.hits.x * np.float32(3)).tolist()
+def test_graphs_are_neither_split_nor_joined() -> None:
+    arrays, by_event = graphs(6), model(one_request_per="event")
+    with FakeServer(served([])) as server:
+        small = sonic.connect(server.url, max_request_bytes=100)
+        with small as pool, pytest.raises(ConfigError, match="max_request_bytes"):
+            by_event(arrays, pool=pool)
+    with pytest.raises(InputError, match="6 requests, one for each event"):
+        by_event.pack(arrays)
+    single = {name: array[:1] for name, array in arrays.items()}
+    assert by_event.pack(single)["edge_index"].shape[0] == 2
 
 
-def test_graphs_may_be_none_or_empty(graph_server: sonic.LocalServer) -> None:
-    array = ak.mask(events(), np.arange(300) % 3 > 0)
-    with sonic.connect(graph_server):
-        result = graph()(array)
-        assert ak.is_none(result).tolist() == ak.is_none(array).tolist()
-        assert ak.num(ak.drop_none(result).weight).tolist() == (
-            ak.num(ak.drop_none(array).tracks).tolist()
-        )
-        without = events()
-        without = ak.with_field(without, without.tracks[:, :0], "tracks")
-        assert graph()(without).weight.tolist() == [[]] * 300
+def test_one_request_per_is_a_part_of_the_declaration() -> None:
+    by_row, by_event = model(one_request_per="row"), model(one_request_per="event")
+    assert by_row.config_hash != by_event.config_hash
+    assert pickle.loads(pickle.dumps(by_row)).one_request_per == "row"
+    with FakeServer(served([])) as server, sonic.connect(server.url):
+        with pytest.raises(ConfigError, match="leave deduplicate out"):
+            by_row(graphs(3), deduplicate=True)
+        stacked = {"x": sonic.Flat("r"), "edge_index": sonic.Flat(["from"], "ends", dtype="int64")}
+        with pytest.raises(ContractError, match="one_request_per='row'"):
+            sonic.Model("tracks", stacked, by_row.outputs)(graphs(3))
 
 
-def test_outputs_are_of_an_input() -> None:
-    model = graph()
-    model.outputs["weight"] = sonic.Output(per="constituent", of="track")
-    with pytest.raises(errors.ConfigError, match="did you mean 'tracks'"):
-        model(events())
-    with pytest.raises(errors.ConfigError, match="needs per='constituent'"):
-        sonic.Output(of="tracks")
+EVENTS = ak.Array({"a": [[1.0], [2.0, 3.0]], "b": [[4.0, 5.0], [6.0]], "c": [[7.0], [8.0, 9.0]]})
+SAME_NAME = "name of its offsets or row numbers, is an input's"
+
+
+def packed(inputs: dict[str, Any], array: Any = EVENTS, **options: Any) -> dict[str, Any]:
+    return sonic.Model("m", inputs, {"y": ["a"]}, **options).pack(array)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (model, r"'x' puts .*one_request_per='row'"),
+        (lambda: model(one_request_per="jet"), "no one_request_per 'jet'"),
+        (lambda: sonic.Flat("from", refers_to="x"), "int32 or int64, got float32"),
+        (lambda: sonic.Flat("a", "s", batch="s"), "two inputs, got 's' for both"),
+        (lambda: sonic.Output(of="tracks"), "needs per='constituent'"),
+        (
+            lambda: sonic.Model(
+                "m", INPUTS, {"y": sonic.Output(per="constituent", of="edge_indices")}
+            )(graphs()),
+            "did you mean 'edge_index'",
+        ),
+        *(
+            (lambda inputs=inputs, per=per: packed(inputs, one_request_per=per), SAME_NAME)
+            for inputs in (
+                {"x": sonic.Flat("a", "x")},
+                {"x": sonic.Flat("a", None, batch="x")},
+                {"x": sonic.Flat("a", "y"), "y": sonic.Flat("b", "z")},
+                {"y": sonic.Padded("b", 2), "x": sonic.Flat("a", batch="y")},
+            )
+            for per in (None, "row", "event")
+        ),
+        *(
+            (lambda inputs=inputs: packed(inputs, [{"r": [1.0], "from": [0], "to": [0]}]), problem)
+            for inputs, problem in (
+                ({"nodes": INPUTS["x"], "edge_index": EDGES}, "'x' is no other Flat input.* nodes"),
+                ({**INPUTS, "x": sonic.Flat("r", sort_by="r")}, "as they are given"),
+                ({**INPUTS, "x": sonic.Flat("r", None)}, "nothing tells them apart"),
+            )
+        ),
+    ],
+)
+def test_bad_declarations_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("option", ["splits", "batch"])
+def test_inputs_share_their_offsets_if_their_elements_are_the_same(option: str) -> None:
+    names: dict[str, Any] = {"splits": None, option: "s"}
+    tensors = packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("c", **names)})
+    assert tensors["x"][:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert tensors["z"][:, 0].tolist() == [7.0, 8.0, 9.0]
+    assert tensors["s"].tolist() == ([0, 1, 3] if option == "splits" else [0, 1, 1])
+    with pytest.raises(InputError, match=r"'s'.*a name of its own"):
+        packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("b", **names)})
 
 
 @pytest.mark.server
@@ -135,16 +360,16 @@ def test_servers_that_would_stack_graphs_are_refused(tmp_path: Path) -> None:
     )
     outputs = {"y": sonic.Output(per="constituent")}
     stacked, whole = (
-        sonic.Model(name, {"x": sonic.Flat("hits.x", None, batch="row")}, outputs)
+        sonic.Model(name, {"x": sonic.Flat("r", None, batch="row")}, outputs)
         for name in ("stacked", "whole")
     )
     sonic.build_repository(tmp_path / "served", {"stacked": file})
     sonic.build_repository(tmp_path / "served", {"whole": file}, max_batch_size=0)
-    array = events()
+    array = graphs()["x"]
     with (
         sonic.LocalServer(tmp_path / "served", stop_timeout_s=0.0) as server,
         sonic.connect(server),
     ):
-        with pytest.raises(errors.ContractError, match="serve the model with max_batch_size: 0"):
+        with pytest.raises(ContractError, match="serve the model with max_batch_size: 0"):
             stacked(array)
-        assert whole(array).tolist() == array.hits.x.tolist()
+        assert whole(array).tolist() == array.r.tolist()

@@ -6,22 +6,21 @@ import gc
 import pickle
 import subprocess
 import sys
-import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.network.fault_server import Exchange, FaultServer, answered
 from tests.scored import same_scores
 from tests.waiting import until
+from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def test_scores_are_those_of_direct_inference(
@@ -34,15 +33,6 @@ def test_scores_are_those_of_direct_inference(
     total = connected.statistics.total()
     assert total.rows == int(ak.sum(~ak.is_none(jets, axis=1)))
     assert total.requests == -(-total.rows // 64)
-
-
-def test_any_selection_scores_the_same(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
-) -> None:
-    chosen = [7, 3, 3, 1500, 0]
-    same_scores(tagger(jets[chosen]).top, [direct[i] for i in chosen])
-    single = next(i for i, event in enumerate(direct) if len(event) == 1)
-    same_scores(tagger(jets[single : single + 1]).top, direct[single : single + 1])
 
 
 def test_several_outputs_are_one_record(connected: sonic.Pool, jets: ak.Array) -> None:
@@ -88,22 +78,6 @@ def test_pending_calls_may_be_asked_again(
     assert "done" in repr(pending)
     pending.cancel()
     assert pending.result().top.tolist() == scores.top.tolist()
-
-
-def test_scores_name_what_made_them(
-    connected: sonic.Pool, server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
-) -> None:
-    record = tagger(jets).attrs["sonic"]
-    assert len(record["digest"]) == 64
-    assert record == {
-        "digest": record["digest"],
-        "model": "tagger",
-        "version": "1",
-        "servers": [server.url],
-        "config_hash": tagger.config_hash,
-        "sonic_coffea": sonic.__version__,
-    }
-    assert tagger(jets)[5:9].attrs["sonic"] == record
 
 
 def test_the_hash_is_that_of_the_declaration_as_it_is() -> None:
@@ -166,37 +140,93 @@ def test_models_that_are_missing_are_named(
 def test_calls_from_many_threads(
     connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
-    scores: dict[int, Any] = {}
-
-    def work(i: int) -> None:
-        scores[i] = tagger(jets[i * 250 : (i + 1) * 250]).top
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    same_scores(ak.concatenate([scores[i] for i in range(8)]), direct)
+    with ThreadPoolExecutor(8) as threads:
+        parts = [jets[start : start + 250] for start in range(0, len(jets), 250)]
+        scores = list(threads.map(lambda part: tagger(part).top, parts))
+    same_scores(ak.concatenate(scores), direct)
 
 
-TAKEN = {"x": sonic.Row(["pt"])}
+def declared(**options: Any) -> sonic.Model:
+    return sonic.Model(
+        "m", **{"inputs": {"x": sonic.Row("pt")}, "outputs": {"y": ["a"]}, **options}
+    )
+
+
 BAD: list[tuple[Any, str]] = [
-    (lambda: sonic.Model("m", {}, {"x": ["a"]}), "a dict for inputs, .* got {}"),
-    (lambda: sonic.Model("m", {"x": ["pt"]}, {"x": ["a"]}), "expected a layout such as sonic.Padd"),
-    (lambda: sonic.Model("m", sonic.Row(["pt"]), {"x": ["a"]}), "a dict for inputs, .* got Row"),
-    (lambda: sonic.Model("m", TAKEN, ["a"]), "a dict for outputs, .* got .'a'"),
-    (lambda: sonic.Model("m", TAKEN, {"y": None})([{"pt": 1.0}]), "call sonic.connect"),
-    (lambda: sonic.Model("m", TAKEN, {"y": None}, parameters=[1]), "a dict for parameters, got"),
-    (lambda: sonic.Model("m", TAKEN, {"y": None})([{"pt": 1.0}], on_error=None), "no on_error Non"),
-    (lambda: sonic.Model("m", TAKEN, {"y": None})([{"pt": 1.0}], pool=0), "sonic.connect returns"),
-    (lambda: sonic.Model("m", TAKEN, {"y": None}).check(0), "expected pool to be what"),
+    ({"inputs": {}}, "a dict for inputs, .* got {}"),
+    ({"inputs": {"x": ["pt"]}}, "expected a layout such as sonic.Padd"),
+    ({"inputs": sonic.Row(["pt"])}, "a dict for inputs, .* got Row"),
+    ({"outputs": ["a"]}, "a dict for outputs, .* got .'a'"),
+    ({"parameters": [1]}, "a dict for parameters, got"),
+    ({"parameters": {"priority": 1}}, "'priority' is not free; declare priority="),
+    ({"parameters": {"timeout": 1}}, "declare .*server_timeout_s="),
+    ({"parameters": {"sequence_id": 1}}, "sequences are not supported"),
+    ({"parameters": {"a": [1]}}, "'a': expected a bool, int, float or str, got list"),
+    ({"priority": 0}, "priority of 1 or more, got 0"),
+    ({"server_timeout_s": 0.0}, "server_timeout_s above 0 s and below .*, got 0.0"),
+    ({"server_timeout_s": "20"}, "server_timeout_s above 0 s and below .*, got '20'"),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), BAD)
-def test_bad_declarations_are_refused(make: Any, message: str) -> None:
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_declarations_are_refused(options: Any, message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
-        make()
+        declared(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "call sonic.connect"),
+        ({"on_error": None}, "no on_error Non"),
+        ({"pool": 0}, "sonic.connect returns"),
+    ],
+)
+def test_bad_calls_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        declared()([{"pt": 1.0}], **options)
+    with pytest.raises(errors.ConfigError, match="expected pool to be what"):
+        declared().check(0)
+
+
+EVENTS = ak.Array([[{"pt": 1.0, "eta": 0.5}], []])
+
+
+def test_requests_carry_parameters() -> None:
+    requests: list[Any] = []
+
+    async def record(call: Exchange) -> None:
+        await call.complete.wait()
+        requests.append(service_pb2.ModelInferRequest.FromString(call.request[5:]))
+        await answered(call)
+
+    parameters = {"era": "2024", "calibrated": True, "step": 3, "threshold": 0.25}
+    with FaultServer({"m": FakeModel.of(declared())}) as server, sonic.connect(server.url):
+        server.misbehave(record, times=2)
+        scores = declared(parameters=parameters, priority=2, server_timeout_s=0.5)(EVENTS)
+        assert scores.tolist() == declared()(EVENTS).tolist()
+    first, second = requests
+    assert first.parameters["era"].string_param == "2024"
+    assert first.parameters["calibrated"].bool_param is True
+    assert first.parameters["step"].int64_param == 3
+    assert first.parameters["threshold"].double_param == 0.25
+    assert first.parameters["priority"].int64_param == 2
+    assert first.parameters["timeout"].int64_param == 500_000
+    assert not second.parameters
+
+
+def test_scores_of_other_parameters_are_others(tmp_path: Any) -> None:
+    """Neither the cache nor the provenance takes one for the other."""
+    first, second = (declared(parameters={"era": era}) for era in ("2023", "2024"))
+    assert first.config_hash != second.config_hash != declared().config_hash
+    with (
+        FakeServer({"m": FakeModel.of(declared())}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores", cache_trusts_versions=True) as pool,
+    ):
+        for model in (first, second, declared(), declared(priority=1), second):
+            model(EVENTS)
+        # Priority says when, not what.
+        assert pool.statistics.total().rows == 3
 
 
 def test_importing_is_light() -> None:
@@ -221,26 +251,18 @@ def test_scores_do_not_depend_on_the_requests(
     assert scores[0] == scores[1] == scores[2]
 
 
-MODEL = sonic.Model("tagger", {"x": sonic.Padded(["pt"], 4)}, {"y": ["top"]})
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
+def test_rows_are_freed_with_their_call(sonic_server: Any, request: pytest.FixtureRequest) -> None:
+    """Chunks are large, and few objects: cycles of them are collected many chunks later."""
+    model = sonic.Model("tagger", {"x": sonic.Padded(["pt"], 4)}, {"y": ["top"]})
+    sonic_server(model)
     gc.collect()
     gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_rows_are_freed_with_their_call() -> None:
-    """Chunks are large, and few objects: cycles of them are collected many chunks later."""
+    request.addfinalizer(gc.enable)
     pt = np.ones(60, np.float32)
     freed = weakref.ref(pt)
     content = ak.contents.RecordArray([ak.contents.NumpyArray(pt)], ["pt"])
     jets = ak.Array(ak.contents.RegularArray(content, 3))
-    with FakeServer({MODEL.name: FakeModel.of(MODEL)}) as server, sonic.connect(server.url) as pool:
-        top = MODEL(jets, pool=pool).top
-        del pt, content, jets
-        until(lambda: freed() is None)  # by the pool's thread, too
+    top = model(jets).top
+    del pt, content, jets
+    until(lambda: freed() is None)  # by the pool's thread, too
     assert len(top) == 20

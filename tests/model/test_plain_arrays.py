@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -11,10 +11,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
 SEVERAL = sonic.Model(
@@ -38,13 +34,9 @@ def several(inputs: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def pool() -> Iterator[sonic.Pool]:
-    served = {
-        "m": FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"] * 2}),
-        "several": FakeModel.of(SEVERAL, several),
-    }
-    with FakeServer(served) as server, sonic.connect(server.url) as connected:
-        yield connected
+def server(sonic_server: Any) -> None:
+    functions = {"m": lambda inputs: {"y": inputs["x"] * 2}, "several": several}
+    sonic_server(MODEL, SEVERAL, functions=functions)
 
 
 def test_arrays_of_numpy_are_scored_as_such() -> None:
@@ -83,11 +75,6 @@ def test_data_frames_are_scored_as_such() -> None:
     assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
 
 
-def test_what_is_no_column_is_refused() -> None:
-    with pytest.raises(errors.FieldError, match="no field 'pt'; there are: 1"):
-        MODEL({1: 2})
-
-
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     up = FRAME.assign(pt=FRAME.pt * 2)
     columns = {name: FRAME[name].to_numpy() for name in ("pt", "eta")}
@@ -104,6 +91,8 @@ def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     assert filled.tolist() == [[1.0], [-1.0], [3.0]]
     with pytest.raises(errors.FieldError, match="no field 'ptt'; did you mean 'pt'"):
         sonic.Row("ptt").pack(FRAME)
+    with pytest.raises(errors.FieldError, match="no field 'pt'; there are: 1"):
+        MODEL({1: 2})
     for columns in ([0, 1], ["pt", "pt"]):
         with pytest.raises(errors.InputError, match="whose columns have different names, got"):
             sonic.Row("pt").pack(pd.DataFrame([[1.0, 2.0]], columns=columns))

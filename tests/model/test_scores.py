@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -15,58 +15,59 @@ from sonic_coffea.errors import ConfigError, ContractError
 from sonic_coffea.layouts import trace
 from sonic_coffea.testing import FakeModel, FakeServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
 LABELS = ["qcd", "top", "w", "mass"]
 NUMBERS = np.asarray([[1, 3, 4, 9], [2, 2, 0, 8], [0, 0, 5, 7]], np.float32)
 OBJECTS = ak.Array([[dict(zip(LABELS, row, strict=True)) for row in NUMBERS.tolist()], []])
-
-
-@pytest.fixture
-def pool() -> Iterator[sonic.Pool]:
-    served = FakeModel.of(echo(sonic.Output(LABELS)), lambda inputs: {"y": inputs["x"]})
-    with FakeServer({"m": served}) as server, sonic.connect(server.url) as connected:
-        yield connected
 
 
 def echo(output: sonic.Output) -> sonic.Model:
     return sonic.Model("m", {"x": sonic.Row(LABELS)}, {"y": output})
 
 
-def scores(pool: sonic.Pool, **options: Any) -> Any:
-    return echo(sonic.Output(LABELS, **options))(OBJECTS, pool=pool)[0]
+def same(inputs: Any) -> dict[str, Any]:
+    return {"y": inputs["x"]}
 
 
-def test_softmax_may_be_over_a_part_of_the_labels(pool: sonic.Pool) -> None:
-    soft = scores(pool, function="softmax", over=["qcd", "top"])
+@pytest.fixture
+def server(sonic_server: Any) -> Any:
+    """A server that answers with the numbers that are sent."""
+    return sonic_server(echo(sonic.Output(LABELS)), functions={"m": same}, retry_timeout_s=0.1)
+
+
+def scores(**options: Any) -> Any:
+    return echo(sonic.Output(LABELS, **options))(OBJECTS)[0]
+
+
+@pytest.mark.usefixtures("server")
+def test_softmax_may_be_over_a_part_of_the_labels() -> None:
+    soft = scores(function="softmax", over=["qcd", "top"])
     expected = np.exp(NUMBERS[:, :2]) / np.exp(NUMBERS[:, :2]).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(ak.to_numpy([soft.qcd, soft.top]).T, expected, rtol=1e-6)
     assert soft.w.tolist() == [4, 0, 5]
-    by_slice = scores(pool, function="softmax", over=slice(0, 2))
+    by_slice = scores(function="softmax", over=slice(0, 2))
     assert by_slice.tolist() == soft.tolist()
-    scaled = scores(pool, scale=2.0, shift=1.0, over=["mass"])
+    scaled = scores(scale=2.0, shift=1.0, over=["mass"])
     assert (scaled.mass.tolist(), scaled.w.tolist()) == ([19, 17, 15], [4, 0, 5])
 
 
-def test_odds_and_discriminants_are_computed(pool: sonic.Pool) -> None:
-    odds = scores(pool, function="odds", over=["w", "mass"])
+@pytest.mark.usefixtures("server")
+def test_odds_and_discriminants_are_computed() -> None:
+    odds = scores(function="odds", over=["w", "mass"])
     assert odds.mass.tolist() == pytest.approx([-9 / 8, -8 / 7, -7 / 6])
-    beside = scores(pool, discriminants={"TvsQCD": "top / (top + qcd)", "twice": "2 * w"})
+    beside = scores(discriminants={"TvsQCD": "top / (top + qcd)", "twice": "2 * w"})
     assert beside.fields == [*LABELS, "TvsQCD", "twice"]
     assert beside.TvsQCD.tolist()[:2] == [0.75, 0.5]
     assert np.isnan(beside.TvsQCD[2])
     assert beside.twice.tolist() == [8, 0, 10]
     grouped = scores(
-        pool, groups={"QCD": ["qcd"], "sig": ["top", "w"]}, discriminants={"D": "sig / (sig + QCD)"}
+        groups={"QCD": ["qcd"], "sig": ["top", "w"]}, discriminants={"D": "sig / (sig + QCD)"}
     )
     assert grouped.fields == ["QCD", "sig", "D"]
     assert grouped.D.tolist() == pytest.approx([7 / 8, 0.5, 1.0])
     assert str(grouped.type) == "3 * {QCD: float32, sig: float32, D: float32}"
     for options in ({"groups": {"QCD": ["qcd"]}}, {"discriminants": {"D": "2 * w"}}):
         output = sonic.Output(LABELS, **options)
-        nothing, some = (echo(output)(each, pool=pool) for each in (OBJECTS[1:], OBJECTS))
+        nothing, some = map(echo(output), (OBJECTS[1:], OBJECTS))
         assert nothing.type.content == some.type.content
 
 
@@ -186,33 +187,27 @@ def test_scores_are_float32_and_can_be_reduced(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_means_over_folds_are_of_float32(dtype: str) -> None:
+def test_means_over_folds_are_of_float32(sonic_server: Any, dtype: str) -> None:
     output = sonic.Output(["a"], dtype=dtype)
     folds = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": output}) for n in range(3)]
-
-    def served(number: int) -> FakeModel:
-        return FakeModel.of(
-            folds[number], lambda inputs: {"y": (inputs["x"] + number).astype(output.dtype)}
-        )
-
-    servers = {f"m{number}": served(number) for number in range(3)}
+    functions = {
+        model.name: lambda inputs, n=n: {"y": (inputs["x"] + n).astype(output.dtype)}
+        for n, model in enumerate(folds)
+    }
+    sonic_server(*folds, functions=functions)
     objects = ak.Array([{"pt": 1.0}, {"pt": 2.5}])
-    with FakeServer(servers) as server, sonic.connect(server.url):
-        both = sonic.Folds(folds)
-        mean, chosen = both(objects, fold=None), both(objects, fold=[2, 0])
-    assert mean.a.tolist() == [2.0, 3.5]
-    assert chosen.a.tolist() == [3.0, 2.5]
-    for scores in (mean, chosen):
+    for fold, expected in ((None, [2.0, 3.5]), ([2, 0], [3.0, 2.5])):
+        scores = sonic.Folds(folds)(objects, fold=fold)
+        assert scores.a.tolist() == expected
         assert scores.a.type.content.primitive == "float32"
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_the_greatest_of_half_precision_is_chosen(dtype: str) -> None:
+def test_the_greatest_of_half_precision_is_chosen(sonic_server: Any, dtype: str) -> None:
     output = sonic.Output(dtype=dtype, per="constituent", choose="argmax")
     model = sonic.Model("m", {"pf": sonic.Padded("pf.x", 3)}, {"y": output})
-    fake = FakeModel.of(model, lambda i: {"y": i["pf"][:, 0].astype(output.dtype)})
-    with FakeServer({"m": fake}) as server, sonic.connect(server.url):
-        assert model(JETS).tolist() == [[2, None], [], None, [None, 0]]
+    sonic_server(model, functions={"m": lambda i: {"y": i["pf"][:, 0].astype(output.dtype)}})
+    assert model(JETS).tolist() == [[2, None], [], None, [None, 0]]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -230,11 +225,10 @@ def test_unpacked_tensors_can_be_reduced(layout: Any, dtype: str) -> None:
     packed = declared.pack(JETS)
     assert packed.dtype.name == dtype
     back = declared.unpack(packed, JETS)
-    total = sum(float(number) for number in np.asarray(packed, np.float64).ravel())
     while back.fields:
         back = back[back.fields[0]]
     assert "float16" not in str(back.type)
-    assert float(ak.sum(back, axis=None)) == total
+    assert float(ak.sum(back, axis=None)) == np.asarray(packed, np.float64).sum()
 
 
 @pytest.mark.parametrize("length", [3, -1])
@@ -261,15 +255,12 @@ def test_labels_are_compared_where_they_are_declared(length: int) -> None:
 
 
 @pytest.mark.parametrize("members", [slice(2, None), slice(-2, None), slice(0, 2), [0, 3]])
-def test_groups_of_lost_rows_are_none(members: Any) -> None:
+def test_groups_of_lost_rows_are_none(server: FakeServer, members: Any) -> None:
     """Whether the server has told how many values there are, or nobody has."""
-    served = FakeModel.of(echo(sonic.Output(LABELS)), lambda inputs: {"y": inputs["x"]})
     grouped = echo(sonic.Output(groups={"some": members}))
-    with FakeServer({"m": served}) as server, sonic.connect(server.url, retry_timeout_s=0.1):
-        whole = grouped(OBJECTS)
-        assert whole.some[0].tolist() == NUMBERS[:, members].sum(axis=1).tolist()
-        server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=100)
-        assert grouped(OBJECTS, on_error="mask").tolist() == [[None] * 3, []]
-        server.stop()
-    with sonic.connect(server.url, retry_timeout_s=0.1):
+    assert grouped(OBJECTS).some[0].tolist() == NUMBERS[:, members].sum(axis=1).tolist()
+    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=100)
+    assert grouped(OBJECTS, on_error="mask").tolist() == [[None] * 3, []]
+    server.stop()
+    with sonic.connect(server.url, retry_timeout_s=0.2):  # another pool, which knows no model
         assert grouped(OBJECTS, on_error="mask").tolist() == [[None] * 3, []]

@@ -13,11 +13,12 @@ from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import from_wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sonic_coffea.testing import FakeServer
 
 EVENTS = ak.Array([[{"ids": ["e", "µ"]}, None], [], [{"ids": []}, {"ids": ["h", "e", "e"]}]])
 MODEL = sonic.Model(
@@ -30,27 +31,15 @@ MODEL = sonic.Model(
         "three": sonic.Output(shape=[3], dtype="string"),
     },
 )
-EXPECTED = [
-    [
-        {
-            "joined": "e+µ",
-            "each": ["e", "µ"],
-            "two": {"first": "e", "last": "µ"},
-            "three": ["e+µ"] * 3,
-        },
-        None,
-    ],
-    [],
-    [
-        {"joined": "+", "each": [], "two": {"first": "", "last": ""}, "three": ["+"] * 3},
-        {
-            "joined": "h+e",
-            "each": ["h", "e", None],
-            "two": {"first": "h", "last": "e"},
-            "three": ["h+e"] * 3,
-        },
-    ],
-]
+
+
+def scores_of(*ids: str) -> dict[str, Any]:
+    """Of two strings that are sent, as the third is truncated, and empty ones are padding."""
+    first, last = (*ids, "", "")[:2]
+    joined = f"{first}+{last}"
+    each = [*ids[:2], *[None] * (len(ids) - 2)]
+    two = {"first": first, "last": last}
+    return {"joined": joined, "each": each, "two": two, "three": [joined] * 3}
 
 
 def words(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -67,37 +56,40 @@ def without_bytes(answer: Any) -> None:
     del answer.raw_output_contents[:]
 
 
+@pytest.fixture
+def server(sonic_server: Any) -> Any:
+    return sonic_server(MODEL, functions={"words": words})
+
+
 @pytest.mark.parametrize("times", [0, 100])
-def test_strings_are_sent_and_come_back(times: int) -> None:
-    with FakeServer({"words": FakeModel.of(MODEL, words)}) as server, sonic.connect(server.url):
-        server.answer_wrongly(without_bytes, times=times)
-        scores = MODEL(EVENTS)
-        nothing = MODEL(EVENTS[:0])
-    assert scores.tolist() == EXPECTED
+def test_strings_are_sent_and_come_back(server: FakeServer, times: int) -> None:
+    server.answer_wrongly(without_bytes, times=times)
+    scores = MODEL(EVENTS)
+    nothing = MODEL(EVENTS[:0])
+    expected = [[scores_of("e", "µ"), None], [], [scores_of(), scores_of("h", "e", "e")]]
+    assert scores.tolist() == expected
     assert str(scores.type).startswith("3 * var * ?{joined: string, each: var * ?string, two: {")
     assert nothing.joined.type.content == MODEL(ak.Array(EVENTS[1:2])).joined.type.content
 
 
-def test_equal_strings_are_sent_once_and_found_again(tmp_path: Path) -> None:
+def test_equal_strings_are_sent_once_and_found_again(server: FakeServer, tmp_path: Path) -> None:
     jets = ak.Array([[{"ids": ["a", "b"]}, {"ids": ["ab", ""]}, {"ids": ["a", "b", "c"]}]])
-    with FakeServer({"words": FakeModel.of(MODEL, words)}) as server:
-        with sonic.connect(server.url) as pool:
-            alike = MODEL(jets, deduplicate=True).joined.tolist()
-            # Truncated, the third is the first.
-            assert pool.statistics.total().rows == 2
-        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
-        with sonic.connect(server.url, **options) as pool:
-            for _ in range(2):
-                assert MODEL(jets).joined.tolist() == alike == [["a+b", "ab+", "a+b"]]
-            assert pool.statistics.total().rows == 2
+    pending = MODEL.submit(jets, deduplicate=True)
+    alike = pending.result().joined.tolist()
+    # Truncated, the third is the first.
+    assert pending.statistics.total().rows == 2
+    options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
+    with sonic.connect(server.url, **options) as pool:
+        for _ in range(2):
+            assert MODEL(jets).joined.tolist() == alike == [["a+b", "ab+", "a+b"]]
+        assert pool.statistics.total().rows == 2
 
 
-def test_numbers_for_strings_fail_before_a_row_leaves() -> None:
+def test_numbers_for_strings_fail_before_a_row_leaves(server: FakeServer) -> None:
     numbers = sonic.Model("words", {"x": sonic.Row(["a", "b"])}, {"joined": None})
-    with FakeServer({"words": FakeModel.of(MODEL, words)}) as server, sonic.connect(server.url):
-        with pytest.raises(errors.ContractError) as caught:
-            numbers(ak.Array([{"a": 1.0, "b": 2.0}]))
-        assert not server.statistics
+    with pytest.raises(errors.ContractError) as caught:
+        numbers(ak.Array([{"a": 1.0, "b": 2.0}]))
+    assert not server.statistics
     message = str(caught.value)
     assert "input 'x' is FP32 [N, 2], the model takes BYTES [N, 2]" in message
     assert "declared float32, the model gives string (BYTES)" in message
@@ -105,22 +97,19 @@ def test_numbers_for_strings_fail_before_a_row_leaves() -> None:
     assert '"joined": sonic.Output(dtype="string")' in message
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_bytes_that_are_no_text_are_refused(sonic_server: Any) -> None:
     model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(dtype="string")})
-    served = FakeModel.of(model, lambda inputs: {"y": np.full((len(inputs["x"]), 1), b"\xff")})
-    problem = pytest.raises(errors.ResponseError, match="'y' came back with .*, expected strings")
-    with FakeServer({"m": served}) as server, sonic.connect(server.url), problem:
+    sonic_server(model, functions={"m": lambda i: {"y": np.full((len(i["x"]), 1), b"\xff")}})
+    with pytest.raises(errors.ResponseError, match="'y' came back with .*, expected strings"):
         model(ak.Array([{"pt": 1.0}]))
 
 
-def test_strings_have_no_mean() -> None:
+def test_strings_have_no_mean_and_equal_ones_have_equal_scores(sonic_server: Any) -> None:
     with pytest.raises(errors.ConfigError, match="no mean"):
         sonic.Folds([MODEL, MODEL], fold=None)(EVENTS)
-    with pytest.raises(errors.ConfigError, match="output of strings, .* give a function"):
-        FakeModel.of(MODEL)
     strings_in = sonic.Model("m", MODEL.inputs, {"y": ["a"]})
-    with FakeServer({"m": FakeModel.of(strings_in)}) as server, sonic.connect(server.url):
-        scores = ak.drop_none(ak.flatten(strings_in(EVENTS))).a
+    sonic_server(strings_in)
+    scores = ak.drop_none(ak.flatten(strings_in(EVENTS))).a
     assert len(set(scores.tolist())) == 3
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.tools import check, scaffold
 
 PREPROCESS: dict[str, Any] = {
     "output_names": ["label_QCD", "label_Top", "mass"],
@@ -85,9 +87,13 @@ GROUPS: dict[str, Any] = {
 }
 
 
-def ranged(names: list[str], least: int, most: int, *, mask: bool = False) -> dict[str, Any]:
-    """A group of an input whose length follows the row."""
-    infos: dict[str, Any] = {} if mask else {name: {"pad": -1.0} for name in names}
+def ranged(names: list[str], least: int, most: int) -> dict[str, Any]:
+    """A group of an input whose length follows the row, and each variable's own numbers."""
+    infos: dict[str, Any] = {
+        name: {"median": 0.25 * k, "norm_factor": 1.0 / (1 + k), "lower_bound": -2.0}
+        | {"replace_inf_value": 0.5, "upper_bound": 1e32, "pad": -1.0}
+        for k, name in enumerate(names)
+    }
     return {"var_names": names, "var_infos": infos, "min_length": least, "max_length": most}
 
 
@@ -98,11 +104,11 @@ GLOBAL: dict[str, Any] = {
         *("sv_features", "sv_mask", "jet_features"),
     ],
     "cpf_features": ranged(["cpf_pt", "cpf_deta"], 12, 90),
-    "cpf_mask": ranged(["cpf_mask"], 12, 90, mask=True),
+    "cpf_mask": ranged(["cpf_mask"], 12, 90),
     "npf_features": ranged(["npf_pt"], 8, 60),
-    "npf_mask": ranged(["npf_mask"], 8, 60, mask=True),
+    "npf_mask": ranged(["npf_mask"], 8, 60),
     "sv_features": ranged(["sv_pt", "sv_mass"], 1, 10),
-    "sv_mask": ranged(["sv_mask"], 1, 10, mask=True),
+    "sv_mask": ranged(["sv_mask"], 1, 10),
     "jet_features": ranged(["jet_pt", "jet_mass"], 1, 1),
 }
 
@@ -115,6 +121,92 @@ def test_lengths_have_as_many_steps_in_each_group() -> None:
     assert steps["npf_features"] == (8, 14, 22, 37, 60)
     assert isinstance(inputs["jet_features"], sonic.Row)
     assert inputs["jet_features"].row_shape(0) == (2, 1)
+
+
+LABELS = ["Xbb", "QCD", "target_mass"]
+
+
+def jets(number: int) -> ak.Array:
+    """Jets of lengths from 0 to beyond the greatest, in each group; some numbers are not finite."""
+    rng = np.random.default_rng(8)
+    columns: dict[str, Any] = {
+        n: rng.normal(size=number) for n in GLOBAL["jet_features"]["var_names"]
+    }
+    for name in ("cpf", "npf", "sv"):
+        group = GLOBAL[f"{name}_features"]
+        counts = rng.permutation(np.arange(number) % (group["max_length"] + 4))
+        for variable in group["var_names"]:
+            values = rng.normal(scale=3, size=counts.sum())
+            values[rng.random(len(values)) < 0.05] = np.inf
+            columns[variable] = ak.unflatten(values, counts)
+    return ak.zip(columns, depth_limit=1)
+
+
+def by_the_rule(group: dict[str, Any], jet: Any) -> list[float]:
+    """The sum of each variable as the readers of these files make it, one number at a time."""
+    sums = []
+    for variable, info in group["var_infos"].items():
+        sums.append(0.0)
+        for number in np.atleast_1d(jet[variable]).tolist()[: group["max_length"]]:
+            value = number if np.isfinite(number) else info["replace_inf_value"]
+            value = (value - info["median"]) * info["norm_factor"]
+            sums[-1] += min(max(value, info["lower_bound"]), info["upper_bound"])
+    return sums
+
+
+def save_network(path: Path, weights: np.ndarray) -> Path:
+    """The masked sums of each group and the jet's numbers, to three scores."""
+    inputs = nodes = ""
+    for name, number in {"cpf": 2, "npf": 1, "sv": 2}.items():
+        inputs += (
+            f"float[N, {number}, {name}_n] {name}_features, float[N, 1, {name}_n] {name}_mask, "
+        )
+        nodes += f"""
+            {name}_used = Mul({name}_features, {name}_mask)
+            {name} = ReduceSum<keepdims = 0>({name}_used, axis)"""
+    numbers = ", ".join(map(str, weights.ravel().tolist()))
+    return save_onnx(
+        path,
+        f"""({inputs}float[N, 2, 1] jet_features) => (float[N, 3] output)
+        <int64[1] axis = {{2}}, float[7, 3] weights = {{{numbers}}}> {{
+            {nodes}
+            jet = Squeeze(jet_features, axis)
+            all = Concat<axis = 1>(cpf, npf, sv, jet)
+            output = MatMul(all, weights)
+        }}""",
+    )
+
+
+def test_real_servers_score_by_the_rule(installation: Any, tmp_path: Path) -> None:
+    """Whatever shares a request; and labels are compared with those of the server."""
+    weights = np.random.default_rng(4).normal(size=(7, 3)).round(3)
+    network = save_network(tmp_path / "network.onnx", weights)
+    array = jets(150)
+    groups = [GLOBAL[f"{name}_features"] for name in ("cpf", "npf", "sv", "jet")]
+    sums = [[s for group in groups for s in by_the_rule(group, jet)] for jet in array]
+    served, options = tmp_path / "served", {"labels": {"network": LABELS}, "max_batch_size": 16}
+    sonic.build_repository(served, {"network": network}, **options)
+
+    def declared(labels: list[str]) -> sonic.Model:
+        return sonic.Model.from_weaver("network", GLOBAL, output="output", labels=labels)
+
+    with sonic.LocalServer(served, stop_timeout_s=0.0) as server, sonic.connect(server) as pool:
+        scores = declared(LABELS)(array)
+        received = np.stack([np.asarray(scores[label]) for label in LABELS], axis=1)
+        np.testing.assert_allclose(received, sums @ weights, atol=1e-4, rtol=1e-5)
+        with pytest.raises(
+            errors.ContractError, match="labels of output 'output' .* another order"
+        ):
+            declared(LABELS[::-1]).check()
+        others = [declared(["bottom", "gluon", "pt"]), declared(LABELS[::-1])]
+        steps = [step for other in others for step in check(pool.settings, declared=[other])]
+        details = [step.detail for step in steps if step.name == "declaration of network"]
+        assert details[0].endswith("the server calls the values of 'output' Xbb, QCD, target_mass")
+        assert "are declared in another order" in details[1]
+        names: dict[str, Any] = {}
+        exec(scaffold(pool.settings, "network"), names)  # noqa: S102
+        assert names["model"].outputs["output"].labels == tuple(LABELS)
+        assert names["model"].check().max_rows == 16
 
 
 def masked(**names: str) -> dict[str, Any]:
@@ -317,22 +409,12 @@ def test_medians_of_null_transform_nothing() -> None:
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_groups_whose_length_is_null_are_not_padded(key: str, names: list[str]) -> None:
     """weaver stacks its variables as they are: ``[N, F]``; one alone it does not stack: ``[N]``."""
-    plain = {"median": 0.0, "norm_factor": 2.0, "pad": 0.0}
-    group = {"var_names": names, "var_infos": dict.fromkeys(names, plain), key: None}
-    file = {
-        **PREPROCESS,
-        "input_names": ["jet_features", "pf_features", "pf_mask"],
-        "jet_features": group,
-    }
-    model = sonic.Model.from_weaver("m", file, prefix={"jet": "jet.", "pf": "pf."})
-    jets = ak.Array(
-        [
-            {"jet": {"a": 1.0, "b": 2.0}, "pf": {"a": [1.0], "b": [1.0]}},
-            {"jet": {"a": 3.0, "b": 4.0}, "pf": {"a": [], "b": []}},
-        ]
-    )
+    infos = {name: {"median": 0.0, "norm_factor": 2.0} for name in names}
+    jet = {"var_names": names, "var_infos": infos, key: None}
+    file = {**PREPROCESS, "input_names": ["jet", "pf_features", "pf_mask"], "jet": jet}
+    model = sonic.Model.from_weaver("m", file, prefix={"pf": "pf."})
+    jets = ak.Array([{"a": 1.0, "b": 2.0, "pf": {"a": [1.0], "b": [1.0]}}])
     packed = model.pack(jets)
-    expected = [[2.0, 4.0], [6.0, 8.0]] if len(names) == 2 else [2.0, 6.0]
-    assert packed["jet_features"].tolist() == expected
-    assert packed["pf_features"].shape == (2, 2, 3)
-    assert packed["pf_mask"][:, 0].tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert packed["jet"].tolist() == ([[2.0, 4.0]] if len(names) == 2 else [2.0])
+    assert packed["pf_features"].shape == (1, 2, 3)
+    assert packed["pf_mask"].tolist() == [[[1.0, 0.0, 0.0]]]

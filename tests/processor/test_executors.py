@@ -12,16 +12,16 @@ import awkward as ak
 import loky
 import pytest
 from coffea import processor
+from tests.doubling import MODEL, served
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import current
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 CHUNKS = [ak.Array([[{"pt": float(number)}], []]) for number in range(12)]
 
 pytestmark = [
@@ -33,25 +33,21 @@ pytestmark = [
 class Doubling(sonic.SonicProcessor, processor.ProcessorABC):
     """Returns the scores, and which pools of which processes gave them."""
 
-    models = {"double": MODEL}  # noqa: RUF012  as users write it
+    models = {"m": MODEL}  # noqa: RUF012  as users write it
 
     def acquire(self, events: Any) -> dict[str, Any]:
-        return {"double": events}
+        return {"m": events}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         pool = current()
         return {
-            "scores": set(ak.flatten(scores["double"].twice).tolist()),
+            "scores": set(ak.flatten(scores["m"].twice).tolist()),
             "pools": {(os.getpid(), id(pool), pool.settings.servers)},
         }
 
 
-def double(inputs: Any) -> dict[str, Any]:
-    return {"y": 2 * inputs["x"]}
-
-
 def fake_server(**options: Any) -> FakeServer:
-    return FakeServer({"double": FakeModel.of(MODEL, double)}, **options)
+    return FakeServer(served(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +71,19 @@ def check(out: dict[str, Any], server: FakeServer) -> None:
     assert {servers for _, _, servers in out["pools"]} == {(server.url,)}
     statistics = sonic.report(out).statistics
     assert (statistics.chunks, statistics.scored) == (len(CHUNKS), len(CHUNKS))
-    assert server.statistics["double", "rows"] == len(CHUNKS)
+    assert server.statistics["m", "rows"] == len(CHUNKS)
     assert len(out["pools"]) == len({process for process, *_ in out["pools"]})
 
 
-def test_processes_keep_their_pool_from_chunk_to_chunk(processes: Any) -> None:
-    with fake_server() as server, sonic.connect(server.url):
-        check(run(processes), server)
-
-
-def test_processes_that_outlive_a_run_go_to_the_servers_of_the_next(processes: Any) -> None:
-    with fake_server() as server, sonic.connect(server.url):
-        before = run(processes)["pools"]
-    with fake_server() as other, sonic.connect(other.url):
-        out = run(processes)
-        check(out, other)
-    assert {process for process, *_ in out["pools"]} & {process for process, *_ in before}
+def test_processes_keep_their_pool_and_outlive_it(processes: Any) -> None:
+    """One pool for all chunks of a run; the next run has the pool of its own servers."""
+    pids = []
+    for _ in range(2):
+        with fake_server() as server, sonic.connect(server.url):
+            out = run(processes)
+        check(out, server)
+        pids.append({process for process, *_ in out["pools"]})
+    assert pids[0] & pids[1]
 
 
 def test_token_files_are_found(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import awkward as ak
-import hist
 import numpy as np
 import pytest
 from coffea import processor
-from coffea.processor.accumulator import accumulate
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
@@ -25,7 +22,7 @@ from tests.direct import direct_scores
 from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
-from sonic_coffea import errors, testing
+from sonic_coffea import errors
 from sonic_coffea.demo import features
 from sonic_coffea.demo.analysis import toptagger
 from sonic_coffea.demo.samples import DATA
@@ -73,17 +70,11 @@ def top_server(
         yield running
 
 
-@pytest.fixture(scope="module")
+@cache
 def expected() -> dict[Any, tuple[float, ...]]:
     """The scores of both files by onnxruntime, jet by jet."""
     first, second = (direct_scores(dataset["files"][0]) for dataset in FILES.values())
     return first | second
-
-
-def compare(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for where, tops in expected.items():
-        assert found[where] == pytest.approx(tops, abs=1e-6), where
 
 
 def of_the_user(out: dict[Any, Any]) -> dict[Any, Any]:
@@ -100,29 +91,38 @@ def runner(executor: Any, chunksize: int) -> processor.Runner:
     return processor.Runner(executor=executor, schema=Schema, chunksize=chunksize)
 
 
-def run_here(chunksize: int, analysis: Any, *names: str) -> Any:
-    """Run an analysis in this process, on the files of some datasets, or all."""
-    files = {name: FILES[name] for name in names} or FILES
-    return runner(processor.IterativeExecutor(status=False), chunksize)(files, analysis)
+def run_blocks(analysis: Any) -> Any:
+    """Run an analysis in this process, on one file of 1000 events, of which each chunk has 500."""
+    executor = processor.IterativeExecutor(status=False)
+    return runner(executor, 500)({"TTbar": FILES["TTbar"]}, analysis)
 
 
-def check(out: Any, expected: dict[Any, Any]) -> None:
-    compare(out["scores"], expected)
+def check(out: Any) -> None:
+    found, known = out["scores"], expected()
+    assert found.keys() == known.keys()
+    for where, tops in known.items():
+        assert found[where] == pytest.approx(tops, abs=1e-6), where
     statistics = sonic.report(out).statistics
-    assert statistics.total().rows == sum(map(len, expected.values())) == statistics.objects
-    assert statistics.events == len(expected)
+    assert statistics.total().rows == sum(map(len, known.values())) == statistics.objects
+    assert statistics.events == len(known)
     assert statistics.datasets == out["n"]
     assert statistics.chunks >= 2
     assert set(out) == {"scores", "n", STATISTICS_KEY}
     assert out["n"] == {"TTbar": 1000, "QCD": 750}
 
 
-@pytest.mark.parametrize("chunksize", [100_000, 130])
-def test_chunks_of_any_size_are_scored(
-    top_server: Any, expected: dict[Any, Any], chunksize: int
-) -> None:
+EXECUTORS = {
+    "whole files": (processor.IterativeExecutor(status=False), 100_000),
+    "chunks": (processor.IterativeExecutor(status=False), 130),
+    "processes": (processor.FuturesExecutor(workers=2, status=False), 400),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(("executor", "chunksize"), EXECUTORS.values(), ids=EXECUTORS)
+def test_chunks_are_scored_by_each_executor(top_server: Any, executor: Any, chunksize: int) -> None:
     with sonic.connect(top_server):
-        check(run_here(chunksize, Tagging()), expected)
+        check(runner(executor, chunksize)(FILES, Tagging()))
 
 
 class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
@@ -145,13 +145,12 @@ class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
 
 
 @pytest.fixture
-def same_server() -> Iterator[testing.FakeServer]:
-    """Answers with what is sent."""
-    same = testing.FakeModel.of(InBlocks.models["m"], lambda inputs: {"y": inputs["x"]})
-    with testing.FakeServer({"m": same}) as running:
-        yield running
+def same(sonic_server: Any) -> Any:
+    """A server that answers with what is sent."""
+    return sonic_server(InBlocks.models["m"], functions={"m": lambda inputs: {"y": inputs["x"]}})
 
 
+@pytest.mark.usefixtures("same")
 @pytest.mark.parametrize(
     ("block_size", "expected"),
     [
@@ -159,33 +158,16 @@ def same_server() -> Iterator[testing.FakeServer]:
         (300, {0: [300, 300], 300: [500, 200], 500: [800, 300], 800: [1000, 200]}),
     ],
 )
-def test_blocks_know_where_they_are(
-    same_server: testing.FakeServer, block_size: int | None, expected: dict[int, list[int]]
-) -> None:
-    with sonic.connect(same_server.url):
-        out = run_here(500, InBlocks(block_size), "TTbar")
-    assert of_the_user(out) == expected
+def test_blocks_know_where_they_are(block_size: int | None, expected: dict[int, list[int]]) -> None:
+    assert of_the_user(run_blocks(InBlocks(block_size))) == expected
 
 
-def test_blocks_do_not_share_what_is_set_on_the_processor(same_server: testing.FakeServer) -> None:
+@pytest.mark.usefixtures("same")
+def test_blocks_do_not_share_what_is_set_on_the_processor() -> None:
     analysis = InBlocks(2)
-    with sonic.connect(same_server.url):
-        out = analysis.process(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    out = analysis.process(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0, 5.0]}))
     assert of_the_user(out) == {None: [None, 2, None, 2, None, 1]}
     assert vars(analysis) == {"block_size": 2}
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_processes_score_chunks(top_server: Any, expected: dict[Any, Any]) -> None:
-    with sonic.connect(top_server):
-        out = runner(processor.FuturesExecutor(workers=2, status=False), 400)(FILES, Tagging())
-    check(out, expected)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Client]:
-    with local_cluster(2) as cluster, Client(cluster) as client:
-        yield client
 
 
 class Stumbling(Tagging):
@@ -204,87 +186,54 @@ class Stumbling(Tagging):
         raise ZeroDivisionError
 
 
-def test_chunks_that_workers_of_dask_run_again_count_once(
-    top_server: Any, expected: dict[Any, Any], tmp_path: Any, workers: Client
-) -> None:
+def test_chunks_that_workers_of_dask_run_again_count_once(top_server: Any, tmp_path: Any) -> None:
     """A chunk counts once: the statistics come with the outputs that are kept."""
-    with sonic.connect(top_server, client=workers) as pool:
+    with (
+        local_cluster(2) as cluster,
+        Client(cluster) as workers,
+        sonic.connect(top_server, client=workers) as pool,
+    ):
         executor = processor.DaskExecutor(client=workers, status=False, treereduction=2, retries=3)
         run = processor.Runner(executor, schema=Schema, chunksize=200, savemetrics=True)
         out, metrics = run(FILES, Stumbling(str(tmp_path)))
         assert pool.statistics.total().rows == 0  # the workers did it
-    check(out, expected)
+    check(out)
     assert sonic.report(out).statistics.chunks == len(list(tmp_path.iterdir())) == 9
     assert metrics["entries"] == 1750
     assert metrics["chunks"] == 9
 
 
-class Killing(Tagging):
-    """Kills the server in the second chunk, after some of the first was scored."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__()
-        self.pid = pid
-
-    def overlap(self, events: Any) -> int:
-        # The runner tries again, when the process may be gone; an OSError would be a bad file.
-        if events.metadata["entrystart"] > 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        return super().overlap(events)
+RUNNING: list[Any] = []
 
 
-@pytest.mark.server
-def test_killed_servers_leave_no_output(tmp_path: Any) -> None:
-    sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
+class Stopping(InBlocks):
+    """Stops the server after the first chunk; a processor that holds it could not be pickled."""
+
+    def overlap(self, events: Any) -> None:
+        if events.metadata["entrystart"]:
+            RUNNING[0].stop()
+
+
+def test_lost_servers_leave_no_output(same: Any) -> None:
+    """Not even where coffea skips bad files, for which it takes any OSError."""
+    RUNNING[:] = [same]
     executor = processor.IterativeExecutor(status=False, retries=1)
     run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
     with (
-        sonic.LocalServer(tmp_path / "r", stop_timeout_s=0.0, restart=False) as server,
-        sonic.connect(server, retry_timeout_s=0.5),
+        sonic.connect(same.url, retry_timeout_s=0.5),
+        pytest.warns(UserWarning, match="Performed attempt"),
+        pytest.raises(Exception, match="ServerLostError") as caught,
     ):
-        assert server.pid is not None
-        killing = Killing(server.pid)
-        with (
-            pytest.warns(UserWarning, match="Performed attempt"),
-            pytest.raises(Exception, match="ServerLostError") as caught,
-        ):
-            run({"TTbar": FILES["TTbar"]}, killing)
+        run({"TTbar": FILES["TTbar"]}, Stopping(None))
     cause = errors.find(caught.value)
     assert isinstance(cause, errors.ServerLostError)
-    assert cause.server == server.url
-    assert cause.model == "toptagger"
+    assert (cause.server, cause.model) == (same.url, "m")
     assert cause.events is not None
 
 
-class Counting(sonic.SonicProcessor, processor.ProcessorABC):
-    """Sends nothing, and counts in every way that coffea adds up."""
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {}
-
-    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        axis = hist.Hist.new.Reg(4, 0, 4).Double()
-        return {"h": axis.fill([1, 2]), "n": {"a": len(events)}, "seen": {len(events)}}
-
-
-def test_statistics_add_beside_what_coffea_adds() -> None:
-    chunks = [ak.Array(np.zeros(n)) for n in (3, 4, 5)]
-    plain = accumulate([Counting().produce(events, {}) for events in chunks])
-    out = accumulate([Counting().process(events) for events in chunks])
-    assert of_the_user(out) == plain
-    assert counts(out) == (3, 12, 0)
-    # Of a processor without the mixin, there are none.
-    mixed = accumulate([Counting().produce(chunks[0], {}), Counting().process(chunks[1])])
-    assert mixed["n"] == {"a": 7}
-    assert counts(mixed) == (1, 4, 0)
-
-
-def test_saved_outputs_need_no_package_of_ours(
-    same_server: testing.FakeServer, tmp_path: Any
-) -> None:
-    with sonic.connect(same_server.url):
-        out = run_here(500, InBlocks(300), "TTbar")
+@pytest.mark.usefixtures("same")
+def test_saved_outputs_need_no_package_of_ours(tmp_path: Any) -> None:
+    out = run_blocks(InBlocks(300))
     save(out, tmp_path / "out.coffea")
     reader = """
         import sys
@@ -296,14 +245,9 @@ def test_saved_outputs_need_no_package_of_ours(
         statistics = out.pop("sonic_statistics")
         print(out, statistics["chunks"], statistics["events"])
     """
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(reader), str(tmp_path / "out.coffea")],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert found.stdout.strip() == f"{of_the_user(out)} 2 1000"
+    command = [sys.executable, "-c", textwrap.dedent(reader), str(tmp_path / "out.coffea")]
+    found = subprocess.check_output(command, text=True, timeout=100)
+    assert found.strip() == f"{of_the_user(out)} 2 1000"
 
 
 def stand_in(**submit: Any) -> Any:
@@ -348,14 +292,8 @@ def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> Non
     blocks = Blocks()
     out = blocks.process(ak.Array([1, 2, 3, 4, 5]))
     assert out["n"] == 5
-    assert blocks.order == [
-        "send [1, 2]",
-        "send [3, 4]",
-        "use [1, 2]",
-        "send [5]",
-        "use [3, 4]",
-        "use [5]",
-    ]
+    expected = ["send [1, 2]", "send [3, 4]", "use [1, 2]", "send [5]", "use [3, 4]", "use [5]"]
+    assert blocks.order == expected
     assert counts(out) == (1, 5, 6)
 
 
@@ -415,20 +353,17 @@ def test_process_calls_the_methods_of_the_mixin() -> None:
     assert counts(Selecting().process(ak.Array([1, 2, 3]))) == (1, 2, 2)
 
 
-def test_errors_of_users_pass_unchanged() -> None:
-    class Wrong(Two):
+def test_errors_of_users_show_their_lines() -> None:
+    class Own(Two):
         def acquire(self, events: Any) -> Any:
             return self.nothing  # type: ignore[attr-defined]
 
-    with pytest.raises(AttributeError, match="'Wrong' object has no attribute 'nothing'"):
-        Wrong().process(ak.Array([1]))
-
-
-def test_misspelt_fields_show_the_line_of_the_user() -> None:
     class Misspelt(Two):
         def acquire(self, events: Any) -> Any:
             return {"a": events.Jett}
 
+    with pytest.raises(AttributeError, match="'Own' object has no attribute 'nothing'"):
+        Own().process(ak.Array([1]))
     with pytest.raises(errors.FieldError, match="did you mean 'Jet'") as caught:
         Misspelt().process(ak.Array([{"Jet": 1.0}]))
     modules = [frame.frame.f_globals["__name__"] for frame in caught.traceback]

@@ -42,6 +42,13 @@ def add(inputs: Any) -> dict[str, Any]:
     return {"y": x.sum(axis=2), "each": 3 * x.transpose(0, 2, 1)}
 
 
+TEXT = sonic.Model("t", {"x": sonic.Row("pt")}, {"y": sonic.Output(["name"], dtype="string")})
+
+
+def write(inputs: Any) -> dict[str, Any]:
+    return {"y": np.char.mod("n%d", inputs["x"]).astype(object)}
+
+
 def triple(inputs: Any) -> dict[str, Any]:
     return {"y": 3 * inputs["x"]}
 
@@ -51,6 +58,7 @@ def server() -> Iterator[FakeServer]:
     models = {
         "m": FakeModel.of(MODEL, double, max_rows=4, versions=("1", "2")),
         "p": FakeModel.of(PADDED, add, max_rows=4),
+        "t": FakeModel.of(TEXT, write, max_rows=4),
     }
     with FakeServer(models) as running:
         yield running
@@ -74,16 +82,6 @@ def sent(server: FakeServer, model: str = "m") -> int:
     return server.statistics[model, "rows"]
 
 
-def test_rows_that_are_the_same_are_sent_once(server: FakeServer, pool: Pool) -> None:
-    numbers = [[1, 2, 1], [], [None, 2], [3, 1, 1]]
-    pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True)
-    assert pending.result().twice.tolist() == [[2, 4, 2], [], [None, 4], [6, 2, 2]]
-    assert sent(server) == 3
-    statistics = pending.statistics
-    assert (statistics.objects, statistics.deduplicated) == (7, 4)
-    assert "deduplicated" in sonic.report(pending)._repr_html_()
-
-
 @given(st.lists(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), max_size=8))
 @example([[[1, 2], [1, 2, 0]], [], [[1, 2]]])
 def test_deduplicated_rows_have_the_same_scores(shared: Any, numbers: Any) -> None:
@@ -94,7 +92,9 @@ def test_deduplicated_rows_have_the_same_scores(shared: Any, numbers: Any) -> No
     other = pending.result()
     assert one.tolist() == other.tolist()
     rows = [tuple(row[:4]) for event in numbers for row in event]
-    assert pending.statistics.deduplicated == len(rows) - len(set(rows))
+    counts = pending.statistics.objects, pending.statistics.deduplicated
+    assert counts == (len(rows), len(rows) - len(set(rows)))
+    assert pending.statistics.total().rows == len(set(rows))
     assert one.type == other.type
 
 
@@ -131,35 +131,68 @@ def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
 
 
+class Halved(ak.Array):
+    """Jets whose pt is a property."""
+
+    @property
+    def pt(self) -> Any:
+        return 2 * self.half
+
+
+def test_variations_have_fields_in_any_order_and_methods(pool: Pool) -> None:
+    fields = {"half": objects([[1], []]).pt, "eta": objects([[5], []]).pt}
+    other = {"eta": fields["eta"], "half": 3 * fields["half"]}
+    nominal, up = (
+        ak.zip(each, with_name="jet", behavior={("*", "jet"): Halved}) for each in (fields, other)
+    )
+    scores = MODEL(sonic.Variations(nominal=nominal, up=up, same=nominal), pool=pool)
+    assert {name: each.twice.tolist() for name, each in scores.items()} == {
+        "nominal": [[4], []],
+        "up": [[12], []],
+        "same": [[4], []],
+    }
+    unnamed = sonic.Variations(nominal=ak.zip({"pt": 1, **fields}), up=ak.zip({**other, "pt": 2}))
+    scores = MODEL(unnamed, pool=pool)
+    assert [scores[name].twice.tolist() for name in ("nominal", "up")] == [[[2], []], [[4], []]]
+
+
 ONE = objects([[1]])
+THREE = objects([[1], [2], [3]])
 OTHER = ak.with_field(ONE, ONE.pt, "eta")
+BOTH = {"nominal": ONE, "up": ONE}
+UNEQUAL = {"nominal": objects([[1], [2]]), "up": objects([[3], [4], [5], [6]])}
 
 
 @pytest.mark.parametrize(
-    ("variations", "mask", "message"),
+    ("array", "options", "message"),
     [
-        ({}, None, "at least one variation"),
-        ({"nominal": {}}, None, "at least one variation"),
-        ({"nominal": ONE, "up": OTHER}, None, "variation 'up' has other fields .*: eta"),
-        ({"nominal": {"x": ONE}, "up": {"z": ONE}}, None, "variation 'up' has other inputs"),
-        ({"nominal": ONE, "up": None}, None, "expected an array of each variation"),
-        ({"nominal": ONE, "up": ONE}, {"nominal": [True]}, "no mask for variation 'up'; there are"),
-        ({"nominal": ONE, "up": ONE}, True, "mask: expected an array, got bool"),
+        ({}, {}, "at least one variation"),
+        ({"nominal": {}}, {}, "at least one variation"),
+        ({"nominal": ONE, "up": OTHER}, {}, "variation 'up' has other fields .*: eta"),
+        ({"nominal": {"x": ONE}, "up": {"z": ONE}}, {}, "variation 'up' has other inputs"),
+        ({"nominal": ONE, "up": None}, {}, "expected an array of each variation"),
+        (BOTH, {"mask": {"nominal": [True]}}, "no mask for variation 'up'; there are"),
+        (BOTH, {"mask": True}, "mask: expected an array, got bool"),
+        # As many in total would be scored by those of others.
+        (UNEQUAL, {"version": [1, 2, 1]}, "variation 'nominal' has 2 events, .* 3 versions"),
+        (THREE, {"version": [1, 2]}, "a version for each of 3 events, got 2"),
+        (THREE, {"version": [1.0, 2.0, 1.0]}, "version: expected a whole .*, got 3 . float64"),
+        (THREE, {"version": [1, None, 2]}, "got None for some"),
     ],
 )
-def test_bad_variations_are_refused(pool: Pool, variations: Any, mask: Any, message: str) -> None:
+def test_bad_variations_and_versions_are_refused(
+    pool: Pool, array: Any, options: Any, message: str
+) -> None:
+    given = sonic.Variations(array) if isinstance(array, dict) else array
     with pytest.raises(errors.InputError, match=message):
-        MODEL(sonic.Variations(variations), pool=pool, mask=mask)
+        MODEL(given, pool=pool, **options)
 
 
-def test_graphs_are_not_told_apart() -> None:
+def test_graphs_are_not_told_apart(sonic_server: Any) -> None:
     graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": ["a"]})
-    with (
-        FakeServer({"g": FakeModel.of(graph, lambda x: {"y": x["x"]})}) as server,
-        Pool(Settings.make(server.url)) as pool,
-        pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"),
-    ):
-        graph(objects([[[1, 2]]]), pool=pool, deduplicate=True)
+    sonic_server(graph, functions={"g": lambda inputs: {"y": inputs["x"]}})
+    with pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"):
+        graph(objects([[[1, 2]]]), deduplicate=True)
 
 
 def folded(server: FakeServer) -> None:
@@ -195,29 +228,6 @@ def test_each_event_by_its_version(server: FakeServer) -> None:
         by_object = ak.Array([[1, 2], [1], [], [2, 1, 2], [2]])
         scores = MODEL(objects(numbers), pool=pool, version=by_object)
         assert scores.twice.tolist() == [[2, 6], [2], [], [None, 8, 15], [18]]
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        (ak.Array([1, 2]), "a version for each of 3 events, got 2"),
-        (
-            ak.Array([1.0, 2.0, 1.0]),
-            "version: expected a whole number for each .*, got 3 . float64",
-        ),
-        (ak.Array([1, None, 2]), "got None for some"),
-    ],
-)
-def test_bad_versions_are_refused(pool: Pool, version: Any, message: str) -> None:
-    with pytest.raises(errors.InputError, match=message):
-        MODEL(objects([[1], [2], [3]]), pool=pool, version=version)
-
-
-def test_each_variation_has_an_event_for_each_version(pool: Pool) -> None:
-    """As many in total would be scored by those of others."""
-    varied = sonic.Variations(nominal=objects([[1], [2]]), up=objects([[3], [4], [5], [6]]))
-    with pytest.raises(errors.InputError, match="variation 'nominal' has 2 events, .* 3 versions"):
-        MODEL(varied, pool=pool, version=ak.Array([1, 2, 1]))
 
 
 def test_variations_and_versions_without_data() -> None:
@@ -381,9 +391,6 @@ def _one(numbers: Any) -> ak.Array:
     return ak.Array(ak.contents.RegularArray(contents, len(numbers)))
 
 
-TEXT = sonic.Model("t", {"x": sonic.Row("pt")}, {"y": sonic.Output(["name"], dtype="string")})
-
-
 def widen(answer: Any) -> None:
     """Give two values a row, in place of one."""
     answer.outputs[0].shape[1] *= 2
@@ -395,34 +402,26 @@ def garble(answer: Any) -> None:
     answer.raw_output_contents[0] = answer.raw_output_contents[0].replace(b"n", b"\xff")
 
 
-@pytest.fixture
-def wrongly(server: FakeServer) -> FakeServer:
-    server.models["t"] = FakeModel.of(
-        TEXT, lambda i: {"y": np.char.mod("n%d", i["x"]).astype(object)}, max_rows=4
-    )
-    return server
-
-
 @pytest.mark.parametrize("on_error", ["raise", "mask"])
 @pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
 def test_refused_responses_are_not_kept(
-    wrongly: FakeServer, tmp_path: Path, model: sonic.Model, how: Any, on_error: str
+    server: FakeServer, tmp_path: Path, model: sonic.Model, how: Any, on_error: str
 ) -> None:
     array = objects([[1, 2], [3]])
-    with cached(wrongly, tmp_path) as pool:
-        wrongly.answer_wrongly(how)
+    with cached(server, tmp_path) as pool:
+        server.answer_wrongly(how)
         if on_error == "mask":
             assert model(array, pool=pool, on_error="mask").tolist() == [[None, None], [None]]
         else:
             with pytest.raises(errors.ResponseError) as caught:
                 model(array, pool=pool)
-            assert (caught.value.server, caught.value.model) == (wrongly.url, model.name)
+            assert (caught.value.server, caught.value.model) == (server.url, model.name)
         assert not (tmp_path / "scores").exists() or kept(tmp_path) == 0
         for _ in range(2):
             scores = model(array, pool=pool, on_error=on_error)
             assert scores[scores.fields[0]].tolist() in ([[2, 4], [6]], [["n1", "n2"], ["n3"]])
     assert kept(tmp_path) == 3
-    assert sent(wrongly, model.name) == 6
+    assert sent(server, model.name) == 6
 
 
 def test_scores_of_another_declaration_are_asked_again(server: FakeServer, tmp_path: Path) -> None:
@@ -564,7 +563,7 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     assert scores["y"].tolist() == [[39.0] * 4] * 200
 
 
-def write(path: str, number: int) -> int:
+def fill(path: str, number: int) -> int:
     cache = ScoreCache(path, 10**8)
     for i in range(5):
         keys = [bytes([number, i, j]) + bytes(13) for j in range(50)]
@@ -578,5 +577,5 @@ def test_many_processes_share_a_cache(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as processes:
         tasks = [(str(tmp_path / "scores"), number) for number in range(4)]
-        assert processes.starmap(write, tasks) == [5] * 4
+        assert processes.starmap(fill, tasks) == [5] * 4
     assert kept(tmp_path) == 4 * 5 * 50

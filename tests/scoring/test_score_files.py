@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -52,22 +52,20 @@ outputs:
 """
 
 
+MODEL = sonic.Model(
+    "mass", {"x": sonic.Row(["pt", sonic.Feature("mass", scale=0.01)])}, {"y": ["qcd", "top"]}
+)
+
+
 def mass(inputs: dict[str, Any]) -> dict[str, Any]:
     """The scores are the numbers that were sent."""
     return {"y": inputs["x"]}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> sonic.Model:
-    path = tmp_path_factory.mktemp("declared") / "mass.yaml"
-    path.write_text(DECLARATION)
-    return sonic.Model.from_yaml(path)
-
-
 @pytest.fixture
-def server(model: sonic.Model) -> Iterator[FakeServer]:
+def server() -> Iterator[FakeServer]:
     tagger = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
-    served = {"mass": FakeModel.of(model, mass), "toptagger": FakeModel.of(tagger)}
+    served = {"mass": FakeModel.of(MODEL, mass), "toptagger": FakeModel.of(tagger)}
     with (
         FakeServer(served) as fake,
         sonic.connect(fake.url, request_timeout_s=60, hedge_after_s=60),
@@ -75,53 +73,68 @@ def server(model: sonic.Model) -> Iterator[FakeServer]:
         yield fake
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "jets.parquet"
+
+
+def output_of(*arguments: Any, cwd: Path | None = None) -> dict[str, Any]:
+    """Return what a command that succeeds says as JSON."""
+    done = run(*arguments, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@cache
 def events() -> dict[str, Any]:
     names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_mass"]
     parts = [uproot.open(path)["Events"].arrays(names) for path in FILES]
     return {name: ak.concatenate([part[name] for part in parts]) for name in names}
 
 
-def is_right(scores: Any, events: dict[str, Any]) -> None:
+def is_right(scores: Any) -> None:
     """Compare with the files: each jet has the row of its run, block, event and index."""
-    counts = ak.num(events["FatJet_pt"])
+    counts = ak.num(events()["FatJet_pt"])
     for name in IDENTITY[:3]:
-        assert scores[name].tolist() == np.repeat(events[name], counts).tolist()
-    assert scores["index"].tolist() == ak.flatten(ak.local_index(events["FatJet_pt"])).tolist()
-    assert scores["qcd"].tolist() == ak.flatten(events["FatJet_pt"]).tolist()
-    expected = ak.flatten(events["FatJet_mass"]) * 0.01
+        assert scores[name].tolist() == np.repeat(events()[name], counts).tolist()
+    assert scores["index"].tolist() == ak.flatten(ak.local_index(events()["FatJet_pt"])).tolist()
+    assert scores["qcd"].tolist() == ak.flatten(events()["FatJet_pt"]).tolist()
+    expected = ak.flatten(events()["FatJet_mass"]) * 0.01
     np.testing.assert_allclose(scores["top"].tolist(), expected, rtol=1e-6)
 
 
-def test_interrupted_runs_go_on(
-    server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
+def interrupt(
+    server: FakeServer, model: Any, out: Path, every: int = IN_THE_SECOND_CHUNK, **options: Any
 ) -> None:
-    out = tmp_path / "scores" / "jets.parquet"
-    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    """Score files until a request of the second chunk is refused."""
+    server.fail(*REFUSED, every=every)
     with pytest.raises(errors.RequestError, match="unexpected shape"):
-        sonic.score_files(model, FILES, out, **SMALL)
+        sonic.score_files(model, FILES, out, **SMALL, **options)
     assert not out.exists()
+
+
+def test_interrupted_runs_go_on(server: FakeServer, tmp_path: Path) -> None:
+    out = tmp_path / "scores" / "jets.parquet"
+    interrupt(server, MODEL, out)
     before = len(server.requests)
-    written = sonic.score_files(model, FILES, out, **SMALL)
+    written = sonic.score_files(MODEL, FILES, out, **SMALL)
     assert 0 < written.resumed < written.events
     assert len(server.requests) > before
-    assert written.rows == written.scored == ak.count(events["FatJet_pt"])
-    is_right(ak.from_parquet(out), events)
+    assert written.rows == written.scored == ak.count(events()["FatJet_pt"])
+    is_right(ak.from_parquet(out))
     assert provenance.read(out)["models"][0]["model"] == "mass"
     assert [path.name for path in out.parent.iterdir()] == ["jets.parquet"]
 
 
-def interrupted(model: sonic.Model, out: Path, **served: Any) -> FakeModel:
+def interrupted(out: Path, **served: Any) -> FakeModel:
     """Score the first chunk on a server with a model of its own, and fail in the second one."""
-    served_model = dataclasses.replace(FakeModel.of(model, mass), **served)
+    served_model = dataclasses.replace(FakeModel.of(MODEL, mass), **served)
     # A request that is sent again would take the failure on itself.
     with (
         FakeServer({"mass": served_model}) as server,
         sonic.connect(server.url, hedge_after_s=60),
     ):
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **SMALL)
+        interrupt(server, MODEL, out)
     return served_model
 
 
@@ -132,53 +145,43 @@ def interrupted(model: sonic.Model, out: Path, **served: Any) -> FakeModel:
         ({"digest": "one"}, {"digest": "two"}, r"version 1 \(one\) and version 1 \(two\)"),
     ],
 )
-def test_scores_of_two_models_do_not_mix(
-    model: sonic.Model, first: Any, second: Any, message: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "jets.parquet"
-    served = dataclasses.replace(interrupted(model, out, **first), **second)
+def test_scores_of_two_models_do_not_mix(first: Any, second: Any, message: str, out: Path) -> None:
+    served = dataclasses.replace(interrupted(out, **first), **second)
     with FakeServer({"mass": served}) as server, sonic.connect(server.url):
         with pytest.raises(errors.ConfigError, match=message):
-            sonic.score_files(model, FILES, out, **SMALL)
+            sonic.score_files(MODEL, FILES, out, **SMALL)
         assert not out.exists()
-        sonic.score_files(model, FILES, out, resume=False, **SMALL)
+        sonic.score_files(MODEL, FILES, out, resume=False, **SMALL)
     assert len(provenance.read(out)["models"]) == 1
 
 
-def test_unknown_digests_of_a_chunk_are_in_the_file(model: sonic.Model, tmp_path: Path) -> None:
+def test_unknown_digests_of_a_chunk_are_in_the_file(out: Path) -> None:
     """A server that did not tell it for a moment makes no run start anew."""
-    out = tmp_path / "jets.parquet"
-    interrupted(model, out, digest="one")
-    with FakeServer({"mass": FakeModel.of(model, mass)}) as server, sonic.connect(server.url):
-        sonic.score_files(model, FILES, out, **SMALL)
+    interrupted(out, digest="one")
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
+        sonic.score_files(MODEL, FILES, out, **SMALL)
     digests = {record["digest"] for record in provenance.read(out)["models"]}
     assert digests == {"one", None}
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with Client(
-        processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-    ) as client:
-        yield client
-
-
-def test_workers_of_dask_write_root_files(
-    server: FakeServer, model: sonic.Model, events: dict[str, Any], client: Client, tmp_path: Path
-) -> None:
+def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) -> None:
     out = tmp_path / "jets.root"
-    with sonic.connect(server.url, client=client, request_timeout_s=60):
-        sonic.score_files(model, FILES, out, collection="FatJet", keep=["eta"], client=client)
+    here = {"processes": False, "n_workers": 1, "threads_per_worker": 1}
+    with (
+        Client(dashboard_address="127.0.0.1:0", **here) as client,
+        sonic.connect(server.url, client=client, request_timeout_s=60),
+    ):
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", keep=["eta"], client=client)
     with uproot.open(out) as file:
         scores = file["Scores"].arrays()
     assert scores.fields == [*IDENTITY, "eta", "qcd", "top"]
-    is_right(scores, events)
+    is_right(scores)
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
-def test_trees_have_numbers_only(server: FakeServer, model: sonic.Model, tmp_path: Path) -> None:
+def test_trees_have_numbers_only(server: FakeServer, tmp_path: Path) -> None:
     out = tmp_path / "jets.root"
-    lists = sonic.Model("mass", model.inputs, {"y": None})
+    lists = sonic.Model("mass", MODEL.inputs, {"y": None})
     with pytest.raises(errors.ConfigError, match="'score' is no plain number.*write a .parq"):
         sonic.score_files(lists, FILES[0], out, collection="FatJet")
     per_event = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
@@ -189,73 +192,63 @@ def test_trees_have_numbers_only(server: FakeServer, model: sonic.Model, tmp_pat
 
 @pytest.mark.parametrize("suffix", [".parquet", ".root"])
 def test_only_a_later_chunk_has_a_masked_row(
-    server: FakeServer, model: sonic.Model, suffix: str, tmp_path: Path
+    server: FakeServer, suffix: str, tmp_path: Path
 ) -> None:
     out = tmp_path / f"jets{suffix}"
     server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
     options = {**SMALL, "on_error": "mask"}
-    written = sonic.score_files(model, FILES, out, **options)
+    written = sonic.score_files(MODEL, FILES, out, **options)
     assert 0 < written.rows - written.scored < 100
     if suffix == ".parquet":
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
 
 
-CUT = 0.0
+OFFSET = 0.0
 
 
-def scaled(factor: float) -> Any:
-    return lambda events: ak.with_field(events.FatJet, factor * events.FatJet.mass, "mass")
+def shifted(events: Any, by: float = 0.0) -> Any:
+    return ak.with_field(events.FatJet, events.FatJet.mass + by, "mass")
 
 
-def by_argument(events: Any, factor: float = 1.0) -> Any:
-    return scaled(factor)(events)
-
-
-def of_object(factor: float, events: Any) -> Any:
-    return scaled(factor)(events)
+def of_object(by: float, events: Any) -> Any:
+    return shifted(events, by)
 
 
 def by_global(events: Any) -> Any:
-    def shifted(mass: Any) -> Any:
-        return mass + CUT
+    def nested() -> Any:
+        return shifted(events, OFFSET)
 
-    return ak.with_field(events.FatJet, shifted(events.FatJet.mass), "mass")
+    return nested()
 
 
-def with_global(factor: float) -> Any:
-    globals()["CUT"] = factor
+def with_global(by: float) -> Any:
+    globals()["OFFSET"] = by
     return by_global
 
 
 CHANGES: dict[str, Any] = {
-    "closure": lambda factor: {"features": scaled(factor)},
-    "partial": lambda factor: {"features": partial(by_argument, factor=factor)},
-    "global": lambda factor: {"features": with_global(factor)},
-    "method": lambda factor: {"features": MethodType(of_object, factor)},
-    "on_error": lambda factor: {"on_error": "raise" if factor == 1.0 else "mask"},
-    "keep": lambda factor: {"keep": [] if factor == 1.0 else ["eta"]},
+    "closure": lambda by: {"features": lambda events: shifted(events, by)},
+    "partial": lambda by: {"features": partial(shifted, by=by)},
+    "global": lambda by: {"features": with_global(by)},
+    "method": lambda by: {"features": MethodType(of_object, by)},
+    "on_error": lambda by: {"on_error": "mask" if by else "raise"},
+    "keep": lambda by: {"keep": ["eta"] if by else []},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_options_score_anew(
-    server: FakeServer, model: sonic.Model, change: str, tmp_path: Path
-) -> None:
+def test_changed_options_score_anew(server: FakeServer, change: str, tmp_path: Path) -> None:
     options = CHANGES[change]
     resumed = []
-    for factor in (1.0, 2.0):
-        out = tmp_path / f"{factor}.parquet"
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        with pytest.raises(errors.RequestError):
-            sonic.score_files(model, FILES, out, **SMALL, **options(1.0))
-        written = sonic.score_files(model, FILES, out, **SMALL, **options(factor))
+    for by in (0.0, 1.0):
+        out = tmp_path / f"{by}.parquet"
+        interrupt(server, MODEL, out, **options(0.0))
+        written = sonic.score_files(MODEL, FILES, out, **SMALL, **options(by))
         resumed.append(written.resumed > 0)
     assert resumed == [True, False]
 
 
-def test_chunks_without_objects_have_no_version(
-    server: FakeServer, model: sonic.Model, tmp_path: Path
-) -> None:
+def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -> None:
     """A run that is resumed does not take them for another version's."""
 
     def features(events: Any) -> Any:
@@ -263,19 +256,14 @@ def test_chunks_without_objects_have_no_version(
         jets = events.FatJet
         return ak.mask(jets, jets.pt > wanted)
 
-    options = {**SMALL, "features": features}
-    server.fail(*REFUSED, every=3)
-    with pytest.raises(errors.RequestError):
-        sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
-    written = sonic.score_files(model, FILES, tmp_path / "jets.parquet", **options)
+    interrupt(server, MODEL, out, every=3, features=features)
+    written = sonic.score_files(MODEL, FILES, out, features=features, **SMALL)
     assert written.resumed > 0
 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("wrong", ["events", "cut", "masked events"])
-def test_features_are_those_of_the_collection(
-    model: sonic.Model, wrong: str, tmp_path: Path
-) -> None:
+def test_features_are_those_of_the_collection(wrong: str, out: Path) -> None:
     def features(events: Any) -> Any:
         jets = events.FatJet
         if wrong == "cut":
@@ -285,9 +273,7 @@ def test_features_are_those_of_the_collection(
         return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
 
     with pytest.raises(errors.InputError, match="expected a score for each FatJet"):
-        sonic.score_files(
-            model, FILES, tmp_path / "jets.parquet", collection="FatJet", features=features
-        )
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", features=features)
 
 
 @pytest.mark.parametrize(
@@ -299,23 +285,23 @@ def test_features_are_those_of_the_collection(
     ],
 )
 def test_missing_fields_are_not_made_up(
-    server: FakeServer, fields: list[str], message: str, tmp_path: Path
+    server: FakeServer, fields: list[str], message: str, out: Path
 ) -> None:
     own = sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
     with pytest.raises(errors.FieldError, match=message):
-        sonic.score_files(own, FILES, tmp_path / "jets.parquet", collection="FatJet")
+        sonic.score_files(own, FILES, out, collection="FatJet")
     assert not server.requests
 
 
 @pytest.mark.usefixtures("server")
-def test_events_without_numbers_are_refused_in_one_line(model: sonic.Model, tmp_path: Path) -> None:
+def test_events_without_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
     with uproot.recreate(tmp_path / "flat.root") as file:
         file.mktree("Events", {"run": "i4", "pt": "f4", "mass": "f4"})
         file["Events"].extend(
             {"run": np.ones(3, "i4"), **dict.fromkeys(("pt", "mass"), np.ones(3))}
         )
     with pytest.raises(errors.FieldError, match=r"^flat.root has no luminosityBlock, event, which"):
-        sonic.score_files(model, tmp_path / "flat.root", tmp_path / "scores.parquet")
+        sonic.score_files(MODEL, tmp_path / "flat.root", tmp_path / "scores.parquet")
 
 
 FOLDED = [
@@ -325,25 +311,21 @@ FOLDED = [
 
 
 @pytest.fixture
-def folded() -> Iterator[FakeServer]:
+def folded(sonic_server: Any) -> Any:
     """Fold k gives pt + 1000 k."""
-    served = {
-        fold.name: FakeModel.of(fold, lambda inputs, k=k: {"y": inputs["x"] + np.float32(1000 * k)})
+    functions = {
+        fold.name: lambda inputs, k=k: {"y": inputs["x"] + np.float32(1000 * k)}
         for k, fold in enumerate(FOLDED)
     }
-    with FakeServer(served) as fake, sonic.connect(fake.url):
-        yield fake
+    return sonic_server(*FOLDED, functions=functions)
 
 
-def test_folds_score_files(folded: FakeServer, events: dict[str, Any], tmp_path: Path) -> None:
-    counts = ak.num(events["FatJet_pt"])
-    pt = ak.flatten(events["FatJet_pt"])
-    number = np.repeat(events["event"], counts) % 3
-    out = tmp_path / "jets.parquet"
+def test_folds_score_files(folded: FakeServer, out: Path) -> None:
+    counts = ak.num(events()["FatJet_pt"])
+    pt = ak.flatten(events()["FatJet_pt"])
+    number = np.repeat(events()["event"], counts) % 3
     by_field = sonic.Folds(FOLDED, fold="event % 3")
-    folded.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-    with pytest.raises(errors.RequestError):
-        sonic.score_files(by_field, FILES, out, **SMALL)
+    interrupt(folded, by_field, out)
     written = sonic.score_files(by_field, FILES, out, **SMALL)
     assert written.resumed > 0
     assert written.scored == len(pt)
@@ -379,9 +361,8 @@ CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
 def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(TRAINED)
     arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
-    arguments += ["-o", "jets.parquet", "--json", "--declare", "analysis.py:CHOICE"]
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    arguments += ["-o", "jets.parquet", "--declare", "analysis.py:CHOICE"]
+    output_of(*arguments, cwd=tmp_path)
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     pt = ak.flatten(uproot.open(FILES[0])["Events"]["FatJet_pt"].array())
     np.testing.assert_allclose(scores.qcd, pt + 2000 * (scores.event % 2), rtol=1e-6)
@@ -412,29 +393,24 @@ def jets(events):
 def arguments(server: FakeServer, tmp_path: Path) -> list[Any]:
     """Of the command, which scores both files with a declaration beside them."""
     (tmp_path / "mass.yaml").write_text(DECLARATION)
-    given = ["score", *FILES, "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
+    given = ["score", *FILES, "--declare", "mass.yaml", "--collection", "FatJet"]
     return [*given, "--server", server.url, "-o", "jets.parquet"]
 
 
 @pytest.mark.server
-def test_the_command_has_workers(
-    arguments: list[Any], events: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_command_has_workers(arguments: list[Any], tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
-    done = run(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    output_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
     workers = {path.stem for path in tmp_path.glob("*.worker")}
     assert len(workers - {str(os.getpid())}) == 2
-    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
-    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0], "--json"]
+    arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0]]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
     arguments += ["--features", "sonic_coffea.demo.analysis:toptagger_inputs"]
-    done = run("score", *arguments, "-o", tmp_path / "jets.parquet")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = output_of("score", *arguments, "-o", tmp_path / "jets.parquet")
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
@@ -442,9 +418,7 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
 
 
 @pytest.mark.server
-def test_killed_commands_go_on(
-    server: FakeServer, arguments: list[Any], events: dict[str, Any], tmp_path: Path
-) -> None:
+def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_path: Path) -> None:
     arguments += ["--chunksize", "400"]
     release = threading.Event()
     server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
@@ -458,10 +432,8 @@ def test_killed_commands_go_on(
         process.kill()
         release.set()
     assert process.wait() == -signal.SIGKILL
-    resumed = run(*arguments, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert 0 < json.loads(resumed.stdout)["resumed"] < len(events["run"])
-    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
+    assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
 FEATURES = """
@@ -474,20 +446,18 @@ def lost(events):
 
 
 @pytest.mark.server
-def test_workers_elsewhere_have_no_module_of_the_user(
-    arguments: list[Any], events: dict[str, Any], tmp_path: Path
-) -> None:
+def test_workers_elsewhere_have_no_module_of_the_user(arguments: list[Any], tmp_path: Path) -> None:
     with LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", local_directory=tmp_path
     ) as cluster:
         arguments += ["--scheduler", cluster.scheduler_address]
         # Written after the workers have begun: these cannot import it.
         (tmp_path / "analysis.py").write_text(FEATURES)
-        done = run(*arguments, "--features", "analysis:jets", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        lost = run(*arguments, "--features", "analysis:lost", cwd=tmp_path)
-        wrong = run(*arguments, "--features", "analysis:jets", "--keep", "mas", cwd=tmp_path)
-    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
+        output_of(*arguments, "--features", "analysis:jets", cwd=tmp_path)
+        arguments += ["--json", "--features"]  # without coffea's progress
+        lost = run(*arguments, "analysis:lost", cwd=tmp_path)
+        wrong = run(*arguments, "analysis:jets", "--keep", "mas", cwd=tmp_path)
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"))
     assert lost.returncode == 2
     assert "error: workers have no module 'nowhere': pip install nowhere" in lost.stderr
     assert "Traceback" not in lost.stderr
@@ -495,33 +465,33 @@ def test_workers_elsewhere_have_no_module_of_the_user(
     assert wrong.stderr.splitlines()[-1].startswith("error: keep: there is no field 'mas'; did you")
 
 
-def test_folders_that_workers_do_not_see_are_named(
-    server: FakeServer, model: sonic.Model, tmp_path: Path
-) -> None:
+def test_folders_that_workers_do_not_see_are_named(server: FakeServer, tmp_path: Path) -> None:
     def elsewhere(events: Any) -> Any:
         shutil.rmtree(tmp_path / ".jets.parquet.parts", ignore_errors=True)
         return events.FatJet
 
     with pytest.raises(errors.ConfigError, match="all workers have to see the folder"):
-        sonic.score_files(model, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
+        sonic.score_files(MODEL, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
 
 
 def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:
     arguments += ["--features", "analysis.py:jets", "--chunksize", 400]
+
+    def write(comment: str) -> None:
+        text = f"{comment}def jets(events):\n    return events.FatJet\n"
+        (tmp_path / "analysis.py").write_text(text)
+        linecache.checkcache()
+        importlib.invalidate_caches()
+
     resumed = []
     for comment in ("", "# edited\n"):
-        for text, fails in (("", True), (comment, False)):
-            file = tmp_path / "analysis.py"
-            file.write_text(f"{text}def jets(events):\n    return events.FatJet\n")
-            linecache.checkcache()
-            importlib.invalidate_caches()
-            if fails:
-                server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-            done = run(*arguments, cwd=tmp_path)
-            assert done.returncode == fails, done.stderr
-        resumed.append(json.loads(done.stdout)["resumed"] > 0)
+        write("")
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        assert run(*arguments, cwd=tmp_path).returncode == 1
+        write(comment)
+        resumed.append(output_of(*arguments, cwd=tmp_path)["resumed"] > 0)
     assert resumed == [True, False]
 
 
@@ -539,7 +509,7 @@ def test_edited_functions_score_anew(
 def test_bad_commands_are_refused_in_one_line(
     options: list[Any], code: int, message: str, arguments: list[Any], tmp_path: Path
 ) -> None:
-    done = run(*arguments, *options, cwd=tmp_path)
+    done = run(*arguments, *options, "--json", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

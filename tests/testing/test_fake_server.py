@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
-from tests.doubling import MODEL, double, jets, served
+from tests.doubling import MODEL, jets, served
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -23,7 +23,6 @@ from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import DATATYPES, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.scored import Scored
@@ -33,12 +32,6 @@ Code = grpc.StatusCode
 
 def twice(scores: ak.Array) -> list[float]:
     return (scores.twice / 2).tolist()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    with FakeServer(served(max_rows=4)) as server:
-        yield server
 
 
 def pool_of(*servers: FakeServer, **options: Any) -> Pool:
@@ -100,53 +93,41 @@ def test_default_scores_are_those_that_are_documented(version: str | None) -> No
     assert fake.requests[0].inputs["mask"].shape == (3, 1, 3)
 
 
-def test_graphs_need_a_function() -> None:
-    graph = sonic.Model(
-        "g", {"x": sonic.Flat(["pt"])}, {"y": sonic.Output(["v"], per="constituent")}
-    )
-    with pytest.raises(errors.ConfigError, match="give a function"):
-        FakeModel.of(graph)
-    events = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [], [{"pt": 3.0}]])
-    served = FakeModel.of(graph, lambda inputs: {"y": 3 * inputs["x"]})
-    with FakeServer({"g": served}) as fake, pool_of(fake) as pool:
-        assert graph(events, pool=pool).v.tolist() == [[3.0, 6.0], [], [9.0]]
+@pytest.mark.parametrize(
+    ("layout", "output"),
+    [
+        (sonic.Flat("pt"), sonic.Output(per="constituent")),
+        (sonic.Padded("pt", 2), sonic.Output(per="constituent")),
+        (sonic.Row("pt"), sonic.Output(dtype="string")),
+    ],
+)
+def test_models_without_default_scores_need_a_function(layout: Any, output: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="output of strings, .* give a function"):
+        FakeModel.of(sonic.Model("m", {"x": layout}, {"y": output}))
 
 
-# The error of a request for which a server has this status, and whether it is sent again.
-FATES = {
-    Code.CANCELLED: (errors.ServerLostError, True),
-    Code.UNKNOWN: (errors.InferenceError, True),
-    Code.INVALID_ARGUMENT: (errors.RequestError, False),
-    Code.DEADLINE_EXCEEDED: (errors.RouteTimeoutError, True),
-    Code.NOT_FOUND: (errors.ModelNotFoundError, True),
-    Code.ALREADY_EXISTS: (errors.RequestError, False),
-    Code.PERMISSION_DENIED: (errors.AccessError, False),
-    Code.RESOURCE_EXHAUSTED: (errors.OverloadError, True),
-    Code.FAILED_PRECONDITION: (errors.RequestError, False),
-    Code.ABORTED: (errors.ServerLostError, True),
-    Code.OUT_OF_RANGE: (errors.RequestError, False),
-    Code.UNIMPLEMENTED: (errors.RequestError, False),
-    Code.INTERNAL: (errors.InferenceError, True),
-    Code.UNAVAILABLE: (errors.ServerLostError, True),
-    Code.DATA_LOSS: (errors.ServerLostError, True),
-    Code.UNAUTHENTICATED: (errors.AccessError, False),
-}
+# Requests that end with one of these statuses are not sent again.
+DENIED = (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
+FINAL = (
+    *(Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION),
+    *(Code.OUT_OF_RANGE, Code.UNIMPLEMENTED, *DENIED),
+)
 
 
 @pytest.mark.parametrize("code", [c for c in Code if c is not Code.OK])
 def test_statuses_are_errors_or_another_try(fake: FakeServer, code: Any) -> None:
-    kind, again = FATES[code]
     fake.fail(code, "the server's words")
     # On a machine that is busy, an answer is late as if its server hung.
     with pool_of(fake, hedge_after_s=60.0) as pool:
-        if again:
+        if code not in FINAL:
             assert twice(MODEL(jets(*range(3)), pool=pool)) == [0, 1, 2]
             assert pool.statistics.total().retries == 1
-            split = kind is errors.RouteTimeoutError
+            split = code is Code.DEADLINE_EXCEEDED
             assert sorted(r.rows for r in fake.requests) == ([1, 2, 3] if split else [3, 3])
             return
-        with pytest.raises(kind, match="the server's words") as caught:
+        with pytest.raises(errors.SonicError, match="the server's words") as caught:
             MODEL(jets(*range(3)), pool=pool)
+        assert type(caught.value) is (errors.AccessError if code in DENIED else errors.RequestError)
         where = caught.value.server, caught.value.model, caught.value.rows
         assert where == (fake.url, "m", (0, 3))
         assert len(fake.requests) == 1
@@ -296,10 +277,3 @@ def test_clients_of_others_are_answered(fake: FakeServer) -> None:
         message = r"input 'x': expected FP32 \[-1, 1\], got float32 \[1, 2\]"
         with pytest.raises(InferenceServerException, match=message):
             client.infer("m", [wide])
-
-
-def test_the_fixture_connects_and_stops(sonic_server: Any) -> None:
-    server = sonic_server(MODEL, functions={"m": double}, retry_timeout_s=0.3)
-    assert twice(MODEL(jets(*range(3)))) == [0, 1, 2]
-    server.stop()
-    assert MODEL(jets(*range(3)), on_error="mask").twice.tolist() == [None] * 3

@@ -10,33 +10,27 @@ import grpc
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from tests.doubling import MODEL, jets, served
+from tests.doubling import MODEL, jets
 from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(served(max_rows=4)) as running:
-        yield running
+    from sonic_coffea.testing import FakeServer
 
 
-def test_a_pool_shows_its_servers(server: FakeServer) -> None:
-    with Pool(Settings.make(server.url, retry_timeout_s=0.1)) as pool:
+def test_a_pool_shows_its_servers(fake: FakeServer) -> None:
+    with Pool(Settings.make(fake.url, retry_timeout_s=0.1)) as pool:
         assert "not used yet" in pool._repr_html_()
         MODEL(jets(*range(8)), pool=pool)
         assert "8 rows in 2 requests" in pool._repr_html_()
         assert "closed" in pool._repr_html_()
-        server.fail(grpc.StatusCode.UNAVAILABLE, "<gone>", times=100)
+        fake.fail(grpc.StatusCode.UNAVAILABLE, "<gone>", times=100)
         with pytest.raises(errors.ServerLostError):
             MODEL(jets(*range(8)), pool=pool)
         assert "&lt;gone&gt;" in pool._repr_html_()
@@ -53,24 +47,24 @@ def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
 
 
 def test_what_is_interrupted_is_not_lost(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C ends the call; the same call again sends what was not answered."""
     monkeypatch.setattr("sonic_coffea.model._pending._KEPT_WITHIN_S", 60.0)
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
-    with Pool(Settings.make(server.url, max_in_flight=1, **options)) as pool:
+    with Pool(Settings.make(fake.url, max_in_flight=1, **options)) as pool:
         pending = MODEL.submit(jets(*range(2000)), pool=pool)
-        until(lambda: server.statistics["m", "rows"] >= 40)
-        server.hold()
+        until(lambda: fake.statistics["m", "rows"] >= 40)
+        fake.hold()
         (call,) = (part.call for part in pending.parts)
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(progress=True)
-        server.release()
-        before = server.statistics["m", "rows"]
+        fake.release()
+        before = fake.statistics["m", "rows"]
         again = MODEL.submit(jets(*range(2000)), pool=pool)
         assert again.result().twice.tolist() == [2.0 * n for n in range(2000)]
         assert again.statistics.cache_hits >= 30
-        assert server.statistics["m", "rows"] - before <= 2000 - 30
+        assert fake.statistics["m", "rows"] - before <= 2000 - 30
 
 
 def run_cells(*sources: str) -> list[list[Any]]:

@@ -83,9 +83,5 @@ class Variations(dict[str, Any]):
             if odd := set(array.fields) ^ set(first.fields):
                 fields = ", ".join(sorted(odd))
                 raise InputError(f"variation {name!r} has other fields than the first: {fields}")
-        # In the order of the first, and with its methods; columns alone would lose them.
-        in_order = [
-            array if array.fields == first.fields else array[first.fields]
-            for array in arrays.values()
-        ]
-        return ak.concatenate(in_order)
+        # awkward finds the fields of records by their names, in any order.
+        return ak.concatenate(list(arrays.values()))

@@ -1,9 +1,13 @@
-"""A filter: events whose scores do not pass never reach produce, nor are their columns read."""
+"""Filters and stages, which go on with what scores say.
+
+Events whose scores do not pass a filter never reach `produce`, nor are their columns read. Scores
+of one model go into the next if `produce` is a generator.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import awkward as ak
 import numpy as np
@@ -16,12 +20,10 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.reporting import STATISTICS_KEY
-from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})
+CORRECT = sonic.Model("correct", {"x": sonic.Row("pt")}, {"y": ["factor"]})
+IDENTIFY = sonic.Model("identify", {"x": sonic.Row("corrected")}, {"y": ["mva"]})
 
 
 class Hard(sonic.SonicFilter, processor.ProcessorABC):
@@ -48,17 +50,14 @@ class Hard(sonic.SonicFilter, processor.ProcessorABC):
         }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    same = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"]}, max_rows=512)
-    with FakeServer({"m": same}) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def pool(server: FakeServer) -> Iterator[sonic.Pool]:
-    with sonic.connect(server.url) as one:
-        yield one
+def server(sonic_server: Any) -> None:
+    functions = {
+        "m": lambda inputs: {"y": inputs["x"]},
+        "correct": lambda inputs: {"y": inputs["x"] + 1},
+        "identify": lambda inputs: {"y": 10 * inputs["x"]},
+    }
+    sonic_server(MODEL, CORRECT, IDENTIFY, functions=functions)
 
 
 def test_only_events_that_pass_are_produced() -> None:
@@ -81,9 +80,8 @@ def test_columns_of_no_events_are_not_read() -> None:
     assert out == {"events": 0, "jets": 0, "mass": 0.0, "scores": 0.0}
     read = {access.branch for access in log}
     assert "FatJet_pt" in read
-    assert "FatJet_msoftdrop" not in read
     Hard(500).process(sample(access_log=log))
-    assert "FatJet_msoftdrop" in {access.branch for access in log}
+    assert {access.branch for access in log} - read == {"FatJet_msoftdrop"}
 
 
 @pytest.mark.parametrize(
@@ -195,3 +193,84 @@ def test_traces_find_the_columns_that_are_read(
     analysis: sonic.SonicProcessor, branches: set[str]
 ) -> None:
     assert traced(analysis) == branches
+
+
+EVENTS = ak.Array(
+    [
+        {"photon": [{"pt": 1.0}, {"pt": 2.0}], "event": 0},
+        {"photon": [], "event": 1},
+        {"photon": [{"pt": 4.0}], "event": 2},
+    ]
+)
+
+
+class Photons(sonic.SonicProcessor):
+    models: ClassVar[Any] = {"correct": CORRECT, "identify": IDENTIFY}
+
+    def acquire(self, events: Any) -> Any:
+        return {"correct": events.photon}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        photons = ak.with_field(events.photon, scores["correct"].factor, "corrected")
+        more = yield {"identify": photons}
+        again = yield {"identify": ak.with_field(photons, more["identify"].mva, "corrected")}
+        return {"mva": more["identify"].mva.tolist(), "again": again["identify"].mva.tolist()}
+
+
+class ByHand(Photons):
+    def produce(self, events: Any, scores: Any) -> Any:
+        photons = ak.with_field(events.photon, scores["correct"].factor, "corrected")
+        return {"mva": IDENTIFY(photons).mva.tolist()}
+
+
+class Filtered(Photons, sonic.SonicFilter):
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.event != 0
+
+
+@pytest.mark.parametrize("block_size", [None, 1])
+def test_scores_of_one_model_go_into_the_next(block_size: int | None) -> None:
+    photons = Photons()
+    photons.block_size = block_size
+    output = photons.process(EVENTS)
+    assert output["mva"] == [[20.0, 30.0], [], [50.0]]
+    assert output["again"] == [[200.0, 300.0], [], [500.0]]
+    assert sonic.report(output).statistics.objects == 9
+
+
+@pytest.mark.parametrize(("kind", "rows"), [(Photons, [3, 6]), (ByHand, [3, 3])])
+def test_calls_in_produce_are_in_the_statistics(kind: Any, rows: list[int]) -> None:
+    report = sonic.report(kind().process(EVENTS))
+    scored = {model: tally.rows for (_, model, _), tally in report.statistics}
+    assert [scored["correct"], scored["identify"]] == rows
+    assert report.statistics.objects == sum(rows)
+
+
+def test_stages_of_a_filter_get_the_events_that_pass() -> None:
+    assert Filtered().process(EVENTS)["mva"] == [[], [50.0]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"identfy": None}, r"Wrong.produce names model 'identfy'; did you mean 'identify'"),
+        ([1], "Wrong.produce must yield a dict of model name and objects, got list"),
+    ],
+)
+def test_bad_stages_are_refused(sent: Any, message: str) -> None:
+    class Wrong(Photons):
+        def produce(self, events: Any, scores: Any) -> Any:
+            yield sent
+
+    with pytest.raises(errors.ConfigError, match=message):
+        Wrong().process(EVENTS)
+
+
+def test_errors_in_a_stage_fail_the_chunk() -> None:
+    class Careful(Photons):
+        def produce(self, events: Any, scores: Any) -> Any:
+            broken = ak.with_field(events.photon, np.nan, "corrected")
+            yield {"identify": broken}
+
+    with pytest.raises(errors.InputError, match="'corrected' is NaN"):
+        Careful().process(EVENTS)

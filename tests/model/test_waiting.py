@@ -1,10 +1,12 @@
-"""`timeout_s` is that of the whole call, whichever part of it is slow.
+"""Calls are waited for in an event loop, which goes on, or up to a deadline.
 
-Each part is slow for real, and would be for far longer than the call may take.
+`timeout_s` is that of the whole call, whichever part of it is slow. Each part is slow for real, and
+would be for far longer than the call may take.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import threading
@@ -34,18 +36,23 @@ TIMEOUT_S, MOST_S = 1.0, 15.0
 @pytest.fixture
 def server() -> Iterator[FaultServer]:
     with FaultServer(served()) as running:
-        with Pool(Settings.make(running.url)) as pool:
-            MODEL(jets(1), pool=pool)  # compiles
         yield running
 
 
 @pytest.fixture
-def cached(server: FakeServer, tmp_path: Path) -> Iterator[Pool]:
+def pool(server: FaultServer) -> Iterator[Pool]:
+    with Pool(Settings.make(server.url)) as one:
+        MODEL(jets(1), pool=one)  # compiles
+        yield one
+
+
+@pytest.fixture
+def cached(server: FaultServer, tmp_path: Path) -> Iterator[Pool]:
     options = {"cache_trusts_versions": True, "metadata_timeout_s": 60}
     settings = Settings.make(server.url, cache=tmp_path / "scores", **options)
-    with Pool(settings) as pool:
-        assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
-        yield pool
+    with Pool(settings) as one:
+        assert MODEL(jets(1), pool=one).twice.tolist() == [2]
+        yield one
 
 
 @contextlib.contextmanager
@@ -74,27 +81,25 @@ def kept(path: Path) -> int:
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), 1e12, float("nan"), "3", np.zeros(1)])
-def test_bad_timeouts_are_refused(server: FaultServer, timeout_s: Any) -> None:
+def test_bad_timeouts_are_refused(pool: Pool, timeout_s: Any) -> None:
     expected = "timeout_s: expected a number of seconds, up to 604800 .*; got "
-    with Pool(Settings.make(server.url)) as pool:
-        pending = MODEL.submit(jets(1), pool=pool)
-        for wait in (
-            lambda: pending.result(timeout_s),
-            lambda: MODEL(jets(1), pool=pool, timeout_s=timeout_s),
-            lambda: sonic.Folds([MODEL, MODEL])(jets(1), pool=pool, timeout_s=timeout_s),
-            lambda: pool.wake("m", timeout_s=timeout_s),
-        ):
-            with pytest.raises(errors.ConfigError, match=expected):
-                wait()
-        assert pending.result(timeout_s=60).twice.tolist() == [2]
+    pending = MODEL.submit(jets(1), pool=pool)
+    for wait in (
+        lambda: pending.result(timeout_s),
+        lambda: MODEL(jets(1), pool=pool, timeout_s=timeout_s),
+        lambda: sonic.Folds([MODEL, MODEL])(jets(1), pool=pool, timeout_s=timeout_s),
+        lambda: pool.wake("m", timeout_s=timeout_s),
+    ):
+        with pytest.raises(errors.ConfigError, match=expected):
+            wait()
+    assert pending.result(timeout_s=60).twice.tolist() == [2]
 
 
-def test_timeouts_that_have_passed_are_over_at_once(server: FaultServer) -> None:
+def test_timeouts_that_have_passed_are_over_at_once(server: FaultServer, pool: Pool) -> None:
     server.hold()
-    with Pool(Settings.make(server.url)) as pool:
-        with pytest.raises(errors.DeadlineError):
-            MODEL.submit(jets(1), pool=pool).result(timeout_s=-0.5)
-        server.release()
+    with pytest.raises(errors.DeadlineError):
+        MODEL.submit(jets(1), pool=pool).result(timeout_s=-0.5)
+    server.release()
 
 
 def test_unreadable_caches_are_not_waited_for(cached: Pool, tmp_path: Path) -> None:
@@ -115,14 +120,15 @@ def test_unwritable_caches_are_not_waited_for(cached: Pool, tmp_path: Path) -> N
     until(lambda: kept(tmp_path / "scores") == 2)
 
 
+@pytest.mark.usefixtures("pool")
 def test_servers_that_describe_nothing_are_not_waited_for(server: FaultServer) -> None:
     server.misbehave(silent, times=1000, method="ModelMetadata")
     with (
-        Pool(Settings.make(server.url, metadata_timeout_s=60)) as pool,
+        Pool(Settings.make(server.url, metadata_timeout_s=60)) as asking,
         in_time(),
         pytest.raises(errors.DeadlineError, match="no server has described the model within 1 s"),
     ):
-        MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+        MODEL(jets(1), pool=asking, timeout_s=TIMEOUT_S)
 
 
 def test_servers_that_fall_silent_do_not_delay_scores(server: FaultServer, cached: Pool) -> None:
@@ -139,7 +145,9 @@ def test_servers_that_fall_silent_do_not_delay_scores(server: FaultServer, cache
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_slow_fallbacks_are_not_waited_for(server: FakeServer, *, is_known: bool) -> None:
+def test_slow_fallbacks_are_not_waited_for(
+    server: FaultServer, pool: Pool, *, is_known: bool
+) -> None:
     """Whether the model was known, and its server is lost, or there was no server at all."""
     starting, go_on = threading.Event(), threading.Event()
 
@@ -152,13 +160,66 @@ def test_slow_fallbacks_are_not_waited_for(server: FakeServer, *, is_known: bool
     message = "not all of 1 rows" if is_known else "no server has described the model within 1 s"
     with FakeServer(server.models) as lost:
         url = lost.url if is_known else "grpc://127.0.0.1:9"
-        with Pool(Settings.make(url, **options)) as pool:
+        with Pool(Settings.make(url, **options)) as falling:
             if is_known:
-                assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
+                assert MODEL(jets(1), pool=falling).twice.tolist() == [2]
                 lost.stop()
             with in_time(), pytest.raises(errors.DeadlineError, match=message):
-                MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+                MODEL(jets(1), pool=falling, timeout_s=TIMEOUT_S)
             # On a busy machine, the call may end before the server is known to be lost.
             go_on.set()
-            assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
+            assert MODEL(jets(1), pool=falling, timeout_s=60).twice.tolist() == [2]
             assert starting.is_set()
+
+
+def test_pending_calls_are_awaited_while_the_loop_goes_on(server: FaultServer, pool: Pool) -> None:
+    async def main() -> list[Any]:
+        server.hold()
+        calls = [MODEL.submit(jets(number), pool=pool) for number in range(20)]
+
+        async def scores(call: sonic.Pending) -> Any:
+            return (await call).twice.tolist()
+
+        waiting = [asyncio.create_task(scores(call)) for call in calls]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        server.release()
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(main()) == [[2.0 * number] for number in range(20)]
+
+
+def test_calls_that_are_over_are_awaited_again(pool: Pool) -> None:
+    async def main() -> None:
+        call = MODEL.submit(jets(1, 2), pool=pool)
+        assert (await call).twice.tolist() == (await call).twice.tolist() == [2.0, 4.0]
+        assert len(await MODEL.submit(jets(), pool=pool)) == 0
+        varied = sonic.Variations(one=jets(1), other=jets(3))
+        assert (await MODEL.submit(varied, pool=pool))["other"].twice.tolist() == [6.0]
+
+    asyncio.run(main())
+
+
+def test_failures_are_raised_where_they_are_awaited(sonic_server: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(errors.ServerLostError):
+            await MODEL.submit(jets(1))
+
+    server = sonic_server(MODEL, retry_timeout_s=0.1)
+    MODEL(jets(1))
+    server.stop()
+    asyncio.run(main())
+
+
+def test_cancelled_waits_cancel_their_call(server: FaultServer, pool: Pool) -> None:
+    async def main() -> None:
+        server.hold()
+        call = MODEL.submit(jets(1), pool=pool)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(call, 0.1)
+        until(call.done)
+        with pytest.raises(errors.CancelledError):
+            await call
+
+    asyncio.run(main())
+    server.release()
