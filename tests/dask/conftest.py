@@ -8,6 +8,7 @@ import awkward as ak
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from tests.server.support import function
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel
@@ -16,47 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Answers with the double of each row, after 50 ms for a batch; -1 is an error of the model.
-_MODEL = """
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.05)
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            if (x == -1).any():
-                error = pb_utils.TritonError("minus one")
-                responses.append(pb_utils.InferenceResponse([], error))
-                continue
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
-        return responses
-"""
-_CONFIG = """
-name: "double"
-backend: "python"
-max_batch_size: 64
-input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-
-
-def write_repository(path: Path) -> Path:
-    version = path / "double" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(_MODEL)
-    (version.parent / "config.pbtxt").write_text(_CONFIG)
-    return path
 
 
 @pytest.fixture(scope="session")
 def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_repository(tmp_path_factory.mktemp("slow") / "repository")
+    """A model that doubles each row, in 50 ms for a request."""
+    folder = tmp_path_factory.mktemp("slow")
+    code = "import time\ndef double(x):\n    time.sleep(0.05)\n    return {'y': 2 * x}\n"
+    double = function(folder / "double.py", code, width=1)
+    options = {"max_batch_size": 64, "dynamic_batching": False}
+    return sonic.build_repository(folder / "repository", {"double": double}, **options)
 
 
 @pytest.fixture(scope="session")

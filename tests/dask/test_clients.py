@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from contextlib import ExitStack
@@ -169,23 +168,6 @@ def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> Non
             sonic.connect("grpc://127.0.0.1:2", client=leaving)
             assert set(watching.run(plugins).values()) == {2}
         until(lambda: set(watching.run(plugins).values()) == {1})
-
-
-def test_a_scheduler_of_another_version_allocates_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        server(2) as one,
-    ):
-        sonic.connect(one.url, client=client)
-        for name in [name for name in own.scheduler.handlers if name.startswith("sonic_join")]:
-            del own.scheduler.handlers[name]
-        with sonic.connect(one.url, client=client, max_in_flight=3):
-            assert client.submit(by_reference, 2).result() == 2.0
-    assert "the scheduler allocates no quotas" in caplog.text
 
 
 class Polled(FakeServer):

@@ -48,27 +48,22 @@ def joined(dask_scheduler: Any) -> int:
 
 
 @contextmanager
-def process(kind: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a scheduler or a worker, and kill it."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
-    started = subprocess.Popen([*command, "--no-dashboard"], env={**os.environ, "PYTHONPATH": path})
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-
-
-@contextmanager
 def cluster(port: int, *, workers: int = 1) -> Iterator[subprocess.Popen[bytes]]:
-    address = ("--host", "127.0.0.1", "--port", str(port))
-    with process("scheduler", *address) as scheduler:
-        if not workers:
-            yield scheduler
-            return
-        with process("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny"):
-            yield scheduler
+    """Run a scheduler and its workers, and kill them."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    scheduler = ("scheduler", "--host", "127.0.0.1", "--port", str(port))
+    worker = ("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny")
+    processes = []
+    try:
+        for kind, *arguments in (scheduler, *[worker] * workers):
+            command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
+            environment = {**os.environ, "PYTHONPATH": path}
+            processes.append(subprocess.Popen([*command, "--no-dashboard"], env=environment))
+        yield processes[0]
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
