@@ -1,0 +1,111 @@
+"""Pages quote the tables and messages of the code, and what package indices read agrees with it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import groupby
+from typing import Any
+
+import pytest
+import yaml
+
+import sonic_coffea
+from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
+
+from .support import PROJECT, ROOT
+
+DOCS = ROOT / "docs"
+
+
+def kin(row: Failure) -> Any:
+    return row.codes, row.phase, row.error
+
+
+def signs(row: Failure) -> list[str]:
+    """Return how a row is known: by words, by a trailer, or by its status alone."""
+    if row.trailer:
+        return [f"trailer `{row.trailer}`"]
+    return [{"": "others", SILENT: "none"}.get(words, f"`{words}`") for words in row.words]
+
+
+def table() -> str:
+    lines = ["| status | words | from | error |", "|---|---|---|---|"]
+    for (codes, phase, error), rows in groupby(FAILURES, kin):
+        status = ", ".join(code.name for code in codes) or "any"
+        words = ", ".join(sign for row in rows for sign in signs(row))
+        lines.append(f"| {status} | {words} | {phase} | `{error.__name__}` |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_table_of_failures() -> None:
+    page = (DOCS / "facilities" / "grpc-failures.md").read_text(encoding="utf-8")
+    assert table() in page, f"expected:\n{table()}"
+
+
+def test_every_error_of_the_table_says_what_the_pool_does() -> None:
+    page = (DOCS / "how-to" / "handle-failures.md").read_text(encoding="utf-8")
+    assert {row.error.__name__ for row in FAILURES} <= set(re.findall(r"`(\w+Error)`", page))
+
+
+PAGE = DOCS / "errors-by-message.md"
+QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Return all texts of the package, where `…` stands for what is filled in."""
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_messages_are_listed() -> None:
+    assert len(QUOTED) > 20
+
+
+@pytest.mark.parametrize("message", QUOTED)
+def test_message_is_what_the_package_says(message: str, texts: list[str]) -> None:
+    pattern = ".*".join(map(re.escape, message.split("…")))
+    assert any(re.search(pattern, text, re.DOTALL) for text in texts)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == sonic_coffea.__version__
+    assert citation["license"] == PROJECT["project"]["license"]
+
+
+def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
+    recipe = yaml.safe_load((ROOT / ".ci" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == sonic_coffea.__version__
+    run = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
+    extras = r"\[[a-z,]+\]"
+    needed = {re.sub(extras, "", line) for line in PROJECT["project"]["dependencies"]}
+    assert run == needed | {f"python{PROJECT['project']['requires-python']}"}
+
+
+def test_links_of_the_readme_lead_to_the_repository() -> None:
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    home = PROJECT["project"]["urls"]["Homepage"]
+    assert sum(link.startswith(f"{home}/blob/main/") for link in links) > 10
+    assert all(link.startswith(("https://", "#")) for link in links)
+
+
+def test_workflows_call_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        workflow = path.read_text(encoding="utf-8")
+        assert yaml.safe_load(workflow)["jobs"]
+        for target in re.findall(r"\bmake (?:--directory \S+ )?([a-z-]+)", workflow):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (path.name, target)

@@ -1,0 +1,165 @@
+"""Examples run, equal the direct way, make sense, and are as short as their pages say.
+
+Those of the gallery run on a real Triton.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.waiting import insist
+from tritonclient.grpc import InferenceServerClient
+
+import sonic_coffea as sonic
+from sonic_coffea.server import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ANALYSES, GALLERY = EXAMPLES / "analyses", EXAMPLES / "gallery"
+LISTED = dict(
+    re.findall(
+        r"^\| \[(\w+)\.py\].*\| (\d+) \|$", (ANALYSES / "README.md").read_text(), re.MULTILINE
+    )
+)
+
+# What comes out, within what is sensible: as printed, and at least, at most.
+EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
+    "glopart": {"auc": (0.9, 1), "mass of tops: median of the ratio": (0.8, 1.2)},
+    "upart": {"auc": (0.94, 1), "jets without a vertex": (1000, 2500)},
+    "spanet": {"tops with all jets right": (0.65, 0.85), "by chance": (0, 0.05)},
+    "tracking": {
+        "efficiency": (0.75, 1),
+        "purity": (0.8, 1),
+        "purity of all edges": (0.2, 0.3),
+    },
+    "tau_images": {"auc": (0.85, 1)},
+    "deepmet": {
+        "resolution [GeV]": (1, 9.5),
+        "with one category for all [GeV]": (10, 20),
+        "without weights [GeV]": (25, 60),
+    },
+    "facile": {"mean error [GeV]": (0, 0.6), "of a sum of three samples [GeV]": (0.7, 5)},
+    "gravnet": {"hits in the right cluster": (0.8, 1)},
+    "clustering": {"leading pt over that of the file": (0.9, 1.1), "jets an event": (1, 10)},
+    "fixed_point": {"auc": (0.85, 1)},
+    "event_classifier": {"auc": (0.85, 1), "share of NaN": (0.05, 0.6)},
+    "ensemble": {"auc": (0.85, 1)},
+    "systematics": {"saved": (0.4, 0.9)},
+    "processors": {"passed": (100, 3500)},
+}
+# These start a server as a user does: with several versions of a model, and a package for it.
+OWN_SERVER = {"event_classifier"}
+# These compare what they found with something else than the network run here.
+SILENT = {*OWN_SERVER, "systematics", "processors"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(GALLERY)
+        patch.syspath_prepend(ANALYSES)
+        yield
+
+
+def test_every_example_is_listed_and_short() -> None:
+    runnable = {
+        p.stem for p in GALLERY.glob("*.py") if 'if __name__ == "__main__"' in p.read_text()
+    }
+    assert runnable - {"train"} == set(EXPECTED)
+    assert all(len((GALLERY / f"{name}.py").read_text().splitlines()) <= 85 for name in EXPECTED)
+
+
+def test_networks_are_small() -> None:
+    files = list((GALLERY / "networks").iterdir())
+    assert sum(p.stat().st_size for p in files) < 10_000_000
+    # The exporter's notes of where it ran are left out.
+    assert not [p.name for p in files if b"site-packages" in p.read_bytes()]
+
+
+@pytest.fixture(scope="session")
+def installation() -> Any:
+    return ensure(extras=["xgboost"])
+
+
+@pytest.fixture(scope="session")
+def gallery_server(
+    installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sonic.LocalServer]:
+    """A server that loads the models of each example when they are asked for."""
+    repository = tmp_path_factory.mktemp("gallery") / "repository"
+    repository.mkdir()
+    explicit = ["--model-control-mode=explicit"]
+    with sonic.LocalServer(
+        repository, threads=1, extra_args=explicit, stop_timeout_s=0.0
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
+    """Return what the examples call to serve models, without a server of each example's own."""
+    repository = gallery_server.repository
+
+    @contextlib.contextmanager
+    def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
+        sonic.build_repository(repository, models, overwrite=True, **options)
+        with InferenceServerClient(gallery_server.url) as client:
+            for name in models:
+                insist(lambda name=name: client.load_model(name))
+            with sonic.connect(gallery_server) as pool:
+                yield pool
+            for name in models:
+                insist(lambda name=name: client.unload_model(name))
+
+    return serve
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_examples_equal_direct_inference(
+    name: str,
+    serving: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = importlib.import_module(name)
+    if name not in OWN_SERVER and hasattr(example, "serving"):
+        monkeypatch.setattr(example, "serving", serving)
+    found: dict[str, Any] = example.run()
+    for what, (least, most) in EXPECTED[name].items():
+        assert least <= found[what] <= most, f"{what}: {found}"
+    assert "equal" in capsys.readouterr().out or name in SILENT
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_analyses_equal_those_by_hand(name: str) -> None:
+    for ours, direct in importlib.import_module(name).run().values():
+        np.testing.assert_allclose(ours, direct, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_lines_are_those_of_the_page(name: str) -> None:
+    text = (ANALYSES / f"{name}.py").read_text().partition("# What follows")[0]
+    tree = ast.parse(text)
+    skipped = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                skipped.append(first)
+    without = {n for s in skipped for n in range(s.lineno, (s.end_lineno or 0) + 1)}
+    lines = [line for n, line in enumerate(text.splitlines(), 1) if n not in without]
+    assert len([line for line in lines if line.strip()]) == int(LISTED[name])
+
+
+def test_all_five_are_short() -> None:
+    assert len(LISTED) == 5
+    assert sum(map(int, LISTED.values())) <= 120
