@@ -249,17 +249,22 @@ def test_a_lost_server_is_an_event(one_worker: Client) -> None:
         FakeServer(multiplied()) as other,
         sonic.connect([server.url, other.url], client=one_worker),
     ):
-        server.hold()
-        futures = one_worker.map(chunk, range(20))
-        until(lambda: bool(server.requests))
-        server.stop()
-        assert all(out[2][0] == 20.0 * n for n, out in enumerate(one_worker.gather(futures)))
 
         def lost() -> list[dict[str, Any]]:
             events = [event for _, event in one_worker.get_events("sonic-coffea")]
             return [event for event in events if event["server"] in (server.url, other.url)]
 
-        until(lambda: any(event["action"] == "lost" for event in lost()))
+        def is_lost() -> bool:
+            """Whether it is told; each chunk may be the one that finds the server gone."""
+            assert one_worker.submit(chunk, 30, pure=False).result()[2][0] == 600.0
+            return any(event["action"] == "lost" for event in lost())
+
+        server.hold()
+        futures = one_worker.map(chunk, range(20))
+        until(lambda: bool(server.requests))
+        server.stop()
+        assert all(out[2][0] == 20.0 * n for n, out in enumerate(one_worker.gather(futures)))
+        until(is_lost)
         assert {event["server"] for event in lost()} == {server.url}
         assert all("worker" in event for event in lost())
 
@@ -378,28 +383,27 @@ def test_workers_are_set_up(one_worker: Client) -> None:
     assert profiled == (sys.version_info >= (3, 11, 9))
 
 
-def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> None:
+def test_figures_are_where_dask_shows_them(
+    one_worker: Client, slow_server: sonic.LocalServer
+) -> None:
     """Of all pools of a worker together."""
-    with (
-        local_cluster(1) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
-    ):
-        client.gather(client.map(chunk, range(10)))
-        sonic.connect(slow_server, client=client, max_in_flight=5)
-        client.gather(client.map(chunk, range(20)))
 
-        rows = 0.0
-        for worker in client.scheduler_info(n_workers=-1)["workers"].values():
-            url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
-            text = urlopen(url).read().decode()
-            assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
-            rows += sum(
-                float(line.split()[-1])
-                for line in text.splitlines()
-                if line.startswith("sonic_rows_total{")
-            )
-        assert rows == 90
+    def metrics() -> tuple[str, float]:
+        """Return the text of the page, and the sum of the rows."""
+        (worker,) = one_worker.scheduler_info(n_workers=-1)["workers"].values()
+        url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
+        text = urlopen(url).read().decode()
+        rows = (line for line in text.splitlines() if line.startswith("sonic_rows_total{"))
+        return text, sum(float(line.split()[-1]) for line in rows)
+
+    with sonic.connect(slow_server, client=one_worker):
+        _, before = metrics()
+        one_worker.gather(one_worker.map(chunk, range(10), pure=False))
+        sonic.connect(slow_server, client=one_worker, max_in_flight=5)
+        one_worker.gather(one_worker.map(chunk, range(20), pure=False))
+        text, rows = metrics()
+    assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
+    assert rows - before == 90
 
 
 def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:

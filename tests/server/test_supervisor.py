@@ -77,7 +77,6 @@ def own(light, installation):
 
 
 ENDS = {
-    "killed": ("announce()\nrest()", -signal.SIGKILL),
     # Forked children hold the owner's pipes open: the supervisor must not go by these alone.
     "killed with children": (
         "import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()",
