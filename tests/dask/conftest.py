@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -11,7 +12,7 @@ from distributed import Client, LocalCluster
 from tests.server.support import function
 
 import sonic_coffea as sonic
-from sonic_coffea.testing import FakeModel
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,34 @@ def local_cluster(workers: int = 2, **options: Any) -> LocalCluster:
     return LocalCluster(
         n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", **options
     )
+
+
+@contextlib.contextmanager
+def connected_cluster(
+    servers: Any,
+    workers: int = 1,
+    *,
+    processes: bool = False,
+    memory_limit: str = "auto",
+    **options: Any,
+) -> Iterator[tuple[LocalCluster, Client, sonic.Pool]]:
+    """Yield a cluster, its client, and its pool of servers."""
+    with (
+        local_cluster(workers, processes=processes, memory_limit=memory_limit) as cluster,
+        Client(cluster) as client,
+        sonic.connect(servers, client=client, **options) as pool,
+    ):
+        yield cluster, client, pool
+
+
+@contextlib.contextmanager
+def fake_server(client: Client, **options: Any) -> Iterator[tuple[FakeServer, sonic.Pool]]:
+    """Yield a server that doubles, to which a client is connected, and the pool."""
+    with (
+        FakeServer(multiplied()) as server,
+        sonic.connect(server.url, client=client, **options) as pool,
+    ):
+        yield server, pool
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied
+from tests.dask.conftest import MODEL, connected_cluster, jets, local_cluster, multiplied
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -194,10 +194,8 @@ def rounds() -> Iterator[Any]:
     """A worker in this process, a polled server, and how many rounds the worker has had."""
     had: list[int] = []
     with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
         Polled() as polled,
-        sonic.connect(polled.url, client=client, metadata_timeout_s=60),
+        connected_cluster(polled.url, metadata_timeout_s=60) as (own, client, _),
     ):
         (worker,) = own.workers.values()
         (callback,) = (c for name, c in worker.periodic_callbacks.items() if "sonic" in name)

@@ -19,7 +19,15 @@ import pytest
 from distributed import Client, LocalCluster, default_client
 from distributed.batched import BatchedSend
 from tests.dask.browser import browser
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied, twice
+from tests.dask.conftest import (
+    MODEL,
+    connected_cluster,
+    fake_server,
+    jets,
+    local_cluster,
+    multiplied,
+    twice,
+)
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -87,9 +95,7 @@ def test_a_full_memory_keeps_the_thread(slow_server: sonic.LocalServer) -> None:
     parts = ("target", "spill", "pause", "terminate")
     with (
         dask.config.set({f"distributed.worker.memory.{part}": False for part in parts}),
-        local_cluster(1, processes=False, memory_limit="64 MiB") as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
+        connected_cluster(slow_server, memory_limit="64 MiB") as (_, client, _),
     ):
         chunks = client.gather(client.map(chunk, range(4)))
     assert most_at_a_time(chunks) == 1
@@ -99,11 +105,7 @@ def test_workers_of_one_process_share_its_pool(
     slow_server: sonic.LocalServer,
 ) -> None:
     """Its reports count once."""
-    with (
-        local_cluster(2, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client) as pool,
-    ):
+    with connected_cluster(slow_server, 2) as (cluster, client, pool):
         plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
         chunks = client.gather(client.map(chunk, range(40)))
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
@@ -132,11 +134,7 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
         allocator = dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator
         return sum(bool(client.telemetry) for client in allocator.clients.values())
 
-    with (
-        local_cluster(1) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
-    ):
+    with connected_cluster(slow_server, processes=True) as (cluster, client, _):
         until(lambda: client.run_on_scheduler(joined) == 1)
         cluster.scale(2)
         client.wait_for_workers(2)
@@ -183,10 +181,7 @@ def test_what_another_try_repeats_is_not_tried_again(
         MODEL(jets(1, 1))
         raise ZeroDivisionError
 
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=one_worker),
-    ):
+    with fake_server(one_worker) as (server, _):
         if code is not None:
             server.fail(code, "not this", times=1000)
         error = ZeroDivisionError if code is None else errors.RequestError
@@ -203,10 +198,7 @@ def test_a_task_that_lost_its_servers_is_tried_again_as_its_user_wants(
         (tmp_path / str(time.monotonic_ns())).touch()
         return twice(MODEL(jets(1, 1)))
 
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=one_worker, retry_timeout_s=0.3),
-    ):
+    with fake_server(one_worker, retry_timeout_s=0.3) as (server, _):
         server.stop()
         future = one_worker.submit(score, retries=1000)
         until(lambda: len(list(tmp_path.iterdir())) > 2)
@@ -274,9 +266,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
     answers: list[int] = []
     with (
         FakeServer(multiplied(max_rows=4)) as server,
-        local_cluster(1, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client) as pool,
+        connected_cluster(server.url) as (cluster, client, pool),
     ):
         handlers, (worker,) = cluster.scheduler.stream_handlers, cluster.workers.values()
         take = handlers[REPORT]
@@ -447,9 +437,7 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) ->
 def test_the_dashboard_links_to_the_page(prefix: str) -> None:
     with (
         dask.config.set({"distributed.scheduler.http.prefix": prefix}),
-        local_cluster(0, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect("grpc://127.0.0.1:1", client=client),
+        connected_cluster("grpc://127.0.0.1:1", 0) as (cluster, *_),
     ):
         root = f"http://127.0.0.1:{cluster.scheduler.services['dashboard'].port}{prefix}"
         page = urlopen(f"{root}/sonic").read().decode()  # noqa: S310
@@ -458,15 +446,11 @@ def test_the_dashboard_links_to_the_page(prefix: str) -> None:
 
 
 def test_a_token_reaches_the_workers_and_no_result(one_worker: Client) -> None:
-    headers = {"authorization": "Bearer hush-hush"}
-
     def score(number: int) -> Any:
         return MODEL(jets(number, 2))
 
-    with (
-        FakeServer(multiplied(), headers=headers) as server,
-        sonic.connect(server.url, client=one_worker, token="hush-hush"),
-    ):
+    with fake_server(one_worker, token="hush-hush") as (server, _):
+        server.headers["authorization"] = "Bearer hush-hush"
         scores = one_worker.submit(score, 5).result()
         assert twice(scores) == [10.0, 12.0]
         assert b"hush" not in pickle.dumps(scores)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from distributed import Client
 from tests.commands import run
-from tests.dask.conftest import local_cluster
+from tests.dask.conftest import connected_cluster
 from tests.ports import held_port
 
 import sonic_coffea as sonic
@@ -124,11 +124,7 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
 
 
 def test_workers_that_are_still_to_come(server: FakeServer) -> None:
-    with (
-        local_cluster(0, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client) as pool,
-    ):
+    with connected_cluster(server.url, 0) as (cluster, _, pool):
         cluster.adapt(minimum=0, maximum=1, interval="50 ms")
         assert [check.process for check in pool.check()][1:]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied
+from tests.dask.conftest import MODEL, connected_cluster, jets, multiplied
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -109,11 +109,7 @@ def test_a_client_that_lost_its_link_has_its_servers_again(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its scheduler has taken its servers away meanwhile."""
-    with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        sonic.connect(server.url, client=client),
-    ):
+    with connected_cluster(server.url) as (own, client, _):
         (worker,) = own.workers.values()
         assert client.submit(score, 1, pure=False).result(60) == 2
         (before,) = plugins(worker)
@@ -130,11 +126,7 @@ def test_servers_that_are_still_being_taken_away_come_back(
 ) -> None:
     """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
     taken = threading.Event()
-    with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        sonic.connect(server.url, client=client),
-    ):
+    with connected_cluster(server.url) as (own, client, _):
         scheduler, (worker,) = own.scheduler, own.workers.values()
         broadcast = scheduler.broadcast
 
