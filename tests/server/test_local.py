@@ -193,12 +193,16 @@ def test_forked_children_neither_stop_a_server_nor_keep_it(light, serve):
     with serve(light) as server:
         pid = os.fork()
         if pid == 0:
-            server.stop()
-            os.write(told, b"running" if server.running else b"stopped")
-            signal.pause()
-            os._exit(0)
+            try:
+                server.stop()
+                os.write(told, b"running" if server.running else b"stopped")
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.close(told)
         try:
-            assert os.read(stopped, 7) == b"stopped"
+            with os.fdopen(stopped, "rb") as answer:
+                assert answer.read(7) == b"stopped"
             assert server.running
             assert server.metadata.models
             minder = supervisor(server)

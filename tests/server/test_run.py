@@ -166,3 +166,4 @@ def test_servers_that_end_by_themselves_are_restarted(light, serve, caplog):
         assert server.metadata.name == "triton"
     assert "was ended by SIGKILL, and is started again in 0.5 s" in caplog.text
     assert not server.running
+    assert not server.ended_on_request
