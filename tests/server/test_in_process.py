@@ -150,6 +150,7 @@ def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_p
     with sonic.connect(path) as pool:
         contract = pool.contract("m", None)
         assert contract.version == "12"
+        assert pool.contract("m", "1").version == "1"
         assert contract.digest
     save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
     with sonic.connect(path) as pool:
