@@ -234,6 +234,7 @@ MODULES = {
     "open": "x = (",
     "lacks": "import no_such_package",
     "exits": "raise SystemExit('no arguments')",
+    "json": "dumps = 1",
 }
 
 
@@ -245,6 +246,8 @@ MODULES = {
         (("grpc://h:1", "--declare", "nowhere:there"), "No module named 'nowhere'"),
         (("grpc://h:1", "--declare", "json:dumps"), "expected a Model or a processor's models"),
         (("grpc://h:1", "--declare", "analysis:A"), "expected a Model or a processor's models"),
+        (("grpc://h:1", "--declare", "json.py:dumps"), "json.py has the name of another module"),
+        (("grpc://h:1", "--declare", "none.py:x"), "no file 'none.py'"),
         (("grpc://h:1", "--declare", "json:"), "expected FILE.py:NAME or MODULE:NAME"),
         (("grpc://h:1", "--declare", ":x"), "expected FILE.py:NAME or MODULE:NAME"),
         (("grpc://h:1", "--declare", ".json:dumps"), "cannot import .json"),
