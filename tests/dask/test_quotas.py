@@ -16,6 +16,8 @@ from sonic_coffea.dask._quotas import Allocator, Telemetry
 from sonic_coffea.pool import Quota, RttStatistics
 from sonic_coffea.transport import ModelStatistics
 
+# Simulations that take a busy machine minutes.
+MINUTES = pytest.mark.slow, pytest.mark.timeout(600)
 URL = "grpc://s:1"
 SERVED = URL, ("m", None)
 UNEQUAL = [Accelerator(), Accelerator(instances=2)]
@@ -197,7 +199,7 @@ def test_a_server_is_saturated_and_shared_evenly(
     ("workers", "until", "warm", "work", "options"),
     [
         # In the time that counts, some have three turns, and others four.
-        pytest.param(2_000, 115, 68, Work(), {}, marks=pytest.mark.slow, id="thousands"),
+        pytest.param(2_000, 115, 68, Work(), {}, marks=MINUTES, id="thousands"),
         # The time of the network is no queue.
         pytest.param(16, 30, 10, Work(network_s=20e-3), {}, id="distant"),
         pytest.param(20, 16, 8, Work(), {"servers": UNEQUAL}, id="unequal"),
@@ -212,6 +214,7 @@ def test_servers_are_saturated_however_many_and_far_they_are(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
     # Rounds are of 2 s, and what is reported in one is of those before.
     server = Accelerator(launch_s=6e-3, row_s=1.5e-5, instances=10)
