@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
-import ssl
-import threading
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -154,62 +154,28 @@ def test_http_ports_are_recognised(repository: Path) -> None:
     assert "HTTP" in step["remedy"]
 
 
-@pytest.fixture
-def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A port with TLS, and the certificate of who signed for it."""
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    context.set_alpn_protocols(["h2"])
-    root = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(root))
-    over = threading.Event()
-
-    def serve(listening: socket.socket) -> None:
-        listening.settimeout(0.1)
-        while not over.is_set():
-            try:
-                accepted, _ = listening.accept()
-                with accepted, context.wrap_socket(accepted, server_side=True) as wrapped:
-                    wrapped.recv(1)
-            except OSError:
-                continue
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        yield listening.getsockname()[1], root
-        over.set()
-        thread.join()
-
-
-def test_tls_on_one_side_only_is_recognised(tls: tuple[int, Path], fake: FakeServer) -> None:
-    port, _ = tls
-    step = failed(f"grpc://127.0.0.1:{port}")
-    assert f"the port wants TLS; did you mean grpcs://127.0.0.1:{port}?" in step["detail"]
-    step = failed(f"grpcs://127.0.0.1:{port}")
-    assert "tls_root= names the authority to trust" in step["detail"]
-    assert "--tls-root" in step["remedy"]
-    assert "did you mean grpc://?" in failed(fake.url.replace("grpc", "grpcs"))["detail"]
+def test_servers_without_tls_are_told_from_lost_ones(fake: FakeServer) -> None:
+    step = failed(fake.url.replace("grpc", "grpcs"))
+    assert "did you mean grpc://?" in step["detail"]
 
 
 @pytest.mark.parametrize("option", ["root", "cert", "key"])
-def test_unreadable_files_for_tls_are_named(
-    option: str, tls: tuple[int, Path], tmp_path: Path
-) -> None:
-    issued = trustme.CA().issue_cert("client@example.org")
-    files = {name: tmp_path / f"{name}.pem" for name in ("root", "cert", "key")}
-    files["root"] = tls[1]
-    issued.cert_chain_pems[0].write_to_path(str(files["cert"]))
-    issued.private_key_pem.write_to_path(str(files["key"]))
-    files[option] = tmp_path / "notes.txt"
-    files[option].write_text("no certificate")
-    options = [part for name, file in files.items() for part in (f"--tls-{name}", file)]
-    step = failed(f"grpcs://127.0.0.1:{tls[0]}", *options)
+def test_unreadable_files_for_tls_are_named(option: str, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("client@example.org")
+    pems = {
+        "root": authority.cert_pem,
+        "cert": issued.cert_chain_pems[0],
+        "key": issued.private_key_pem,
+    }
+    pems[option] = trustme.Blob(b"no certificate")
+    for name, pem in pems.items():
+        pem.write_to_path(str(tmp_path / name))
+    options = [part for name in pems for part in (f"--tls-{name}", tmp_path / name)]
+    step = failed("grpcs://127.0.0.1:1", *options)
     assert step["name"] == "connection"
-    assert "cannot read tls_" in step["detail"]
-    assert str(files[option]) in step["detail"]
-    assert "PEM" in step["detail"]
+    for words in ("cannot read tls_", str(tmp_path / option), "PEM"):
+        assert words in step["detail"]
 
 
 def test_tokens_and_headers_open_a_server(fake: FakeServer, tmp_path: Path) -> None:
@@ -268,6 +234,7 @@ MODULES = {
     "open": "x = (",
     "lacks": "import no_such_package",
     "exits": "raise SystemExit('no arguments')",
+    "json": "dumps = 1",
 }
 
 
@@ -279,6 +246,8 @@ MODULES = {
         (("grpc://h:1", "--declare", "nowhere:there"), "No module named 'nowhere'"),
         (("grpc://h:1", "--declare", "json:dumps"), "expected a Model or a processor's models"),
         (("grpc://h:1", "--declare", "analysis:A"), "expected a Model or a processor's models"),
+        (("grpc://h:1", "--declare", "json.py:dumps"), "json.py has the name of another module"),
+        (("grpc://h:1", "--declare", "none.py:x"), "no file 'none.py'"),
         (("grpc://h:1", "--declare", "json:"), "expected FILE.py:NAME or MODULE:NAME"),
         (("grpc://h:1", "--declare", ":x"), "expected FILE.py:NAME or MODULE:NAME"),
         (("grpc://h:1", "--declare", ".json:dumps"), "cannot import .json"),
@@ -326,21 +295,30 @@ def test_models_are_listed(server: sonic.LocalServer) -> None:
 def test_local_servers_are_listed_and_stopped(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both that of `serve`, which does not start it again, and that of a session."""
     # With records of its own: it stops all that it finds.
     (tmp_path / "state").mkdir(mode=0o700)
     monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
-    first, second = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
-    with first, second:
-        records = {record["url"]: record for record in json.loads(run("status", "--json").stdout)}
-        assert records[first.url]["models"] == ["tagger v1"]
-        assert records[first.url]["pid"] == first.pid
-        assert first.url in run("status").stdout.replace("\n", "")
-        done = run("status", "--stop", first.url, "--json")
-        assert json.loads(done.stdout) == {"stopped": [first.url]}
-        until(lambda: not first.running, what="the end of one")
-        assert second.running
-        wrong = run("status", "--stop", "grpc://127.0.0.1:1")
-        assert wrong.returncode == 1
-        assert "no local server of yours" in wrong.stderr
-        assert json.loads(run("status", "--stop", "all", "--json").stdout)["stopped"]
-        until(lambda: not second.running, what="the end of the other")
+    command = [sys.executable, "-m", "sonic_coffea", "serve", str(repository), "--json"]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **piped) as serving, sonic.LocalServer(repository) as server:
+        try:
+            url = json.loads(serving.stdout.readline())["url"]
+            records = {row["url"]: row for row in json.loads(run("status", "--json").stdout)}
+            assert set(records) == {url, server.url}
+            assert records[server.url]["models"] == ["tagger v1"]
+            assert records[server.url]["pid"] == server.pid
+            assert url in run("status").stdout.replace("\n", "")
+            assert run("status", "--stop", url).stdout == f"stopped {url}\n"
+            assert serving.wait(30) == 0
+            assert f"{url} was stopped on request" in serving.stderr.read()
+            (left,) = json.loads(run("status", "--json").stdout)
+            assert left["url"] == server.url
+            wrong = run("status", "--stop", "grpc://127.0.0.1:1")
+            assert wrong.returncode == 1
+            assert "no local server of yours" in wrong.stderr
+            stopped = json.loads(run("status", "--stop", "all", "--json").stdout)
+            assert stopped == {"stopped": [server.url]}
+            until(lambda: not server.running, what="the end of the other")
+        finally:
+            serving.kill()

@@ -56,20 +56,6 @@ def test_changed_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("build", "r"),
-        ("build", "r", "model.onnx"),
-        ("build", "r", "a=x.onnx", "a=y.onnx"),
-        ("build", "r", "a=x.onnx", "--max-batch-size", "-1"),
-        ("show",),
-    ],
-)
-def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
-    assert run("repository", *arguments).returncode == 2
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "error: cannot read"),

@@ -151,16 +151,3 @@ def test_errors_show_the_declaration_that_would_fit(server: FakeServer) -> None:
         '"softmax": ["a", "b", "label_3",',
     ):
         assert line in fits
-
-
-def test_labels_are_compared_with_those_of_the_server() -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"], "z": None})
-    with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url):
-        contract = model.check()
-    compare = model.compare_labels
-    assert compare({"y": ["a", "b"], "z": ["c"]}, contract, server="s") == []
-    assert compare({"y": ["p", "q"]}, contract, server="s") == [
-        "the server calls the values of 'y' p, q"
-    ]
-    with pytest.raises(errors.ContractError, match="'y' are declared in another order .* b, a"):
-        compare({"y": ["b", "a"]}, contract, server="s")

@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from tests.server.support import function
 
 import sonic_coffea as sonic
-from sonic_coffea.testing import FakeModel
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Answers with the double of each row, after 50 ms for a batch; -1 is an error of the model.
-_MODEL = """
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.05)
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            if (x == -1).any():
-                error = pb_utils.TritonError("minus one")
-                responses.append(pb_utils.InferenceResponse([], error))
-                continue
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
-        return responses
-"""
-_CONFIG = """
-name: "double"
-backend: "python"
-max_batch_size: 64
-input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-
-
-def write_repository(path: Path) -> Path:
-    version = path / "double" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(_MODEL)
-    (version.parent / "config.pbtxt").write_text(_CONFIG)
-    return path
 
 
 @pytest.fixture(scope="session")
 def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_repository(tmp_path_factory.mktemp("slow") / "repository")
+    """A model that doubles each row, in 50 ms for a request."""
+    folder = tmp_path_factory.mktemp("slow")
+    code = "import time\ndef double(x):\n    time.sleep(0.05)\n    return {'y': 2 * x}\n"
+    double = function(folder / "double.py", code, width=1)
+    options = {"max_batch_size": 64, "dynamic_batching": False}
+    return sonic.build_repository(folder / "repository", {"double": double}, **options)
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +42,34 @@ def local_cluster(workers: int = 2, **options: Any) -> LocalCluster:
     return LocalCluster(
         n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", **options
     )
+
+
+@contextlib.contextmanager
+def connected_cluster(
+    servers: Any,
+    workers: int = 1,
+    *,
+    processes: bool = False,
+    memory_limit: str = "auto",
+    **options: Any,
+) -> Iterator[tuple[LocalCluster, Client, sonic.Pool]]:
+    """Yield a cluster, its client, and its pool of servers."""
+    with (
+        local_cluster(workers, processes=processes, memory_limit=memory_limit) as cluster,
+        Client(cluster) as client,
+        sonic.connect(servers, client=client, **options) as pool,
+    ):
+        yield cluster, client, pool
+
+
+@contextlib.contextmanager
+def fake_server(client: Client, **options: Any) -> Iterator[tuple[FakeServer, sonic.Pool]]:
+    """Yield a server that doubles, to which a client is connected, and the pool."""
+    with (
+        FakeServer(multiplied()) as server,
+        sonic.connect(server.url, client=client, **options) as pool,
+    ):
+        yield server, pool
 
 
 @pytest.fixture(scope="session")

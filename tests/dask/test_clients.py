@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied
+from tests.dask.conftest import MODEL, connected_cluster, jets, local_cluster, multiplied
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -171,23 +170,6 @@ def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> Non
         until(lambda: set(watching.run(plugins).values()) == {1})
 
 
-def test_a_scheduler_of_another_version_allocates_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        server(2) as one,
-    ):
-        sonic.connect(one.url, client=client)
-        for name in [name for name in own.scheduler.handlers if name.startswith("sonic_join")]:
-            del own.scheduler.handlers[name]
-        with sonic.connect(one.url, client=client, max_in_flight=3):
-            assert client.submit(by_reference, 2).result() == 2.0
-    assert "the scheduler allocates no quotas" in caplog.text
-
-
 class Polled(FakeServer):
     """A server whose statistics are asked for, and which may owe them."""
 
@@ -212,10 +194,8 @@ def rounds() -> Iterator[Any]:
     """A worker in this process, a polled server, and how many rounds the worker has had."""
     had: list[int] = []
     with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
         Polled() as polled,
-        sonic.connect(polled.url, client=client, metadata_timeout_s=60),
+        connected_cluster(polled.url, metadata_timeout_s=60) as (own, client, _),
     ):
         (worker,) = own.workers.values()
         (callback,) = (c for name, c in worker.periodic_callbacks.items() if "sonic" in name)

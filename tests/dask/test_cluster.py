@@ -16,15 +16,24 @@ from urllib.request import urlopen
 import dask
 import grpc
 import pytest
-from distributed import Client, LocalCluster, as_completed
+from distributed import Client, LocalCluster, default_client
 from distributed.batched import BatchedSend
 from tests.dask.browser import browser
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied, twice
+from tests.dask.conftest import (
+    MODEL,
+    connected_cluster,
+    fake_server,
+    jets,
+    local_cluster,
+    multiplied,
+    twice,
+)
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicSchedulerPlugin
+from sonic_coffea.dask import cluster as cluster_of_processes
 from sonic_coffea.dask._worker import JOIN, REPORT
 from sonic_coffea.pool import current
 from sonic_coffea.testing import FakeServer
@@ -42,9 +51,13 @@ def chunk(number: int) -> tuple[float, float, list[float]]:
     return left, time.monotonic(), twice(scores)
 
 
-def rounds_of(worker: Any) -> list[PeriodicCallback]:
+def rounds_of(dask_worker: Any) -> list[PeriodicCallback]:
     """Return what a worker does in each round: it has rounds for each settings that it reports."""
-    return [rounds for name, rounds in worker.periodic_callbacks.items() if "sonic" in name]
+    return [rounds for name, rounds in dask_worker.periodic_callbacks.items() if "sonic" in name]
+
+
+def number_of_rounds(dask_worker: Any) -> int:
+    return len(rounds_of(dask_worker))
 
 
 def most_at_a_time(chunks: list[tuple[float, float, list[float]]]) -> int:
@@ -68,17 +81,6 @@ def test_a_waiting_chunk_is_suspended(
     assert least <= most_at_a_time(chunks) <= most
 
 
-def test_a_worker_tells_its_pool_its_memory(one_worker: Client) -> None:
-    def limits(dask_worker: Any) -> tuple[Any, Any]:
-        from sonic_coffea.pool._process import memory_bytes
-
-        return memory_bytes(), dask_worker.memory_manager.memory_limit
-
-    with sonic.connect("grpc://never.called:1", client=one_worker):
-        (told, limit), *_ = one_worker.run(limits).values()
-    assert told == limit > 0
-
-
 def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: sonic.LocalServer) -> None:
     def twice_twice(number: int) -> list[float]:
         return twice(MODEL(jets(number, 2))) + twice(MODEL(jets(number + 100, 2)))
@@ -93,9 +95,7 @@ def test_a_full_memory_keeps_the_thread(slow_server: sonic.LocalServer) -> None:
     parts = ("target", "spill", "pause", "terminate")
     with (
         dask.config.set({f"distributed.worker.memory.{part}": False for part in parts}),
-        local_cluster(1, processes=False, memory_limit="64 MiB") as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
+        connected_cluster(slow_server, memory_limit="64 MiB") as (_, client, _),
     ):
         chunks = client.gather(client.map(chunk, range(4)))
     assert most_at_a_time(chunks) == 1
@@ -105,11 +105,7 @@ def test_workers_of_one_process_share_its_pool(
     slow_server: sonic.LocalServer,
 ) -> None:
     """Its reports count once."""
-    with (
-        local_cluster(2, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client) as pool,
-    ):
+    with connected_cluster(slow_server, 2) as (cluster, client, pool):
         plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
         chunks = client.gather(client.map(chunk, range(40)))
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
@@ -138,11 +134,7 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
         allocator = dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator
         return sum(bool(client.telemetry) for client in allocator.clients.values())
 
-    with (
-        local_cluster(1) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
-    ):
+    with connected_cluster(slow_server, processes=True) as (cluster, client, _):
         until(lambda: client.run_on_scheduler(joined) == 1)
         cluster.scale(2)
         client.wait_for_workers(2)
@@ -171,7 +163,8 @@ def test_a_scheduler_without_the_package_is_no_obstacle(
         with sonic.connect(slow_server, client=client):
             chunks = client.gather(client.map(chunk, range(4)))
     assert chunks[3][2] == [60.0, 62.0, 64.0]
-    assert "the scheduler cannot load sonic-coffea" in caplog.text
+    for words in ("the scheduler cannot load sonic-coffea", "the scheduler allocates no quotas"):
+        assert words in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -188,10 +181,7 @@ def test_what_another_try_repeats_is_not_tried_again(
         MODEL(jets(1, 1))
         raise ZeroDivisionError
 
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=one_worker),
-    ):
+    with fake_server(one_worker) as (server, _):
         if code is not None:
             server.fail(code, "not this", times=1000)
         error = ZeroDivisionError if code is None else errors.RequestError
@@ -208,10 +198,7 @@ def test_a_task_that_lost_its_servers_is_tried_again_as_its_user_wants(
         (tmp_path / str(time.monotonic_ns())).touch()
         return twice(MODEL(jets(1, 1)))
 
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=one_worker, retry_timeout_s=0.3),
-    ):
+    with fake_server(one_worker, retry_timeout_s=0.3) as (server, _):
         server.stop()
         future = one_worker.submit(score, retries=1000)
         until(lambda: len(list(tmp_path.iterdir())) > 2)
@@ -248,24 +235,28 @@ def test_what_a_task_catches_is_its_own_business(
         assert len(list(tmp_path.iterdir())) == tries
 
 
-def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) -> None:
-    server = sonic.LocalServer(slow_repository, restart=False).start()
-    other = sonic.LocalServer(slow_repository).start()
-    client = one_worker
-    with other, server, sonic.connect([server, other], client=client):
-        futures = client.map(chunk, range(80))
-        done = as_completed(futures)
-        for _ in range(10):
-            next(done)
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
+def test_a_lost_server_is_an_event(one_worker: Client) -> None:
+    with (
+        FakeServer(multiplied()) as server,
+        FakeServer(multiplied()) as other,
+        sonic.connect([server.url, other.url], client=one_worker),
+    ):
 
         def lost() -> list[dict[str, Any]]:
-            events = [event for _, event in client.get_events("sonic-coffea")]
+            events = [event for _, event in one_worker.get_events("sonic-coffea")]
             return [event for event in events if event["server"] in (server.url, other.url)]
 
-        until(lambda: any(event["action"] == "lost" for event in lost()))
+        def is_lost() -> bool:
+            """Whether it is told; each chunk may be the one that finds the server gone."""
+            assert one_worker.submit(chunk, 30, pure=False).result()[2][0] == 600.0
+            return any(event["action"] == "lost" for event in lost())
+
+        server.hold()
+        futures = one_worker.map(chunk, range(20))
+        until(lambda: bool(server.requests))
+        server.stop()
+        assert all(out[2][0] == 20.0 * n for n, out in enumerate(one_worker.gather(futures)))
+        until(is_lost)
         assert {event["server"] for event in lost()} == {server.url}
         assert all("worker" in event for event in lost())
 
@@ -275,9 +266,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
     answers: list[int] = []
     with (
         FakeServer(multiplied(max_rows=4)) as server,
-        local_cluster(1, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client) as pool,
+        connected_cluster(server.url) as (cluster, client, pool),
     ):
         handlers, (worker,) = cluster.scheduler.stream_handlers, cluster.workers.values()
         take = handlers[REPORT]
@@ -360,42 +349,51 @@ def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None
         dask_scheduler.handlers[JOIN] = joined
 
     with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
-        before = one_worker.run(lambda dask_worker: len(rounds_of(dask_worker)))
+        (before,) = one_worker.run(number_of_rounds).values()
         one_worker.run_on_scheduler(answer_late)
         with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
-            after = one_worker.run(lambda dask_worker: len(rounds_of(dask_worker)))
-            assert after.popitem()[1] == before.popitem()[1] + 1
+            assert list(one_worker.run(number_of_rounds).values()) == [before + 1]
 
 
-def test_dask_s_profiler_freezes_no_worker(one_worker: Client) -> None:
-    """It looks at threads, which Python before 3.11.9 must not do while one is started."""
-    with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
-        profiled = one_worker.run(lambda dask_worker: "profile" in dask_worker.periodic_callbacks)
-    assert list(profiled.values()) == [sys.version_info >= (3, 11, 9)]
+def test_workers_are_set_up(one_worker: Client) -> None:
+    """A pool knows its worker's memory, and no profiler freezes it.
+
+    dask's looks at threads, which Python before 3.11.9 must not do while one is started.
+    """
+
+    def state(dask_worker: Any) -> tuple[Any, Any, bool]:
+        from sonic_coffea.pool._process import memory_bytes
+
+        limit = dask_worker.memory_manager.memory_limit
+        return memory_bytes(), limit, "profile" in dask_worker.periodic_callbacks
+
+    with sonic.connect("grpc://never.called:1", client=one_worker):
+        ((told, limit, profiled),) = one_worker.run(state).values()
+    assert told == limit > 0
+    assert profiled == (sys.version_info >= (3, 11, 9))
 
 
-def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> None:
+def test_figures_are_where_dask_shows_them(
+    one_worker: Client, slow_server: sonic.LocalServer
+) -> None:
     """Of all pools of a worker together."""
-    with (
-        local_cluster(1) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
-    ):
-        client.gather(client.map(chunk, range(10)))
-        sonic.connect(slow_server, client=client, max_in_flight=5)
-        client.gather(client.map(chunk, range(20)))
 
-        rows = 0.0
-        for worker in client.scheduler_info(n_workers=-1)["workers"].values():
-            url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
-            text = urlopen(url).read().decode()
-            assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
-            rows += sum(
-                float(line.split()[-1])
-                for line in text.splitlines()
-                if line.startswith("sonic_rows_total{")
-            )
-        assert rows == 90
+    def metrics() -> tuple[str, float]:
+        """Return the text of the page, and the sum of the rows."""
+        (worker,) = one_worker.scheduler_info(n_workers=-1)["workers"].values()
+        url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
+        text = urlopen(url).read().decode()
+        rows = (line for line in text.splitlines() if line.startswith("sonic_rows_total{"))
+        return text, sum(float(line.split()[-1]) for line in rows)
+
+    with sonic.connect(slow_server, client=one_worker):
+        _, before = metrics()
+        one_worker.gather(one_worker.map(chunk, range(10), pure=False))
+        sonic.connect(slow_server, client=one_worker, max_in_flight=5)
+        one_worker.gather(one_worker.map(chunk, range(20), pure=False))
+        text, rows = metrics()
+    assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
+    assert rows - before == 90
 
 
 def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
@@ -430,15 +428,16 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) ->
         assert float(shown["Model (ms)"]) > 45
         assert float(shown["RTT (ms)"]) > 45
         assert (shown["Retries"], shown["Failures"]) == ("0", "0")
+        with browser() as show:
+            text = show(url)
+            until(lambda: server.url in text() and "double v1" in text())
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
 def test_the_dashboard_links_to_the_page(prefix: str) -> None:
     with (
         dask.config.set({"distributed.scheduler.http.prefix": prefix}),
-        local_cluster(0, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect("grpc://127.0.0.1:1", client=client),
+        connected_cluster("grpc://127.0.0.1:1", 0) as (cluster, *_),
     ):
         root = f"http://127.0.0.1:{cluster.scheduler.services['dashboard'].port}{prefix}"
         page = urlopen(f"{root}/sonic").read().decode()  # noqa: S310
@@ -446,64 +445,29 @@ def test_the_dashboard_links_to_the_page(prefix: str) -> None:
         assert page.count('<a href="sonic">') == 2
 
 
-def test_the_page_in_a_browser(one_worker: Client, slow_server: sonic.LocalServer) -> None:
-    client = one_worker
-    with sonic.connect(slow_server, client=client), browser() as show:
-        client.gather(client.map(chunk, range(10)))
-        text = show(client.dashboard_link.replace("/status", "/sonic"))
-        until(lambda: slow_server.url in text() and "double v1" in text())
-
-
-def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
-    with (
-        local_cluster(0, processes=False) as cluster,
-        Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
-    ):
-        cluster.adapt(minimum=0, maximum=2, interval="100 ms")
-        chunks = client.gather(client.map(chunk, range(20)))
-        assert [out[2][0] for out in chunks] == [20.0 * n for n in range(20)]
-
-
-_UPLOADED = """
-import sonic_coffea as sonic
-
-model = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
-
-
-def score(objects):
-    return model(objects).twice.tolist()
-"""
-
-
-def test_code_that_is_uploaded(
-    one_worker: Client, slow_server: sonic.LocalServer, tmp_path: Path
-) -> None:
-    (tmp_path / "uploaded_analysis.py").write_text(_UPLOADED)
-
-    def score(objects: Any) -> Any:
-        import uploaded_analysis
-
-        return uploaded_analysis.score(objects)
-
-    with sonic.connect(slow_server, client=one_worker):
-        one_worker.upload_file(str(tmp_path / "uploaded_analysis.py"))
-        assert one_worker.submit(score, jets(3, 2)).result() == [6.0, 8.0]
-        # Workers that are started anew have it, and their pool.
-        one_worker.restart()
-        assert one_worker.submit(score, jets(3, 2), pure=False).result() == [6.0, 8.0]
-
-
 def test_a_token_reaches_the_workers_and_no_result(one_worker: Client) -> None:
-    headers = {"authorization": "Bearer hush-hush"}
-
     def score(number: int) -> Any:
         return MODEL(jets(number, 2))
 
-    with (
-        FakeServer(multiplied(), headers=headers) as server,
-        sonic.connect(server.url, client=one_worker, token="hush-hush"),
-    ):
+    with fake_server(one_worker, token="hush-hush") as (server, _):
+        server.headers["authorization"] = "Bearer hush-hush"
         scores = one_worker.submit(score, 5).result()
         assert twice(scores) == [10.0, 12.0]
         assert b"hush" not in pickle.dumps(scores)
+
+
+def test_ctrl_c_is_for_the_process_of_the_client() -> None:
+    """A terminal sends it to all; the workers go on until their client stops them."""
+    with cluster_of_processes(1) as client:
+        (pid,) = client.run(os.getpid).values()
+        os.kill(pid, signal.SIGINT)
+        assert client.submit(int).result() == 0
+        assert list(client.run(os.getpid).values()) == [pid]
+
+
+def test_its_client_is_the_current_one(one_worker: Client) -> None:
+    """coffea's progress bar would wait for ever for the tasks of another cluster."""
+    with one_worker.as_current(), cluster_of_processes(1) as client:
+        assert default_client() is client
+    with one_worker.as_current():
+        assert default_client() is one_worker

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from tests.commands import run
+from tests.dask.conftest import connected_cluster
 from tests.ports import held_port
 
 import sonic_coffea as sonic
@@ -123,13 +124,7 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
 
 
 def test_workers_that_are_still_to_come(server: FakeServer) -> None:
-    with (
-        LocalCluster(
-            processes=False, n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client) as pool,
-    ):
+    with connected_cluster(server.url, 0) as (cluster, _, pool):
         cluster.adapt(minimum=0, maximum=1, interval="50 ms")
         assert [check.process for check in pool.check()][1:]
 

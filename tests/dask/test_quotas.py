@@ -1,4 +1,4 @@
-"""Quotas: the rules for a few clients, and thousands of workers with the real core."""
+"""The scheduler: quotas, by rule and for simulated workers with the real core; sums and rates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
+from sonic_coffea.dask._dashboard import History
 from sonic_coffea.dask._quotas import Allocator
 from sonic_coffea.pool import Quota, RttStatistics, Telemetry
+from sonic_coffea.transport import ModelStatistics
 
-SERVED = "grpc://s:1", ("m", None)
+# Simulations that take a busy machine minutes.
+MINUTES = pytest.mark.slow, pytest.mark.timeout(600)
+URL = "grpc://s:1"
+SERVED = URL, ("m", None)
+UNEQUAL = [Accelerator(), Accelerator(instances=2)]
+# A batch takes long, so that there are few of them to simulate.
+SLOW = Accelerator(launch_s=2e-2, row_s=5e-5)
 
 
 class Rounds:
@@ -173,11 +181,7 @@ def simulate(workers: int, work: Work, *, until: float, warm: float, **options: 
 
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize(
-    ("workers", "rows", "until"),
-    [
-        *((1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30)),
-        pytest.param(400, 1024, 60, marks=pytest.mark.slow),
-    ],
+    ("workers", "rows", "until"), [(1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30)]
 )
 def test_a_server_is_saturated_and_shared_evenly(
     workers: int, rows: int, until: float, statistics: bool
@@ -191,27 +195,32 @@ def test_a_server_is_saturated_and_shared_evenly(
     assert simulation.in_flight <= 3 * max(4, 2 * 1024 / rows)
 
 
-@pytest.mark.slow
-def test_thousands_of_workers_saturate_a_server() -> None:
-    """In the time that counts, some have three turns, and others four."""
-    _, throughput, evenness = simulate(2_000, Work(), until=115, warm=68)
+@pytest.mark.parametrize(
+    ("workers", "until", "warm", "work", "options"),
+    [
+        # In the time that counts, some have three turns, and others four.
+        pytest.param(2_000, 115, 68, Work(), {}, marks=MINUTES, id="thousands"),
+        # The time of the network is no queue.
+        pytest.param(16, 30, 10, Work(network_s=20e-3), {}, id="distant"),
+        pytest.param(20, 16, 8, Work(), {"servers": UNEQUAL}, id="unequal"),
+    ],
+)
+def test_servers_are_saturated_however_many_and_far_they_are(
+    workers: int, until: float, warm: float, work: Work, options: dict[str, Any]
+) -> None:
+    _, throughput, evenness = simulate(workers, work, until=until, warm=warm, **options)
     assert throughput > 0.95
     assert evenness > 0.95
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
     # Rounds are of 2 s, and what is reported in one is of those before.
     server = Accelerator(launch_s=6e-3, row_s=1.5e-5, instances=10)
     simulation, _, evenness = simulate(1000, Work(), until=60, warm=20, servers=[server])
     assert all(simulation.throughput(t, t + 10) > 0.9 for t in (20, 30, 40, 50))
     assert evenness > 0.95
-
-
-def test_a_distant_server_is_saturated() -> None:
-    """The time of the network is no queue."""
-    _, throughput, _ = simulate(16, Work(network_s=20e-3), until=30, warm=10)
-    assert throughput > 0.95
 
 
 @pytest.mark.parametrize("servers", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -245,20 +254,6 @@ def test_first_quotas_are_waited_for_while_more_clients_come() -> None:
     assert min(waits) >= 3 * allocator.round_s
 
 
-def test_without_a_scheduler_a_thousand_workers_queue() -> None:
-    """The reason for quotas."""
-    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, schedulers=0)
-    assert throughput > 0.9
-    assert simulation.in_flight > 1000
-
-
-def test_unequal_servers_are_both_saturated() -> None:
-    servers = [Accelerator(), Accelerator(instances=2)]
-    _, throughput, evenness = simulate(20, Work(), until=16, warm=8, servers=servers)
-    assert throughput > 0.9
-    assert evenness > 0.95
-
-
 def test_workers_that_come_and_go_are_followed_within_5_s() -> None:
     simulation = Simulation([Accelerator()], Work(rows=1024))
     simulation.join(50, within_s=1.0)
@@ -268,10 +263,6 @@ def test_workers_that_come_and_go_are_followed_within_5_s() -> None:
     for change in (0.0, 15.0, 30.0):
         assert simulation.throughput(change + 5, change + 15) > 0.9
     assert simulation.in_flight < 20
-
-
-# A batch takes long, so that there are few of them to simulate.
-SLOW = Accelerator(launch_s=2e-2, row_s=5e-5)
 
 
 @pytest.mark.parametrize("statistics", [True, False])
@@ -307,3 +298,56 @@ def test_a_server_that_is_not_saturated_delays_nobody() -> None:
     waits = sorted(a.at - a.made_at for a in simulation.answered if a.at > 30)
     assert waits[len(waits) // 2] < 0.015
     assert waits[int(0.99 * len(waits))] < 0.1
+
+
+KEY = URL, "m", "1"
+
+
+def totals(rows: int) -> dict[Any, float]:
+    """Return those of a worker that has sent requests of ten rows and 0.5 s."""
+    return {(KEY, "rows"): rows, (KEY, "requests"): rows / 10, (KEY, "trip_s"): 0.05 * rows}
+
+
+def asked(requests: int, queue_s: float, compute_s: float) -> ModelStatistics:
+    return ModelStatistics(requests=requests, queue_s=queue_s, compute_s=compute_s)
+
+
+def test_what_other_clusters_send_is_seen() -> None:
+    """By the server's own account, which is of all requests."""
+    history = History()
+    for step in range(40):
+        # Ten of its own a step, and thirty of others.
+        history.report(totals(100 if step else 0), {})
+        history.report({}, {SERVED: asked(1000 + 40 * step, 1, 1)})
+        if step == 0:
+            # What was before is nobody's.
+            assert history.courses[KEY].others is None
+    others = history.courses[KEY].others
+    assert others is not None
+    assert abs(others - 0.75) < 0.01
+
+
+def test_rounds_make_rates() -> None:
+    history, allocator = History(), Allocator()
+    telemetry = {SERVED: Telemetry(3, 4, RttStatistics())}
+    for now in (0.0, 1.0, 2.0):
+        history.report(totals(100 if now else 0), {})
+        allocator.report("a", telemetry, {URL: now == 2.0}, now)
+        allocator.end_round(now)
+        history.end_round(allocator, now)
+    (course,) = history.courses.values()
+    assert [rate for _, rate in course.rows_per_s] == [100.0, 100.0]
+    assert course.rtt_s == 0.5
+    assert course.demand == (3, 4, allocator.capacities[SERVED].limit)
+    assert course.open_circuits == 1
+
+
+def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
+    history = History()
+    history.report(totals(10), {SERVED: asked(10, 1.0, 3.0)})
+    history.report({}, {SERVED: asked(20, 1.1, 6.0)})
+    history.report({}, {(URL, ("m", "2")): asked(20, 9.0, 9.0)})  # another version
+    (course,) = history.courses.values()
+    assert course.queue_s is not None
+    assert round(course.queue_s, 6) == 0.01
+    assert course.model_s == 0.3

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied
+from tests.dask.conftest import MODEL, connected_cluster, jets, multiplied
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -48,27 +48,22 @@ def joined(dask_scheduler: Any) -> int:
 
 
 @contextmanager
-def process(kind: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a scheduler or a worker, and kill it."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
-    started = subprocess.Popen([*command, "--no-dashboard"], env={**os.environ, "PYTHONPATH": path})
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-
-
-@contextmanager
 def cluster(port: int, *, workers: int = 1) -> Iterator[subprocess.Popen[bytes]]:
-    address = ("--host", "127.0.0.1", "--port", str(port))
-    with process("scheduler", *address) as scheduler:
-        if not workers:
-            yield scheduler
-            return
-        with process("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny"):
-            yield scheduler
+    """Run a scheduler and its workers, and kill them."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    scheduler = ("scheduler", "--host", "127.0.0.1", "--port", str(port))
+    worker = ("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny")
+    processes = []
+    try:
+        for kind, *arguments in (scheduler, *[worker] * workers):
+            command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
+            environment = {**os.environ, "PYTHONPATH": path}
+            processes.append(subprocess.Popen([*command, "--no-dashboard"], env=environment))
+        yield processes[0]
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
@@ -114,11 +109,7 @@ def test_a_client_that_lost_its_link_has_its_servers_again(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its scheduler has taken its servers away meanwhile."""
-    with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        sonic.connect(server.url, client=client),
-    ):
+    with connected_cluster(server.url) as (own, client, _):
         (worker,) = own.workers.values()
         assert client.submit(score, 1, pure=False).result(60) == 2
         (before,) = plugins(worker)
@@ -135,11 +126,7 @@ def test_servers_that_are_still_being_taken_away_come_back(
 ) -> None:
     """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
     taken = threading.Event()
-    with (
-        local_cluster(1, processes=False) as own,
-        Client(own) as client,
-        sonic.connect(server.url, client=client),
-    ):
+    with connected_cluster(server.url) as (own, client, _):
         scheduler, (worker,) = own.scheduler, own.workers.values()
         broadcast = scheduler.broadcast
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from distributed import Client, secede
-from tests.dask.conftest import MODEL, jets, local_cluster, multiplied, twice
+from tests.dask.conftest import MODEL, fake_server, jets, local_cluster, twice
 from tests.waiting import until
 
-import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +48,7 @@ def client() -> Iterator[Client]:
 
 def test_a_call_with_a_time_limit_keeps_its_thread(client: Client) -> None:
     """Another task, which may take long, would have the worker's only thread when it is over."""
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=client) as pool,
-    ):
+    with fake_server(client) as (server, pool):
         assert client.submit(lambda: twice(MODEL(jets(0, 1)))).result() == [0.0]
         server.hold()
         scoring = client.submit(score_in_time)
@@ -86,10 +81,7 @@ def score_after_secede() -> list[float]:
 
 
 def test_a_task_that_has_seceded_may_score(client: Client) -> None:
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=client) as pool,
-    ):
+    with fake_server(client) as (server, pool):
         server.hold()
         scoring = client.submit(score_after_secede)
         until(lambda: any(server.in_flight for server in pool.servers))

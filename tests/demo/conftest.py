@@ -28,10 +28,7 @@ def demo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def demo_json(*arguments: str | Path) -> dict[str, Any]:
-    return read(demo(*arguments, "--json"))
-
-
-def read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    done = demo(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

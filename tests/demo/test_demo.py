@@ -1,22 +1,33 @@
+"""The demo scores every jet of users' files, names what it cannot use, and ends at Ctrl-C."""
+
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import onnxruntime
+import psutil
 import pytest
 import uproot
 from tests.direct import direct_scores
+from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.demo import workflow
 
 from .conftest import DATA, demo, demo_json, rewrite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.server
 
@@ -171,3 +182,38 @@ def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "cannot write in the directory" in done.stderr
     assert (tmp_path / "out").read_text() == "as it was"
+
+
+@contextlib.contextmanager
+def running_demo(output: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a demo of many small chunks, of which some are done and most are not."""
+    command = [sys.executable, "-m", "sonic_coffea", "demo", "--chunksize", "20", "--workers", "1"]
+    process = subprocess.Popen(
+        [*command, "--output", str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        done = output.glob
+        until(lambda: any(done(".jets-*/*.parquet")) or process.poll() is not None, 200, "a chunk")
+        assert process.poll() is None, process.communicate()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    with running_demo(tmp_path / "out") as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 4  # supervisor, server, its models, worker
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert out == ""
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert list((tmp_path / "out").iterdir()) == []

@@ -18,10 +18,16 @@ from tests.direct import direct_scores
 
 from sonic_coffea.demo.samples import DATA
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Commands that would install or build are compared with what there is to run, not run.
 NOT_RUN = ("make ", "pip install ")
 # Runs the blocks of pages, each in one namespace; tracebacks point at the lines of the page. Read
@@ -81,22 +87,22 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     blocks, opened = [], None
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.startswith("```"):
             continue
         if opened is None:
             opened = number, line.removeprefix("```").strip()
         else:
-            lines = page.read_text(encoding="utf-8").splitlines()[opened[0] : number - 1]
-            blocks.append(Block(page, opened[0] + 1, opened[1], "\n".join(lines) + "\n"))
+            text = "\n".join(lines[opened[0] : number - 1])
+            blocks.append(Block(page, opened[0] + 1, opened[1], f"{text}\n"))
             opened = None
     assert opened is None, f"{page}: the block of line {opened} is not closed"
     return blocks
 
 
 def to_run(page: Path) -> list[Block]:
-    chosen = [b for b in blocks_of(page) if b.language in ("python", "bash")]
-    return [b for b in chosen if not b.installs]
+    return [b for b in blocks_of(page) if b.language in ("python", "bash") and not b.installs]
 
 
 def clean_environment(state: Path) -> dict[str, str]:

@@ -6,7 +6,6 @@ import doctest
 import importlib
 import json
 import re
-import sys
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +19,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
 
 from .support import (
+    PROJECT,
     ROOT,
     Block,
     blocks_of,
@@ -29,12 +29,8 @@ from .support import (
     run_pages,
     scored_directly,
     to_run,
+    tomllib,
 )
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -118,7 +114,6 @@ def test_installing_is_as_documented(block: Block) -> None:
     recipes = {target: recipe for target, _, recipe in rules}
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     checked = " ".join(re.findall(r"^make (.*)$", script, re.MULTILINE)).split()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for command in block.commands:
         program, _, rest = command.partition(" ")
         if program == "make":
@@ -131,7 +126,8 @@ def test_installing_is_as_documented(block: Block) -> None:
         else:
             extras = re.fullmatch(r'pip install "(?:\.|sonic-coffea)(?:\[([a-z,]+)\])?"', command)
             assert extras is not None, command
-            assert set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
+            known = PROJECT["project"]["optional-dependencies"]
+            assert set((extras[1] or "").split(",")) <= {"", *known}
 
 
 def links(page: Path) -> list[str]:

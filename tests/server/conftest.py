@@ -38,10 +38,12 @@ def classifier(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory, classifier) -> Path:
+    """A model, and another one whose second version is not served."""
     path = tmp_path_factory.mktemp("served") / "repository"
-    return build_repository(
-        path, {"top": classifier}, max_batch_size=64, labels={"top": ["q", "t"]}
-    )
+    labels = {"top": ["q", "t"]}
+    build_repository(path, {"top": classifier}, max_batch_size=64, labels=labels)
+    build_repository(path, {"pinned": classifier})
+    return build_repository(path, {"pinned": classifier}, version=2, versions=[1])
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +52,14 @@ def light(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("light")
     echo = function(folder / "echo.py", "def echo(x): return {'y': x}\n")
     return build_repository(folder / "repository", {"echo": echo})
+
+
+@pytest.fixture(scope="session")
+def never_ready(tmp_path_factory) -> Path:
+    """A repository whose one model does not load before its time is over."""
+    folder = tmp_path_factory.mktemp("never_ready")
+    code = "import time\ntime.sleep(600)\ndef wait(x): return {'y': x}\n"
+    return build_repository(folder / "repository", {"wait": function(folder / "wait.py", code)})
 
 
 @pytest.fixture(scope="session")

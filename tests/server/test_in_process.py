@@ -38,14 +38,16 @@ def columns(jets):
 
 @pytest.mark.server
 def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
-    with connect_transport(server.url) as triton:
-        theirs = triton.metadata("top", None)
     with sonic.connect(server.url) as pool:
         there = TOP(jets, pool=pool)
-    with sonic.connect(repository) as pool:
-        here, ours = TOP(jets, pool=pool), TOP.check(pool)
-    for what in ("version", "inputs", "outputs", "max_rows", "digest", "stacks"):
-        assert getattr(ours, what) == getattr(theirs, what)
+    with sonic.connect(repository) as pool, connect_transport(server.url) as triton:
+        here = TOP(jets, pool=pool)
+        for name in ("top", "pinned"):
+            ours, theirs = pool.contract(name, None), triton.metadata(name, None)
+            assert (ours.version, ours.digest) == ("1", theirs.digest)
+            for what in ("version", "inputs", "outputs", "max_rows", "digest", "stacks"):
+                assert getattr(ours, what) == getattr(theirs, what)
+            assert theirs.digest != ""
     assert ak.num(here).tolist() == ak.num(there).tolist()
     np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
 
@@ -106,32 +108,29 @@ def functions(tmp_path):
     )
 
 
+def model(name):
+    return sonic.Model(name, {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+
+
 def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
-    model = sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
     with sonic.connect(functions):
-        assert model(ak.Array([[{"pt": 1.5}], []])).y.tolist() == [[3.0], []]
-        with pytest.raises(InferenceError, match="too large.*model twice"):
-            model(ak.Array([{"pt": 2000.0}]))
-        nothing = sonic.Model("nothing", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
-        with pytest.raises(InferenceError, match="'y' is declared, but the model returned nothing"):
-            nothing(ak.Array([{"pt": 1.0}]))
-        masked = sonic.Model("masked", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
-        assert masked(ak.Array([{"pt": 1.0}])).y.tolist() == [1.0]
-        with pytest.raises(InferenceError, match="output 'y' has masked values"):
-            masked(ak.Array([{"pt": 1.0}, {"pt": 2.0}]))
-
-
-def test_arrays_may_have_another_byte_order(functions):
-    model = sonic.Model("swapped", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
-    with sonic.connect(functions):
-        assert model({"pt": np.asarray([1.5, 2.0], ">f4")})["y"].tolist() == [3.0, 4.0]
+        assert model("twice")(ak.Array([[{"pt": 1.5}], []])).y.tolist() == [[3.0], []]
+        assert model("masked")(ak.Array([{"pt": 1.0}])).y.tolist() == [1.0]
+        swapped = model("swapped")({"pt": np.asarray([1.5, 2.0], ">f4")})
+        assert swapped["y"].tolist() == [3.0, 4.0]
+        for name, message in (
+            ("twice", "too large.*model twice"),
+            ("nothing", "'y' is declared, but the model returned nothing"),
+            ("masked", "output 'y' has masked values"),
+        ):
+            with pytest.raises(InferenceError, match=message):
+                model(name)(ak.Array([{"pt": 1.0}, {"pt": 2000.0}]))
 
 
 def test_functions_are_called_once_at_a_time(functions):
-    model = sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
     pt = np.arange(64, dtype="float32")
     with sonic.connect(functions) as pool:
-        np.testing.assert_array_equal(model(ak.zip({"pt": pt})).y, 2 * pt)
+        np.testing.assert_array_equal(model("twice")(ak.zip({"pt": pt})).y, 2 * pt)
         assert pool.statistics.total().requests == 16
 
 
@@ -144,31 +143,16 @@ def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
             other(jets)
 
 
-@pytest.mark.server
-def test_a_version_that_is_pinned(tmp_path, classifier, serve):
-    path = build_repository(tmp_path / "r", {"m": classifier})
-    build_repository(path, {"m": classifier}, version=2, versions=[1])
-    with serve(path) as triton, connect_transport(triton.url) as connection:
-        theirs = connection.metadata("m", None)
-    with sonic.connect(path) as pool:
-        ours = pool.contract("m", None)
-    assert ours.digest == theirs.digest != ""
-    assert ours.version == theirs.version == "1"
-
-
-def test_the_latest_version_is_the_default(tmp_path, classifier):
+def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_path, classifier):
     other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
     path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
     build_repository(path, {"m": other}, version=12)
     with sonic.connect(path) as pool:
-        assert pool.contract("m", None).version == "12"
-
-
-def test_a_file_that_was_changed_has_no_known_digest(tmp_path, classifier):
-    path = build_repository(tmp_path / "r", {"m": classifier})
-    with sonic.connect(path) as pool:
-        assert pool.contract("m", None).digest
-    save_classifier(path / "m" / "1" / "model.onnx", features=8, ir_version=8)
+        contract = pool.contract("m", None)
+        assert contract.version == "12"
+        assert pool.contract("m", "1").version == "1"
+        assert contract.digest
+    save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
     with sonic.connect(path) as pool:
         assert pool.contract("m", None).digest == ""
 

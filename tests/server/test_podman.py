@@ -17,8 +17,6 @@ import onnxruntime
 import pytest
 from tests.waiting import until
 
-from sonic_coffea.errors import ServerStartError
-
 from .support import infer, is_gone, shared_memory, socket_folder, supervisor
 
 IMAGE = "localhost/sonic-coffea-triton:test"
@@ -118,8 +116,3 @@ def test_no_container_outlives_its_supervisor_or_podman(light, image, serve):
             server.wait()
             assert server.ended_on_request
             assert containers() == []
-
-
-def test_missing_images_are_named(light, image, serve):
-    with pytest.raises(ServerStartError, match="podman could not fetch localhost/no-image"):
-        serve(light, runtime="podman", image="localhost/no-image:1").start()

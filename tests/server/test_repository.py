@@ -12,7 +12,6 @@ import onnx
 import pytest
 import tritonclient.grpc as grpc_client
 from onnx import numpy_helper
-from tests.limits import without_room
 from tests.onnx_files import save_onnx
 from tests.waiting import until
 
@@ -340,11 +339,3 @@ def test_unusable_files_and_places_leave_nothing(tmp_path, classifier):
         # Coffea takes an OSError in the chain of causes for a broken file and skips the chunk.
         assert e.value.__cause__ is None
         assert [path.name for path in tmp_path.iterdir()] == ["f.py"]
-
-
-def test_full_disks_leave_a_repository_as_it_was(tmp_path, classifier):
-    build_repository(tmp_path / "r", {"m": classifier})
-    with without_room(), pytest.raises(ConfigError, match="File too large"):
-        build_repository(tmp_path / "r", {"n": classifier})
-    assert [path.name for path in tmp_path.iterdir()] == ["r"]
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["m"]

@@ -1,21 +1,24 @@
-"""A server that does not become ready says why, and another port is taken where one is lost."""
+"""A server that does not become ready says why; one that ends by itself is started again."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from tests.ports import held_port
+from tests.waiting import until
 
-from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import LocalServer
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import LocalServer, build_repository
 
-from .support import broken, shared_memory, socket_folder
+from .support import broken, function, is_listed, shared_memory, socket_folder, supervisor
 
 
 def remove(model):
@@ -47,40 +50,20 @@ def test_failed_starts_quote_the_server(tmp_path, classifier, serve, edit, expec
     assert not socket_folder(server.url).exists()
 
 
-def test_crashes_during_the_start_are_tried_again(tmp_path, classifier, serve, caplog):
-    crash = (
-        "import os, pathlib, signal\n"
-        "tried = pathlib.Path(__file__).with_name('tried')\n"
-        "if not tried.exists():\n"
-        "    tried.touch()\n"
-        "    os.kill(os.getppid(), signal.SIGABRT)\n"
-    )
-
-    def edit(model):
-        code = model / "1" / "model.py"
-        future, rest = code.read_text().split("from __future__ import annotations\n", 1)
-        code.write_text(f"{future}from __future__ import annotations\n{crash}{rest}")
-
-    path = broken(tmp_path, classifier, edit)
-    with serve(path) as server:
+def test_crashes_during_the_start_are_tried_again(tmp_path, serve, caplog):
+    code = """
+import os, pathlib, signal
+tried = pathlib.Path(__file__).with_name("tried")
+if not tried.exists():
+    tried.touch()
+    os.kill(os.getppid(), signal.SIGABRT)
+def crash(x): return {"y": x}
+"""
+    models = {"m": function(tmp_path / "crash.py", code)}
+    with serve(build_repository(tmp_path / "r", models)) as server:
         assert server.metadata.name == "triton"
     assert "was ended by SIGABRT" in caplog.text
     assert "is started again in 0.5 s" in caplog.text
-
-
-@pytest.mark.parametrize("argument", ["--grpc-port=8001", "--model-repository=/elsewhere"])
-def test_arguments_that_would_hide_the_server_are_refused(light, argument):
-    with pytest.raises(ConfigError, match=argument.partition("=")[0]):
-        LocalServer(light, extra_args=[argument])
-
-
-LOGGING = ["--log-info=false", "--log-format=ISO8601"]
-
-
-@pytest.mark.parametrize("arguments", [*([a] for a in LOGGING), ["--log-error=false", *LOGGING]])
-def test_servers_work_however_they_log(light, serve, arguments):
-    with serve(light, extra_args=arguments) as server:
-        assert server.metadata.models[0].state == "READY"
 
 
 FULL = """
@@ -112,17 +95,10 @@ def test_full_disks_are_reported_at_once(light, installation, tmp_path):
     assert "No space left on device" in done.stdout, done.stderr
 
 
-def test_starts_that_take_too_long_are_given_up(tmp_path, classifier, serve, caplog):
-    path = broken(
-        tmp_path,
-        classifier,
-        lambda m: (m / "1" / "model.py").write_text("import time\ntime.sleep(600)"),
-    )
-    server = serve(path, startup_timeout_s=1.0, stop_timeout_s=1.0)
-    begun = time.monotonic()
+def test_starts_that_take_too_long_are_given_up(never_ready, serve, caplog):
+    server = serve(never_ready, startup_timeout_s=1.0, stop_timeout_s=1.0)
     with pytest.raises(ServerStartError, match=r"not ready after 1 s"):
         server.start()
-    assert time.monotonic() - begun < 15.0
     assert shared_memory(server.url) == []
     # That it was killed, as it did not end in time, is no crash.
     assert "is started again" not in caplog.text
@@ -138,3 +114,56 @@ def test_ports_in_use_are_reported(light, serve):
             server.start()
         with server:
             assert server.url == f"grpc://127.0.0.1:{port}"
+
+
+class ImpatientServer(LocalServer):
+    _first_pause_s = 0.001
+
+
+class PatientServer(LocalServer):
+    _first_pause_s = 2.0
+
+
+def test_servers_are_restarted_five_times(light, installation, tmp_path, caplog):
+    repository = shutil.copytree(light, tmp_path / "repository")
+    server = ImpatientServer(repository, stop_timeout_s=0.0)
+    with server:
+        (repository / "echo" / "config.pbtxt").write_text("nonsense {")
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+    assert caplog.text.count("is started again in") == 5
+    assert "ended with exit status 1, again and again, and is not started again" in caplog.text
+
+
+def test_regions_of_late_clients_do_not_hinder_a_restart(light, installation, caplog):
+    with PatientServer(light, stop_timeout_s=0.0) as server:
+        first, name = server.pid, socket_folder(server.url).name
+        region = Path("/dev/shm", f"sonic-coffea-{name}", "region")  # noqa: S108
+        os.kill(first, signal.SIGKILL)
+        until(lambda: "is started again in 2 s" in caplog.text)
+        region.parent.mkdir(exist_ok=True)
+        region.touch()
+        failed = "cannot be started"
+        until(lambda: server.pid not in (None, first) or failed in caplog.text)
+        assert failed not in caplog.text
+    assert not region.parent.exists()
+
+
+def test_servers_that_end_by_themselves_are_restarted(light, serve, caplog):
+    """Even one that was stopped on request before, which stays stopped until it is started."""
+    with serve(light, restart=True) as server:
+        first = server.pid
+        os.kill(supervisor(server), signal.SIGTERM)
+        server.wait()
+        assert server.ended_on_request
+        server.start()
+        assert not server.ended_on_request
+        url, second = server.url, server.pid
+        os.kill(second, signal.SIGKILL)
+        until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
+        assert is_listed(url)
+        assert server.url == url
+        assert server.metadata.name == "triton"
+    assert "was ended by SIGKILL, and is started again in 0.5 s" in caplog.text
+    assert not server.running
+    assert not server.ended_on_request

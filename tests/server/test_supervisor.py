@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.waiting import until
 
-from .support import broken, family, is_gone, is_listed, shared_memory, socket_folder
+from .support import family, is_gone, is_listed, shared_memory, socket_folder
 
 OWNER = """
 import sys, time
@@ -77,7 +77,6 @@ def own(light, installation):
 
 
 ENDS = {
-    "killed": ("announce()\nrest()", -signal.SIGKILL),
     # Forked children hold the owner's pipes open: the supervisor must not go by these alone.
     "killed with children": (
         "import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()",
@@ -102,12 +101,7 @@ def test_no_server_outlives_its_owner(own, then, code):
     assert not any(is_gone(process.pid) for process in children)
 
 
-def test_no_server_outlives_an_owner_that_is_killed_while_it_starts(
-    tmp_path, classifier, installation
-):
-    def never_ready(model):
-        (model / "1" / "model.py").write_text("import time\ntime.sleep(600)")
-
+def test_no_server_outlives_an_owner_that_is_killed_while_it_starts(never_ready, installation):
     code = """
 import sys, threading, time
 from sonic_coffea.server import LocalServer
@@ -117,8 +111,8 @@ while "loading" not in server.logs: time.sleep(0.01)
 print("loading", flush=True)
 time.sleep(600)
 """
-    path = broken(tmp_path, classifier, never_ready)
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as owner:
+    command = [sys.executable, "-c", code, str(never_ready)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"loading\n"
         pids = family(owner.pid)
         assert len(pids) >= 3, "expected the owner, a supervisor and a server"

@@ -6,11 +6,9 @@ import getpass
 import json
 
 import awkward as ak
-import numpy as np
 import pytest
 from tests.onnx_files import save_onnx
-from tests.waiting import insist, until
-from tritonclient.grpc import InferenceServerClient
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -21,10 +19,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.server import build_repository, read_repository
 
-from .support import configuration, infer
-
-# Clients load and unload models; at the start, the server has all.
-EXPLICIT = ["--model-control-mode=explicit", "--load-model=*"]
+from .support import configuration
 
 
 def times(path, factor, *, features=2):
@@ -87,19 +82,6 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
             server.wait_for("n", timeout_s=0)
     with pytest.raises(ServerError, match="expected a running server"):
         server.wait_for("m")
-
-
-def test_versions_are_added_by_an_explicit_load(tmp_path, serve):
-    repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
-    x = np.ones((1, 2), "f4")
-    with serve(repository, extra_args=EXPLICIT, restart=True) as server:
-        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, version="next")
-        assert infer(server, "m", x=x)["y"].max() == 1
-        with InferenceServerClient(server.url) as client:
-            insist(lambda: client.load_model("m"))
-        answers = [insist(lambda v=v: infer(server, "m", v, x=x)) for v in ("", "1", "2")]
-    got = [answer["y"].max() for answer in answers]
-    assert got == [2, 1, 2]
 
 
 def test_new_versions_leave_the_others_as_they_are(tmp_path):

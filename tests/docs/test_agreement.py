@@ -1,20 +1,21 @@
-"""Pages of failures and errors quote the tables and the messages of the code."""
+"""Pages quote the tables and messages of the code, and what package indices read agrees with it."""
 
 from __future__ import annotations
 
 import ast
 import re
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import sonic_coffea
 from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
-from .support import ROOT
+from .support import PROJECT, ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 def kin(row: Failure) -> Any:
@@ -47,7 +48,7 @@ def test_every_error_of_the_table_says_what_the_pool_does() -> None:
     assert {row.error.__name__ for row in FAILURES} <= set(re.findall(r"`(\w+Error)`", page))
 
 
-PAGE = ROOT / "docs" / "errors-by-message.md"
+PAGE = DOCS / "errors-by-message.md"
 QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -73,3 +74,38 @@ def test_messages_are_listed() -> None:
 def test_message_is_what_the_package_says(message: str, texts: list[str]) -> None:
     pattern = ".*".join(map(re.escape, message.split("…")))
     assert any(re.search(pattern, text, re.DOTALL) for text in texts)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == sonic_coffea.__version__
+    assert citation["license"] == PROJECT["project"]["license"]
+
+
+def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
+    recipe = yaml.safe_load((ROOT / ".ci" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == sonic_coffea.__version__
+    run = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
+    extras = r"\[[a-z,]+\]"
+    needed = {re.sub(extras, "", line) for line in PROJECT["project"]["dependencies"]}
+    assert run == needed | {f"python{PROJECT['project']['requires-python']}"}
+
+
+def test_links_of_the_readme_lead_to_the_repository() -> None:
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    home = PROJECT["project"]["urls"]["Homepage"]
+    assert sum(link.startswith(f"{home}/blob/main/") for link in links) > 10
+    assert all(link.startswith(("https://", "#")) for link in links)
+
+
+def test_workflows_call_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        workflow = path.read_text(encoding="utf-8")
+        assert yaml.safe_load(workflow)["jobs"]
+        for target in re.findall(r"\bmake (?:--directory \S+ )?([a-z-]+)", workflow):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (path.name, target)

@@ -1,12 +1,18 @@
-"""Every example of the gallery runs on a real Triton, equals the direct way, and makes sense."""
+"""Examples run, equal the direct way, make sense, and are as short as their pages say.
+
+Those of the gallery run on a real Triton.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.waiting import insist
 from tritonclient.grpc import InferenceServerClient
@@ -17,7 +23,13 @@ from sonic_coffea.server import ensure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-GALLERY = Path(__file__).parents[2] / "examples" / "gallery"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ANALYSES, GALLERY = EXAMPLES / "analyses", EXAMPLES / "gallery"
+LISTED = dict(
+    re.findall(
+        r"^\| \[(\w+)\.py\].*\| (\d+) \|$", (ANALYSES / "README.md").read_text(), re.MULTILINE
+    )
+)
 
 # What comes out, within what is sensible: as printed, and at least, at most.
 EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
@@ -54,6 +66,7 @@ SILENT = {*OWN_SERVER, "systematics", "processors"}
 def importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(GALLERY)
+        patch.syspath_prepend(ANALYSES)
         yield
 
 
@@ -124,3 +137,29 @@ def test_examples_equal_direct_inference(
     for what, (least, most) in EXPECTED[name].items():
         assert least <= found[what] <= most, f"{what}: {found}"
     assert "equal" in capsys.readouterr().out or name in SILENT
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_analyses_equal_those_by_hand(name: str) -> None:
+    for ours, direct in importlib.import_module(name).run().values():
+        np.testing.assert_allclose(ours, direct, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_lines_are_those_of_the_page(name: str) -> None:
+    text = (ANALYSES / f"{name}.py").read_text().partition("# What follows")[0]
+    tree = ast.parse(text)
+    skipped = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                skipped.append(first)
+    without = {n for s in skipped for n in range(s.lineno, (s.end_lineno or 0) + 1)}
+    lines = [line for n, line in enumerate(text.splitlines(), 1) if n not in without]
+    assert len([line for line in lines if line.strip()]) == int(LISTED[name])
+
+
+def test_all_five_are_short() -> None:
+    assert len(LISTED) == 5
+    assert sum(map(int, LISTED.values())) <= 120
