@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import bind_inputs
 
 CARTESIAN = ("px", "py", "pz", "energy")
@@ -139,17 +138,6 @@ def pairs_of(jets: ak.Array) -> ak.Array:
     return ak.zip({"d": a.pt - b.pt, "s": ak.values_astype(a.eta + b.eta, "float32")})
 
 
-def test_what_cannot_be_sent_is_an_error() -> None:
-    jets = ak.Array([[{"x": [1.0, 2.0]}], [{"x": [3.0, 0.0]}]])
-    with pytest.raises(InputError, match=r"formula 'log\(x_i\)' is NaN.*in event 1") as raised:
-        sonic.Pairwise("x", 2, ["x_j", "log(x_i)"]).pack(jets)
-    assert raised.value.rows == (1, 2)
-    # Beyond the cut, nothing is computed.
-    assert sonic.Pairwise("x", 1, "log(x_i)").pack(jets).shape == (2, 1, 1, 1)
-    with pytest.raises(InputError, match="field 'x' is NaN"):
-        sonic.Pairwise("x", 2, "x_i").pack(ak.Array([{"x": [math.nan]}]))
-
-
 def test_buckets_counts_and_a_mask_beside() -> None:
     jets = vectors([1, 4, 2, 9])
     inputs = {
@@ -181,8 +169,3 @@ def test_numbers_of_pairs_are_lists_of_lists() -> None:
     wanted = expected(jets.to_list(), 4, lambda a, b: [a["pt"] - b["pt"]], 1, -1.0)
     packed = sonic.Padded("d", 4, fill=-1.0, outer=4).pack(pairs)
     np.testing.assert_allclose(packed, wanted, rtol=1e-5, atol=1e-5)
-    # Another input has fewer levels.
-    with pytest.raises(InputError, match=r"same objects.*there is sonic.Padded"):
-        bind_inputs(
-            {"pf": sonic.Padded("pt", 4), "v": sonic.Padded("d", 4)}, {"pf": jets, "v": pairs}
-        )
