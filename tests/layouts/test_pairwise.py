@@ -32,14 +32,14 @@ def vectors(counts: list[int], seed: int = 1) -> ak.Array:
 
 
 def of_pair(a: dict[str, float], b: dict[str, float]) -> list[float]:
-    """ln kt, ln z, ln delta R and ln m² by the book."""
+    """ln kt, ln z, ln delta R and ln m² by the book, and z."""
     y = [0.5 * math.log((v["energy"] + v["pz"]) / (v["energy"] - v["pz"])) for v in (a, b)]
     pt = [math.hypot(v["px"], v["py"]) for v in (a, b)]
     dphi = abs(math.atan2(a["py"], a["px"]) - math.atan2(b["py"], b["px"]))
     delta = math.hypot(y[0] - y[1], min(dphi, 2 * math.pi - dphi))
     m2 = (a["energy"] + b["energy"]) ** 2 - sum((a[k] + b[k]) ** 2 for k in ("px", "py", "pz"))
     numbers = min(pt) * delta, min(pt) / max(sum(pt), EPS), delta, m2
-    return [math.log(max(number, EPS)) for number in numbers]
+    return [*(math.log(max(number, EPS)) for number in numbers), numbers[1]]
 
 
 def expected(rows: Any, length: int, of: Any, channels: int, fill: float = 0.0) -> np.ndarray:
@@ -63,9 +63,11 @@ def test_four_vectors_make_the_four_quantities(
     counts: list[int], length: int, fields: Any, fill: float, seed: int
 ) -> None:
     jets = vectors(counts, seed)
-    tensor = sonic.Pairwise(fields, length, fill=fill).pack(jets)
+    default = sonic.Pairwise(fields, length, fill=fill)
+    tensor = sonic.Pairwise(fields, length, [*default.formulae, "z"], fill).pack(jets)
     assert tensor.dtype == np.float32
-    wanted = expected(jets.to_list(), length, of_pair, 4, fill)
+    np.testing.assert_array_equal(default.pack(jets), tensor[:, :4])
+    wanted = expected(jets.to_list(), length, of_pair, 5, fill)
     # Of an element with itself, kt and delta R are eps; m² is a difference of large numbers.
     np.testing.assert_allclose(tensor, wanted, rtol=1e-4, atol=1e-4)
 
@@ -89,35 +91,6 @@ def test_rapidity_is_finite_where_energy_is_the_momentum(pz: float) -> None:
     rapidity = 0.5 * math.log(1 + 2 * 1e9 / max(1e9 - 1e9, 1e-20))
     expected = math.log(rapidity)
     np.testing.assert_allclose(packed[0, 0], [[math.log(EPS), expected], [expected, math.log(EPS)]])
-
-
-FORMULAE = {
-    "delta_phi(phi_i, phi_j)": lambda a, b: math.remainder(a["phi"] - b["phi"], 2 * math.pi),
-    "(eta_i - eta_j)**2 + sin(phi_i) * cos(phi_j)": lambda a, b: (
-        (a["eta"] - b["eta"]) ** 2 + math.sin(a["phi"]) * math.cos(b["phi"])
-    ),
-    "-min(pt_i, pt_j) ** 1.5": lambda a, b: -(min(a["pt"], b["pt"]) ** 1.5),
-    "arctan2(eta_i, pt_j) + sqrt(pt_i) - exp(-pt_j)": lambda a, b: (
-        math.atan2(a["eta"], b["pt"]) + math.sqrt(a["pt"]) - math.exp(-b["pt"])
-    ),
-    "tanh(eta_i) + sinh(eta_j) * cosh(eta_i) + log1p(pt_j)": lambda a, b: (
-        math.tanh(a["eta"]) + math.sinh(b["eta"]) * math.cosh(a["eta"]) + math.log1p(b["pt"])
-    ),
-    "z - kt / (1 + pt_i)": lambda a, b: (
-        math.exp(of_pair(a, b)[1])
-        - (math.exp(of_pair(a, b)[0]) if a is not b else 0.0) / (1 + a["pt"])
-    ),
-}
-
-
-@pytest.mark.parametrize("formula", FORMULAE)
-def test_formulae_of_ones_own(formula: str) -> None:
-    jets = vectors([3, 0, 5, 1])
-    rows = [[dict(v) for v in row] for row in jets.to_list()]
-    layout = sonic.Pairwise(["pt", "eta", "phi", "mass"], 4, formulae=formula, dtype="float64")
-    of = FORMULAE[formula]
-    wanted = expected(rows, 4, lambda a, b: [of(a, b)], 1)
-    np.testing.assert_allclose(layout.pack(jets), wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_names_may_have_a_beginning_and_others_stand_beside() -> None:

@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
-from awkward.contents import NumpyArray
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.layouts import nodes
-from tests.layouts.reference import replaced, rows_of
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import bind_inputs, trace
-
-if TYPE_CHECKING:
-    from tests.layouts.nodes import Kinds
-
-
-@st.composite
-def arrays(draw: Any, *, jagged: bool) -> tuple[Kinds, ak.Array]:
-    """Draw events with some list levels, each of which, or its contents, may be missing."""
-    levels = draw(st.lists(st.sampled_from(["list", "list", 1, 2]), max_size=3))
-    levels += [draw(st.sampled_from(["list", 3]))] * jagged
-    kinds: list[Any] = []
-    for level in levels:
-        kinds += ["option"] * draw(st.booleans())
-        kinds.append(level)
-    # Among the constituents of a row there is no None.
-    kinds += ["option"] * (not jagged and draw(st.booleans()))
-    type_ = (*kinds, draw(st.sampled_from(nodes.DTYPES)))
-    return type_, draw(nodes.arrays(type_))
-
-
-def axes(kinds: Kinds) -> int:
-    """How many axes there are, with that of the events."""
-    return sum(kind != "option" for kind in kinds)
-
-
-@given(arrays(jagged=False))
-def test_rows_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
-    (kinds, array), plain = data, ak.to_list(data[1])
-    depth = axes(kinds)
-    rows = rows_of(plain, depth)
-    expected = np.asarray(rows, np.float32).reshape(-1, 1)
-    np.testing.assert_array_equal(sonic.Row("pt").pack({"pt": array}), expected)
-    inputs = bind_inputs({"x": sonic.Row("pt")}, {"pt": array})
-    scores = inputs.rows.unflatten(NumpyArray(np.arange(len(rows), dtype=np.float32)))
-    assert scores.tolist() == replaced(plain, depth, iter(range(len(rows))))
-    if "union" not in str(array.type):  # whose options awkward moves about
-        assert str(scores.type) == str(array.type).replace(kinds[-1], "float32")
-    events = [number for number, one in enumerate(plain) for _ in rows_of([one], depth)]
-    ranges = [inputs.events_of(row, row + 1) for row in range(len(rows))]
-    assert ranges == [(event, event + 1) for event in events]
-    assert inputs.rows.event_numbers().tolist() == events
+from sonic_coffea.layouts import bind_inputs
 
 
 def test_events_of_rows_are_counted_in_the_array_that_was_passed() -> None:
@@ -108,33 +63,6 @@ def test_fields_made_of_none_are_missing(field: Any, sent: list[float]) -> None:
         np.testing.assert_allclose(alone[:, 0], sent, rtol=1e-14)
         beside = sonic.Row([field, "x"], missing=-9, dtype="float64").pack(given_as)
         np.testing.assert_allclose(beside, np.stack([sent, behind], 1), rtol=1e-14)
-
-
-@pytest.mark.parametrize("missing", [None, -9.0])
-@pytest.mark.parametrize(
-    "objects",
-    [
-        [{"pt": 1.0}, {"pt": 2.0}],
-        [{"pt": 1.0}, None],
-        [[{"pt": 1.0}, None], []],
-        [[{"pt": 1.0}], None],
-        [[{"pt": 1.0}, {"pt": None}], []],
-        [{"pt": 1.0}, {"pt": None}],
-    ],
-)
-def test_the_traced_type_is_that_of_the_scores(objects: Any, missing: float | None) -> None:
-    """Whatever may be None: else partitions would differ from what a graph says of them."""
-    array = ak.Array(objects)
-    layout = sonic.Row("pt", missing=missing)
-    try:
-        back = layout.unpack(layout.pack(array), array)
-    except InputError:
-        assert missing is None
-        return
-    form = array.layout.form_with_key("node{id}")
-    tracer, _ = ak.typetracer.typetracer_with_report(form)
-    traced = trace({"x": layout}, {"y": sonic.Output(["pt"])}, ak.Array(tracer))
-    assert traced.layout.form.type == back.layout.form.type
 
 
 def test_unpacked_rows_are_none_where_the_objects_are() -> None:

@@ -150,13 +150,6 @@ def named(name: str, value: str) -> sonic.Feature:
     return sonic.Feature(name, expression=value)
 
 
-WITH_HT = ak.Array(
-    [
-        {"Jet": [{"a": 1, "b": 2.0}, {"a": 3, "b": 4.0}], "MET": {"b": 9.0}, "ht": 5.0},
-        {"Jet": [], "MET": {"b": 8.0}, "ht": 6.0},
-        {"Jet": [{"a": 7, "b": 0.5}] * 5, "MET": {"b": 7.0}, "ht": 7.0},
-    ]
-)
 NUMBERED = ak.Array([{"J": [{"constant": 3.0, "0": 4.0, "5": 5.0}], "M": {"pt": 1.0}}])
 TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
     "one channel for each category": (
@@ -174,11 +167,6 @@ TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
         },
         EVENTS[:1],
         [[[150, 50], [60, 30]]],
-    ),
-    "one constant in each part": (
-        {"Jet": sonic.Padded(["pt", 0.25], 2), "MET": sonic.Row(["pt", -7])},
-        EVENTS[:2],
-        [[[50, 0.25], [40, 0.25], [20, -7]], [[0, 0], [0, 0], [9, -7]]],
     ),
     "several constants in their order": (
         {
@@ -208,18 +196,6 @@ TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
         )
         for name, value in (("constant", 3.0), ("0", 4.0), ("5", 5.0))
     },
-    "tokens that are repeated": (
-        {
-            "MET": sonic.Row(["MET.b"]),
-            "Jet": sonic.Padded(["Jet.a", "Jet.b", "ht"], 3, -1, pad_mode="wrap"),
-        },
-        WITH_HT,
-        [
-            [[9, -9, -9], [2, 1, 5], [4, 3, 5], [2, 1, 5]],
-            [[8, -9, -9], *[[-1, -1, -1]] * 3],
-            [[7, -9, -9], *[[0.5, 7, 7]] * 3],
-        ],
-    ),
 }
 
 
@@ -229,9 +205,3 @@ def test_channels_of_one_name_are_shared(case: str, order: str) -> None:
     parts, events, expected = TOKENS[case]
     tensor = sonic.Tokens(parts, fill=-9.0, axis_order=order).pack(events)
     assert (tensor if order == "LF" else tensor.transpose(0, 2, 1)).tolist() == expected
-
-
-def test_flags_are_those_of_tokens_and_not_of_padding() -> None:
-    jets = sonic.Padded(["Jet.b"], 3, -1, pad_mode="wrap")
-    tokens = sonic.Tokens({"MET": sonic.Row(["MET.b"]), "Jet": jets}, flags="number")
-    assert tokens.pack(WITH_HT)[..., 1].tolist() == [[1, 2, 2, 0], [1, 0, 0, 0], [1, 2, 2, 2]]
