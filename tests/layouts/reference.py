@@ -70,8 +70,9 @@ def rows_depth(layout: Any, array: Any) -> int:
     """Return how many lists are above the rows of a layout."""
     if isinstance(layout, sonic.Tokens):
         layout = layout.parts[0][1]
-    path = layout.of if isinstance(layout, sonic.Mask) else layout.features[0].name
-    axes = 2 * isinstance(layout, sonic.Dense)
+    if isinstance(layout, sonic.Mask):
+        return depth_of(array, layout.of, jagged=True)
+    path, axes = layout.features[0].name, 2 * isinstance(layout, sonic.Dense)
     return depth_of(array, path, jagged=layout.jagged, axes=axes)
 
 
