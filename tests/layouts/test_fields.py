@@ -11,48 +11,19 @@ from awkward.contents import ByteMaskedArray, ListArray, NumpyArray
 from awkward.index import Index8, Index64
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.layouts import nodes
 from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
 
 NAN = float("nan")
-numbers = st.integers(-40, 40).map(lambda n: n / 4)
-maybe = st.one_of(st.none(), numbers)
-CANDIDATE = st.fixed_dictionaries({"x": maybe, "q": st.integers(-1, 1), "at": st.integers(-1, 2)})
-JET = st.fixed_dictionaries({"m": numbers, "maybe": maybe, "pf": st.lists(CANDIDATE, max_size=4)})
-EVENT = st.fixed_dictionaries(
-    {
-        "jets": st.lists(st.one_of(st.none(), JET), max_size=3),
-        "met": numbers,
-        "some": maybe,
-        "hits": st.lists(numbers, min_size=3, max_size=5),
-    }
-)
-# It gives the array its full type, also where there is nothing in it.
-PART = {"x": 0.5, "q": 1, "at": 0}
-SAMPLE = {
-    "jets": [
-        {"m": 0.5, "maybe": 0.5, "pf": [PART, {**PART, "x": None}]},
-        {"m": 0.5, "maybe": None, "pf": []},
-        None,
-    ],
-    "met": 0.5,
-    "some": 0.5,
-    "hits": [0.5],
-}
-FORMS = {
-    "as it is": lambda a: a,
-    "chosen": lambda a: a[np.arange(len(a))[::-1]][np.arange(len(a))[::-1]],
-    "cut from more": lambda a: ak.concatenate([a[-1:], a, a[:1]])[1 : 1 + len(a)] if len(a) else a,
-}
-
-
-@st.composite
-def samples(draw: Any) -> tuple[list[Any], ak.Array]:
-    plain = draw(st.lists(EVENT, max_size=4))
-    array = ak.Array([*plain, SAMPLE, {**SAMPLE, "some": None}])[: len(plain)]
-    return plain, FORMS[draw(st.sampled_from(sorted(FORMS)))](array)
+NUMBER = nodes.Leaf("float32", st.integers(-40, 40).map(lambda n: n / 4))
+SIGN, INDEX = (nodes.Leaf("int32", st.integers(-1, most)) for most in (1, 2))
+CANDIDATE = {"x": ("option", NUMBER), "q": (SIGN,), "at": (INDEX,)}
+JET = {"m": (NUMBER,), "maybe": ("option", NUMBER), "pf": ("list", CANDIDATE)}
+EVENT = {"met": (NUMBER,), "some": ("option", NUMBER), "hits": (3, NUMBER)}
+events = nodes.arrays(({"jets": ("list", "option", JET), **EVENT},))
 
 
 def jets_of(event: Any) -> list[Any]:
@@ -64,13 +35,12 @@ def check(tensor: Any, expected: list[Any], *axes: int) -> None:
     np.testing.assert_array_equal(tensor, wanted)
 
 
-@given(samples(), st.integers(1, 4), st.booleans())
+@given(events, st.integers(1, 4), st.booleans())
 def test_constituents_beside_numbers_of_jets_and_events(
-    data: tuple[list[Any], ak.Array], length: int, sort: bool
+    array: ak.Array, length: int, sort: bool
 ) -> None:
-    plain, array = data
     rows = []
-    for event in plain:
+    for event in array.to_list():
         for jet in jets_of(event):
             parts = [
                 [
@@ -116,11 +86,8 @@ def test_constituents_beside_numbers_of_jets_and_events(
     check(flat, [part for parts in rows for part in parts], 10)
 
 
-@given(samples())
-def test_jets_beside_numbers_of_events_and_of_leading_constituents(
-    data: tuple[list[Any], ak.Array],
-) -> None:
-    plain, array = data
+@given(events)
+def test_jets_beside_numbers_of_events_and_of_leading_constituents(array: ak.Array) -> None:
     expected = [
         [
             jet["m"],
@@ -130,7 +97,7 @@ def test_jets_beside_numbers_of_events_and_of_leading_constituents(
             8.0 if not jet["pf"] else jet["pf"][-1]["q"],
             9.0 if len(jet["pf"]) < 2 else jet["pf"][1]["q"],
         ]
-        for event in plain
+        for event in array.to_list()
         for jet in jets_of(event)
     ]
     fields = ["jets.m", "jets.maybe", "met"]
@@ -139,11 +106,10 @@ def test_jets_beside_numbers_of_events_and_of_leading_constituents(
     check(layout.pack(array), expected, 6)
 
 
-@given(samples())
-def test_leading_objects_beside_numbers_of_events(data: tuple[list[Any], ak.Array]) -> None:
-    plain, array = data
+@given(events)
+def test_leading_objects_beside_numbers_of_events(array: ak.Array) -> None:
     expected = []
-    for event in plain:
+    for event in array.to_list():
         masses = [NAN if jet is None else jet["m"] for jet in [*event["jets"], None, None][:2]]
         quotient = masses[1] - event["met"]
         some = NAN if event["some"] is None else event["some"]
