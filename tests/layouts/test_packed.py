@@ -1,9 +1,10 @@
-"""Each option of fields, padding and tokens packs what the examples say."""
+"""Each option of fields, padding, tokens and strings packs what the examples say."""
 
 from __future__ import annotations
 
 import math
 import pickle
+from functools import partial
 from typing import Any
 
 import awkward as ak
@@ -14,7 +15,8 @@ from awkward.contents import ListArray, NumpyArray
 from awkward.index import Index64
 
 import sonic_coffea as sonic
-from sonic_coffea import Flat, Mask, Padded, Pairwise, Row, Tokens
+from sonic_coffea import Bucketed, Flat, Mask, Padded, Pairwise, Row, Tokens
+from sonic_coffea.layouts import bind_inputs
 
 vector.register_awkward()
 INF, NAN = math.inf, math.nan
@@ -94,6 +96,9 @@ WITH_FLAVOUR = ak.Array(
 NO_STRING = ak.Array([{"j": [{"s": "a"}, {"s": None}, None]}, {"j": []}, {"j": None}])
 SIGNS = {"x": ak.Array([[0, -1], []]), "s": ak.Array([["+"], []])}
 PLANE = ak.Array([{"x": 3.0, "y": 4.0}, None, {"x": None, "y": 1.0}], with_name="Momentum2D")
+MIXED = ak.concatenate(
+    [ak.Array([[{"pt": 1.0}, None], []]), ak.Array([[{"pt": 2.0, "x": 1}, None], [None]])], axis=1
+)
 MISSING_MET = Tokens({"Jet": Padded("pt", 1), "MET": Row("pt", missing=-9.0)})
 PACKED: list[tuple[Any, Any, Any]] = [
     # Objects that are picked, and may be missing.
@@ -107,6 +112,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Mask(2, of="Jet[0].pf", axis_order="L"), NO_JET, [[1, 1], [0, 0], [0, 0]]),
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
+    (Row("Jet.pt", missing=-9.0), ak.zip({"Jet": MIXED}, depth_limit=1), [[1], [2]]),
     (Row("MET.pt", missing=-9.0), {"MET": LACK.MET}, [[5], [-9]]),
     (MISSING_MET, LACK[1:], [[[3], [-9]]]),
     # Arrays of fixed length.
@@ -212,3 +218,55 @@ def test_large_integers_are_exact() -> None:
     assert tensor.tolist() == [[[LARGE, 0]], [[LARGE, 0]], [[LARGE, LARGE]]]
     replaced = sonic.Row(feature(replace={-1: 0}), "int64").pack(x(-1, LARGE))
     assert replaced.tolist() == [[0], [LARGE]]
+
+
+PARTICLES = [{"id": "e", "pt": 1.0}, {"id": "µ", "pt": 2.0}, {"id": "e", "pt": 0.5}]
+STRINGS = ak.Array(
+    [
+        [{"name": "top", "pf": PARTICLES}, None],
+        [],
+        [{"name": "", "pf": []}, {"name": "qcd", "pf": PARTICLES[1:2]}],
+    ]
+)
+E, MU = b"e", "µ".encode()
+
+strings = partial(Padded, "pf.id", axis_order="L", dtype="string")
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Row("name", dtype="string"), [[b"top"], [b""], [b"qcd"]]),
+        (strings(2, sort_by="pf.pt"), [[MU, E], [b"", b""], [MU, b""]]),
+        (strings(4, pad_mode="wrap"), [[E, MU, E, E], [b""] * 4, [MU] * 4]),
+        (
+            Bucketed("pf.id", (1, 4), fill="-", axis_order="LF", dtype=str),
+            [[[E], [MU], [E], [b"-"]], [[b"-"]] * 4, [[MU], [b"-"], [b"-"], [b"-"]]],
+        ),
+        (Flat("pf.id", dtype="string"), [[E], [MU], [E], [MU]]),
+        (
+            Padded(["pf.id", "name"], 1, dtype="string"),
+            [[[E], [b"top"]], [[b""], [b""]], [[MU], [b"qcd"]]],
+        ),
+    ],
+)
+def test_strings_go_as_they_are(layout: Any, expected: Any) -> None:
+    for jets in (STRINGS, ak.to_packed(STRINGS), STRINGS[[0, 1, 2]]):
+        tensor = layout.pack(jets)
+        assert tensor.dtype == object
+        assert tensor.tolist() == expected
+
+
+def test_strings_come_back() -> None:
+    row = Row("name", dtype="string")
+    assert row.unpack(row.pack(STRINGS), STRINGS).tolist() == STRINGS[["name"]].tolist()
+    particles = strings(2, sort_by="pf.pt")
+    back = particles.unpack(particles.pack(STRINGS), STRINGS)
+    # The third one is truncated.
+    assert back["pf.id"].tolist() == [[["e", "µ", None], None], [], [[], ["µ"]]]
+
+
+def test_requests_are_planned_by_the_longest_string() -> None:
+    layout = Row(["name", "name"], dtype="string")
+    (segment,) = bind_inputs({"x": layout}, STRINGS).segments
+    assert segment.row_bytes == 2 * (4 + len("top"))
