@@ -344,28 +344,3 @@ def test_masks_without_a_length_are_refused(others: dict[str, Any], message: str
         bind_inputs(layouts, ak.Array([{"pt": [1.0], "eta": 2.0}]))
     with pytest.raises(ConfigError, match="Mask needs a length"):
         declared(layouts)
-
-
-JAGGED = ak.Array([[{"pt": [1.0, 2.0, 3.0]}, {"pt": []}], [], [{"pt": [7.0]}]])
-
-
-@pytest.mark.parametrize("rows", [0, 1, 4, 4000])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        sonic.Padded(["pt", "pt"], 2),
-        sonic.Padded("pt", 2, sort_by="pt", axis_order="LF"),
-        sonic.Bucketed("pt", (2, 4)),
-        sonic.Row("pt"),
-    ],
-)
-def test_tensors_of_other_rows_are_not_unpacked(layout: Any, rows: int) -> None:
-    """Compiled code would read, and write, beyond its memory."""
-    array = {"pt": ak.Array([1.0, 2.0, 3.0])} if isinstance(layout, sonic.Row) else JAGGED
-    whole = layout.pack(array)
-    tensor = np.zeros((rows, *whole.shape[1:]), np.float32)
-    expected = f"expected a tensor of shape {list(whole.shape)}, .* got {list(tensor.shape)}"
-    with pytest.raises(InputError, match=expected.replace("[", r"\[").replace("]", r"\]")):
-        layout.unpack(tensor, array)
-    with pytest.raises(InputError, match="expected a tensor of shape"):
-        layout.unpack(whole[..., np.newaxis], array)

@@ -194,6 +194,11 @@ def check(layout: Any, array: ak.Array) -> None:
         if exact:
             assert ak.to_list(back) == unpacked(layout, array)
         assert len(back) == len(array)
+        for shape in ((len(packed) + 1, *packed.shape[1:]), (*packed.shape, 1)):
+            # Compiled code would read, and write, beyond its memory.
+            message = f"expected a tensor of shape {[*packed.shape]}, .* got {[*shape]}"
+            with pytest.raises(InputError, match=message.replace("[", r"\[")):
+                layout.unpack(np.zeros(shape, packed.dtype), array)
     pieces(layout, array, packed)
     structure(layout, array)
     if not has_none(ak.to_list(array)):
@@ -233,7 +238,9 @@ def structure(layout: Any, array: ak.Array) -> None:
     events = [n for n, event in enumerate(ak.to_list(array)) for _ in rows_of([event], depth)]
     assert scores.tolist() == replaced(ak.to_list(array), depth, iter(numbers.tolist()))
     assert inputs.rows.event_numbers().tolist() == events
-    assert [inputs.events_of(row, row + 1) for row in numbers] == [(n, n + 1) for n in events]
+    # Requests of buckets have the rows in another order.
+    ranges = {int(inputs.numbers(k, k + 1)[0]): inputs.events_of(k, k + 1) for k in numbers}
+    assert ranges == {row: (event, event + 1) for row, event in enumerate(events)}
     tracer = ak.Array(array.layout.to_typetracer(forget_length=True))
     traced = trace({"x": layout}, {"y": sonic.Output()}, tracer)
     blank = inputs.rows.unflatten(NumpyArray(numbers.astype(np.float32)))
