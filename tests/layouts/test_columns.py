@@ -144,12 +144,6 @@ def test_properties_are_computed_in_the_lists_of_their_objects() -> None:
         ]
 
 
-def test_properties_of_a_behaviour_are_fields(events: Any) -> None:
-    tensor = sonic.Row(["px", "pt"]).pack(events.FatJet)
-    columns = [np.asarray(ak.flatten(jet)) for jet in (events.FatJet.px, events.FatJet.pt)]
-    np.testing.assert_array_equal(tensor, np.stack(columns, axis=1).astype(np.float32))
-
-
 @pytest.mark.parametrize("mode", ["virtual", "eager"])
 def test_metadata_of_the_chunk_is_a_channel(mode: str) -> None:
     metadata = {"year": "2018", "isMC": True, "dataset": "ttbar"}
