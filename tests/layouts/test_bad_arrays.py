@@ -80,6 +80,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded("Jet[0].pt", 2), EVENTS, "one number where a list is needed|an index picks"),
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
+    (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
     (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "do not have the same objects"),
     # None.
