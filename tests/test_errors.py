@@ -32,24 +32,17 @@ def test_classes_are_as_the_docstring_draws_them() -> None:
     assert drawn_parents() == parents
 
 
+PLACE = {"server": "grpc://s:1", "model": "m", "version": "2", "request": "r1"}
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_errors_pickle_and_are_no_oserror(kind: type[errors.SonicError]) -> None:
     assert not issubclass(kind, OSError)
-    before = kind(
-        "what was wrong",
-        server="grpc://s:1",
-        model="m",
-        version="2",
-        request="r1",
-        events=(3, 7),
-        rows=(5, 9),
-    )
+    before = kind("what was wrong", events=(3, 7), rows=(5, 9), **PLACE)
     after = pickle.loads(pickle.dumps(before))
     assert type(after) is kind
-    assert str(after) == str(before)
-    assert str(after) == (
-        "what was wrong [server grpc://s:1, model m, version 2, request r1, events 3..6, rows 5..8]"
-    )
+    place = "server grpc://s:1, model m, version 2, request r1, events 3..6, rows 5..8"
+    assert str(after) == str(before) == f"what was wrong [{place}]"
     assert (after.server, after.events, after.rows) == ("grpc://s:1", (3, 7), (5, 9))
 
 

@@ -71,20 +71,12 @@ def distribution_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def packages() -> dict[str, str]:
-    """Return the package of each imported module."""
-    return {module: PACKAGES.get(module, distribution_name(module)) for module in imported()}
-
-
-def test_imported_packages_are_declared() -> None:
+def test_imported_packages_are_declared_and_no_others() -> None:
     has = declared()
-    extras = {module: EXTRAS.get(module, "") for module in imported()}
-    missing = {m: extras[m] for m, name in packages().items() if name not in has[extras[m]]}
+    packages = {module: PACKAGES.get(module, distribution_name(module)) for module in imported()}
+    missing = {m: name for m, name in packages.items() if name not in has[EXTRAS.get(m, "")]}
     assert missing == {}
-
-
-def test_declared_packages_are_imported() -> None:
-    assert declared()[""] - set(packages().values()) == set()
+    assert has[""] - set(packages.values()) == set()
 
 
 WORKER = """

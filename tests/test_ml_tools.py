@@ -98,17 +98,6 @@ def test_results_are_those_of_coffeas_class(url: str, coffeas: Any, flat: ak.Arr
     assert len(received["scores"]) > 1000
 
 
-def test_rows_go_through_the_pool_of_the_process(
-    connected: sonic.Pool, url: str, flat: ak.Array
-) -> None:
-    wrapper = Tagger(url, PLAIN)
-    wrapper(["scores"], flat)
-    assert wrapper.pool is connected
-    total = connected.statistics.total()
-    # No row is sent twice to fill the last request.
-    assert (total.rows, total.requests) == (len(flat), -(-len(flat) // 64))
-
-
 def test_servers_outside_the_pool_have_a_pool_of_their_own(url: str, flat: ak.Array) -> None:
     with sonic.connect("grpc://127.0.0.1:9") as pool:
         wrapper = Tagger(url, PLAIN)
@@ -131,9 +120,10 @@ def test_other_options_are_another_pool(url: str) -> None:
     class Patient(Tagger):
         max_retry_attempts = 9
 
-    assert Patient(url, PLAIN).pool is not Tagger(url, PLAIN).pool
-    assert Tagger(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(6.3)
-    assert Patient(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(102.3)
+    patient, usual = Patient(url, PLAIN).pool, Tagger(url, PLAIN).pool
+    assert patient is not usual
+    assert usual.settings.retry_timeout_s == pytest.approx(6.3)
+    assert patient.settings.retry_timeout_s == pytest.approx(102.3)
 
 
 def test_closed_pools_are_replaced(url: str, flat: ak.Array) -> None:
@@ -180,38 +170,35 @@ def test_versions_may_be_left_to_the_server(
 ) -> None:
     free = Tagger(f"triton+{server.url}/tagger", PLAIN)
     assert free.version is None
+    assert repr(Tagger(url, PLAIN)) == f"<Tagger: model tagger, version 1 at {free._url}>"
     pinned = Tagger(url, PLAIN)(["scores"], flat[:9])
     assert free(["scores"], flat[:9])["scores"].tolist() == pinned["scores"].tolist()
+
+
+ONES, SHORT = np.ones((3, 2, 8), "f4"), np.ones((3, 5, 8), "f4")
+WITH_NONE = ak.to_numpy(ak.Array([[[1.0, None]]] * 3))
+CONTRACT, INPUT = errors.ContractError, errors.InputError
+OTHER_SHAPE = r"FP32 \[N, 5, 8\], the model takes FP32 \[N, 2, \?\]"
 
 
 @pytest.mark.parametrize(
     ("changes", "outputs", "kind", "message"),
     [
-        ({"feature": np.ones(3)}, ["scores"], errors.ContractError, "did you mean 'features'"),
-        ({"mask": None}, ["scores"], errors.ContractError, "nothing is given .* 'mask'"),
-        ({}, ["score"], errors.ContractError, "did you mean 'scores'"),
-        (
-            {"features": np.ones((3, 5, 8), "f4")},
-            ["scores"],
-            errors.ContractError,
-            r"FP32 \[N, 5, 8\], the model takes FP32 \[N, 2, \?\]",
-        ),
-        ({"features": np.ones((3, 2), "f4")}, ["scores"], errors.ContractError, r"\[N, 2\], the"),
-        ({"mask": np.ones((4, 1, 8), "f4")}, ["scores"], errors.InputError, "features 3, mask 4"),
-        ({"mask": np.float32(1)}, ["scores"], errors.InputError, "an axis of rows"),
-        ({"mask": np.array(["a"] * 3)}, ["scores"], errors.InputError, "expected numbers"),
-        (
-            {"mask": ak.to_numpy(ak.Array([[[1.0, None]]] * 3))},
-            ["scores"],
-            errors.InputError,
-            "has None in it; fill it with ak.fill_none",
-        ),
+        ({"feature": np.ones(3)}, ["scores"], CONTRACT, "did you mean 'features'"),
+        ({"mask": None}, ["scores"], CONTRACT, "nothing is given .* 'mask'"),
+        ({}, ["score"], CONTRACT, "did you mean 'scores'"),
+        ({"features": SHORT}, ["scores"], CONTRACT, OTHER_SHAPE),
+        ({"features": ONES[..., 0]}, ["scores"], CONTRACT, r"\[N, 2\], the"),
+        ({"mask": np.ones((4, 1, 8), "f4")}, ["scores"], INPUT, "features 3, mask 4"),
+        ({"mask": np.float32(1)}, ["scores"], INPUT, "an axis of rows"),
+        ({"mask": np.array(["a"] * 3)}, ["scores"], INPUT, "expected numbers"),
+        ({"mask": WITH_NONE}, ["scores"], INPUT, "has None in it; fill it with ak.fill_none"),
     ],
 )
 def test_misfits_are_named_before_they_are_sent(
     connected: sonic.Pool, url: str, changes: Any, outputs: Any, kind: Any, message: str
 ) -> None:
-    inputs = {"features": np.ones((3, 2, 8), "f4"), "mask": np.ones((3, 1, 8), "f4"), **changes}
+    inputs = {"features": ONES, "mask": ONES[:, :1], **changes}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     with pytest.raises(kind, match=message):
         Raw(url, PLAIN)(outputs, inputs)
@@ -230,13 +217,15 @@ def test_other_numbers_are_converted_with_a_warning(
 
 
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
-def test_requests_have_the_batch_size(
+def test_requests_of_the_batch_size_go_through_the_pool_of_the_process(
     connected: sonic.Pool, url: str, arrays: dict[str, Any], batch_size: int, rows: int
 ) -> None:
     wrapper = Raw(url, PLAIN, batch_size=batch_size)
     assert wrapper.batch_size == rows
+    assert wrapper.pool is connected
     scores = wrapper(["scores"], arrays)["scores"]
     total = connected.statistics.total()
+    # No row is sent twice to fill the last request.
     assert total.rows == len(arrays["mask"])
     assert total.requests == -(-total.rows // rows)
     np.testing.assert_allclose(scores, Raw(url, PLAIN)(["scores"], arrays)["scores"], atol=1e-6)
@@ -265,11 +254,6 @@ def test_results_can_be_given_another_structure(url: str, jets: ak.Array, direct
     assert ak.num(top).tolist() == ak.num(present).tolist()
     expected = [score for event in direct for score in event if score is not None]
     assert ak.flatten(top).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_wrappers_name_model_and_server(url: str) -> None:
-    wrapper = Raw(url, PLAIN)
-    assert repr(wrapper) == f"<Raw: model tagger, version 1 at {wrapper._url}>"
 
 
 def test_client_arguments_become_settings() -> None:

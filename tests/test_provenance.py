@@ -136,18 +136,13 @@ def test_root_files_keep_the_record(scores: Any, tmp_path: Path) -> None:
     assert provenance.read(path) == provenance.of_scores(scores)
 
 
-def test_files_without_a_record_are_errors(scores: Any, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="array 1 does not say what made it"):
-        provenance.of_scores(scores, ak.Array([1]))
+def test_values_and_files_without_a_record_are_errors(scores: Any, tmp_path: Path) -> None:
+    for other in (ak.Array([1]), np.zeros(3), 0.5, None, "scores", {"models": None}):
+        with pytest.raises(errors.ConfigError, match="array 1 does not say what made it"):
+            provenance.of_scores(scores, other)
     with uproot.recreate(tmp_path / "x.root") as file:
         file["t"] = {"x": [1.0]}
     ak.to_parquet(ak.Array([1]), tmp_path / "x.parquet")
     for name in ("x.root", "x.parquet"):
         with pytest.raises(errors.ConfigError, match=f"{name} does not say"):
             provenance.read(tmp_path / name)
-
-
-@pytest.mark.parametrize("scores", [np.zeros(3), 0.5, None, "scores", {"models": None}])
-def test_values_without_a_record_are_errors(scores: Any) -> None:
-    with pytest.raises(errors.ConfigError, match="array 0 does not say what made it"):
-        provenance.of_scores(scores)

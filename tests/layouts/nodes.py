@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import awkward as ak
 import numpy as np
@@ -36,7 +36,14 @@ if CASES:
     )
 Kinds = tuple[Any, ...]
 """From the outside in: "list", an int for a regular axis, "option", "maybe" for an option under
-which nothing is missing; at the end the dtype of a number, or a dict of fields."""
+which nothing is missing; at the end the dtype of a number, a `Leaf`, or a dict of fields."""
+
+
+class Leaf(NamedTuple):
+    """Numbers of a type."""
+
+    dtype: str
+    numbers: Any
 
 
 def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
@@ -52,7 +59,7 @@ def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
         return st.lists(data_of(inner, wild=wild), max_size=4)
     if isinstance(kind, int):
         return st.lists(data_of(inner, wild=wild), min_size=kind, max_size=kind)
-    return numbers_of(np.dtype(kind), wild=wild)
+    return kind.numbers if isinstance(kind, Leaf) else numbers_of(np.dtype(kind), wild=wild)
 
 
 def numbers_of(dtype: np.dtype[Any], *, wild: bool) -> Any:
@@ -136,7 +143,7 @@ class Builder:
             return RegularArray(self.build(inner, concatenated(data)), kind, len(data))
         if kind == "list":
             return self.lists(inner, data)
-        numbers = np.asarray(data, kind)
+        numbers = np.asarray(data, kind.dtype if isinstance(kind, Leaf) else kind)
         return NumpyArray(np.repeat(numbers, 2)[::2] if self.draw(st.booleans()) else numbers)
 
     def lists(self, inner: Kinds, data: list[Any]) -> Content:

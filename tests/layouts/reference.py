@@ -66,6 +66,16 @@ def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
     return int(column(array, path).ndim) - (1 if jagged else 0) - axes
 
 
+def rows_depth(layout: Any, array: Any) -> int:
+    """Return how many lists are above the rows of a layout."""
+    if isinstance(layout, sonic.Tokens):
+        layout = layout.parts[0][1]
+    if isinstance(layout, sonic.Mask):
+        return depth_of(array, layout.of, jagged=True)
+    path, axes = layout.features[0].name, 2 * isinstance(layout, sonic.Dense)
+    return depth_of(array, path, jagged=layout.jagged, axes=axes)
+
+
 def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
     """Return, of each row, its number, or the list of its numbers."""
     depth = depth_of(array, path, jagged=jagged, axes=axes)
@@ -89,24 +99,45 @@ def numbers(layout: Any, values: Any) -> list[Any]:
 def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
     """Return a number as it is sent."""
     plain = feature == sonic.Feature(feature.name)
-    result = value
-    if not plain:
+    result = replaced_number(feature, value)
+    if feature.nonfinite is None and not math.isfinite(result):
+        raise Refused(f"{value} is not finite")
+    if set(feature.options) - {"replace", "nonfinite", "nonfinite_last"}:
         with np.errstate(all="ignore"):
-            result = np.float64(value)
+            result = within(np.float64(result), feature.within)
+            if feature.power is not None:
+                result = result**feature.power
             if feature.function is not None:
                 result = getattr(np, feature.function)(result)
-            if not np.isfinite(result) and feature.nonfinite is not None:
-                result = np.float64(feature.nonfinite)
+            if not feature.nonfinite_last:
+                result = finite(feature, result)
             result = (result - feature.shift) * feature.scale
-        if feature.lower is not None and result < feature.lower:
-            result = np.float64(feature.lower)
-        if feature.upper is not None and result > feature.upper:
-            result = np.float64(feature.upper)
-    if feature.nonfinite is None and not math.isfinite(value):
-        raise Refused(f"{value} is not finite")
+        result = within(result, (feature.lower, feature.upper))
+    result = finite(feature, result)
     if not math.isfinite(result):
         raise Refused(f"{value} becomes {result}")
     return held(result, target, exact=plain)
+
+
+def replaced_number(feature: Any, value: Any) -> Any:
+    """Return what replaces a number, or its category."""
+    if not math.isfinite(value):
+        return value
+    known = dict(feature.categories or feature.replace or ())
+    if feature.categories and value not in known and None not in known:
+        raise Refused(f"{value} is no category")
+    return known.get(value, known.get(None, value))
+
+
+def within(value: Any, limits: Any) -> Any:
+    lower, upper = limits or (None, None)
+    if lower is not None and value < lower:
+        return np.float64(lower)
+    return np.float64(upper) if upper is not None and value > upper else value
+
+
+def finite(feature: Any, value: Any) -> Any:
+    return value if feature.nonfinite is None or math.isfinite(value) else feature.nonfinite
 
 
 def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
@@ -164,9 +195,24 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     ]
 
 
+def behind(layout: Any, row: list[Any], length: int) -> list[Any]:
+    """Return what pads a row."""
+    places = range(len(row), length)
+    if row and layout.pad_mode == "wrap":
+        return [row[k % len(row)] for k in places]
+    if not places:
+        return []
+    fill = list(layout.fill)
+    if layout.pad == "before":
+        pairs = zip(layout.features, fill, strict=True)
+        fill = [number(feature, value, layout.dtype) for feature, value in pairs]
+    return [fill for _ in places]
+
+
 def padded_to(layout: Any, array: Any, length: int) -> Any:
-    kept = elements(layout, array, length)
-    tensor = [row + [list(layout.fill)] * (length - len(row)) for row in kept]
+    tensor = [row + behind(layout, row, length) for row in elements(layout, array, length)]
+    if layout.axis_order == "L":
+        return [[e[0] for e in row] for row in tensor] or empty(length)
     if layout.axis_order == "FL":
         tensor = [[[e[j] for e in row] for j in range(len(layout.features))] for row in tensor]
     shape = (len(layout.features), length)
@@ -209,7 +255,7 @@ def dense(layout: Any, array: Any) -> Any:
 
 
 def channel(feature: Any) -> str:
-    return str(feature.name.rpartition(".")[2])
+    return str(feature.channel.rpartition(".")[2])
 
 
 @reference(sonic.Tokens)
@@ -218,10 +264,10 @@ def tokens(layout: Any, array: Any) -> Any:
     each: list[list[Any]] = []
     for place, (_, part) in enumerate(layout.parts):
         if isinstance(part, sonic.Row):
-            length, fills = 1, [0.0] * len(part.features)
+            length = 1
             kept = [[row.reshape(-1).tolist()] for row in expected(part, array)]
         else:
-            length, fills = part.length, list(part.fill)
+            length = part.length
             kept = elements(part, array, length)
         flags: list[float] = []
         if layout.flags == "onehot":
@@ -231,12 +277,12 @@ def tokens(layout: Any, array: Any) -> Any:
         own = [channel(f) for f in part.features]
         each.append([])
         for row in kept:
+            padding = [] if isinstance(part, sonic.Row) else behind(part, row, length)
             each[-1].append([])
-            for k in range(length):
-                present = k < len(row)
-                values = dict(zip(own, row[k] if present else fills, strict=True))
-                token = [values.get(c, layout.fill) for c in channels]
-                each[-1][-1].append(token + (flags if present else [0.0] * len(flags)))
+            for k, token in enumerate(row + padding):
+                values = dict(zip(own, token, strict=True))
+                token_flags = flags if k < len(row) else [0.0] * len(flags)
+                each[-1][-1].append([values.get(c, layout.fill) for c in channels] + token_flags)
     rows_of_all = [[t for part in parts for t in part] for parts in zip(*each, strict=True)]
     width, length = len(channels) + len(flags), layout.lengths[0]
     if layout.axis_order == "FL":
@@ -244,12 +290,35 @@ def tokens(layout: Any, array: Any) -> Any:
     return rows_of_all or empty(length, width)
 
 
-FORMULAE: dict[str, Callable[[Any, Any], float]] = {
-    "pt_i - pt_j": lambda a, b: a["pt"] - b["pt"],
-    "abs(pt_i - 2 * id_j)": lambda a, b: abs(a["pt"] - 2 * b["id"]),
-    "min(pt_i, id_j) * id_i": lambda a, b: min(a["pt"], b["id"]) * a["id"],
-    "log(max(abs(pt_i * pt_j), 1e-3))": lambda a, b: math.log(max(abs(a["pt"] * b["pt"]), 1e-3)),
+FORMULAE = (
+    "pt_i - pt_j",
+    "abs(pt_i - 2 * id_j)",
+    "min(pt_i, id_j) * id_i",
+    "log(max(abs(pt_i * pt_j), 1e-3))",
+    "delta_phi(pt_i, id_j)",
+    "(pt_i - id_j)**2 + sin(pt_i) * cos(id_j)",
+    "-min(pt_i, pt_j) ** 1.5",
+    "arctan2(pt_i, id_j) + sqrt(pt_i) - exp(-pt_j)",
+    "tanh(pt_i) + sinh(id_j / 9) * cosh(pt_i / 9) + log1p(pt_j)",
+)
+MATH = {
+    **{name: getattr(math, name) for name in ("log", "log1p", "exp", "sqrt", "sin", "cos")},
+    **{name: getattr(math, name) for name in ("sinh", "cosh", "tanh")},
+    "arctan2": math.atan2,
+    "delta_phi": lambda a, b: math.remainder(a - b, 2 * math.pi),
 }
+
+
+def computed(formula: str, a: Any, b: Any) -> float:
+    """Return what Python makes of a formula."""
+    values = {f"{name}_{k}": pair[name] for k, pair in (("i", a), ("j", b)) for name in pair}
+    try:
+        result = eval(formula, MATH, values)  # noqa: S307
+    except (ArithmeticError, ValueError) as error:
+        raise Refused(f"{formula}: {error}") from None
+    if isinstance(result, complex):
+        raise Refused(f"{formula} is not real")
+    return float(result)
 
 
 @reference(sonic.Pairwise)
@@ -272,7 +341,7 @@ def pairwise(layout: Any, array: Any) -> Any:
         for c, formula in enumerate(layout.formulae):
             for i, a in enumerate(row):
                 for j, b in enumerate(row):
-                    grid[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
+                    grid[c, i, j] = held(computed(formula, a, b), layout.dtype, exact=False)
         grids.append(grid)
     stacked = np.stack(grids) if grids else tensor
     return stacked if layout.axis_order == "CLL" else stacked.transpose(0, 2, 3, 1)
@@ -289,16 +358,14 @@ def unpacked(layout: Any, array: Any) -> Any:
     """
     if isinstance(layout, sonic.Tokens):
         return unpacked_tokens(layout, array)
-    names = [f.name for f in layout.features]
+    names = [f.channel for f in layout.features]
     tensor = expected(layout, array)
     if layout.dtype == ml_dtypes.bfloat16:
         tensor = tensor.astype(np.float32)
-    jagged = layout.jagged
-    depth = depth_of(array, names[0], jagged=jagged, axes=2 * isinstance(layout, sonic.Dense))
-    structure = ak.to_list(array)
+    depth, structure = rows_depth(layout, array), ak.to_list(array)
     if isinstance(layout, sonic.Dense):
         return replaced(structure, depth, iter(tensor.tolist()))
-    if not jagged:
+    if not layout.jagged:
         by_row = tensor.reshape(len(tensor), len(names)).tolist()
         records = [dict(zip(names, r, strict=True)) for r in by_row]
         return replaced(structure, depth, iter(records))
@@ -308,8 +375,8 @@ def unpacked(layout: Any, array: Any) -> Any:
         if isinstance(layout, sonic.Flat):
             sent = [next(remaining) for _ in order]
         else:
-            by_element = tensor[i].T if layout.axis_order == "FL" else tensor[i]
-            sent = by_element.tolist()
+            row = tensor[i].T if layout.axis_order == "FL" else tensor[i]
+            sent = row.reshape(-1, len(names)).tolist()
         values: list[Any] = [None] * len(order)
         for place, numbers_of_element in zip(order, sent, strict=False):
             values[place] = dict(zip(names, numbers_of_element, strict=True))
@@ -325,8 +392,7 @@ def unpacked_tokens(layout: Any, array: Any) -> Any:
             return {name.rpartition(".")[2]: value for name, value in values.items()}
         return None if values is None else [renamed(inner) for inner in values]
 
-    _, part = layout.parts[0]
-    depth = depth_of(array, part.features[0].name, jagged=part.jagged)
+    depth = rows_depth(layout, array)
     each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
     names = [name for name, _ in layout.parts]
     records = [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]

@@ -54,6 +54,9 @@ LEADING = ak.Array(
 )
 FEW = feature(categories={211: 1, -211: 2})
 NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
+NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
+OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
+NO_PF = {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])}
 MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], missing=-1.0)
 NONE_ALLOWED = sonic.Row(MUON.features)
 LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "mu": 0}]])
@@ -61,6 +64,8 @@ MUONS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 7.0}]])
 MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []])
 
 IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 1}])])
+BY_X = sonic.Padded("y", 2, sort_by="x")
+STRINGS = sonic.Padded("x", 2, dtype="string")
 
 BAD: list[tuple[Any, Any, str]] = [
     # Fields that are not there, or are no numbers.
@@ -68,113 +73,63 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),
     (sonic.Row("pf"), JETS, "is a record; expected one of its fields; there are: pt"),
     (sonic.Row(computed("pt / c")), JETS, "no field 'c'"),
-    (sonic.Pairwise("d", 3, "d_i"), JETS, "no field 'd'"),
     (ROW, x(["a", "b"]), "has type string; expected numbers"),
-    (sonic.Dense("pf"), JETS, "is a record; expected one of its fields"),
     (sonic.Dense("pt"), JETS, "without axes of fixed length"),
-    (
-        sonic.Dense("x", (2, 2)),
-        x(np.zeros((3, 2, 3))),
-        r"arrays of lengths .*, expected \[2, 2",
-    ),
     # Other structures.
     (sonic.Padded("pt", 2), JETS[0], "one number where a list is needed"),
     (sonic.Padded("Jet[0].pt", 2), EVENTS, "one number where a list is needed|an index picks"),
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
+    (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
     (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
-    (
-        TWO,
-        x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]),
-        "same objects .the first difference is in event 1",
-    ),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
     (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "do not have the same objects"),
     # None.
     (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
-    (sonic.Row(["MET.pt", "x"]), EVENTS, "'x' has None"),
-    (
-        sonic.Row(["Jet[0].pt", "MET.pt"]),
-        EVENTS,
-        r"has no Jet\[0\] in event 1;.* say what stands for it",
-    ),
-    (sonic.Row("Jet[:2].pt"), LEADING, r"has no Jet\[1\] in event 2;.* say what stands for it"),
-    (
-        sonic.Padded("Jet[0].pf.pt", 2),
-        {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])},
-        r"has no Jet\[0\] in event 1;.* say what stands for it",
-    ),
+    (sonic.Row(["Jet[0].pt", "MET.pt"]), EVENTS, NO_JET.format(0, 1)),
+    (sonic.Row("Jet[:2].pt"), LEADING, NO_JET.format(1, 2)),
+    (OF_LEADING, NO_PF, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
     # Numbers that are not finite.
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
-    (ROW, x([[1.0], [], [2.0, -INF]]), "field 'x' is NaN or infinite in event 2"),
-    (
-        sonic.Padded(feature(scale=2.0), 2),
-        x([[1.0], [INF]]),
-        "field 'x' is NaN or infinite in event 1",
-    ),
     (sonic.Padded("x", 1), x([[1.0, NAN], [2.0], [INF, NAN]]), "'x' is NaN or infinite in event 2"),
     (sonic.Flat("x"), x([[1.0, 2.0], [3.0], [4.0, INF]]), "'x' is NaN or infinite in event 2"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
-    (sonic.Padded(["x", "y"], 2), x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
-    (sonic.Flat(["x", "y"]), x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
+    (TWO, x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
     (sonic.Row("Jet[:2].pt", missing=0.0), LEADING, r"'Jet\[1\].pt' is NaN or infinite in event 1"),
     (sonic.Row(computed("x / 0")), x([1.0]), "field 'y' is NaN or infinite in event 0"),
     # A transformation does not hide it.
     (sonic.Row(feature(within=(0.0, 5.0))), x([1.0, INF]), "NaN or infinite in event 1"),
     (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
-    (sonic.Row(feature(function="exp")), x([1.0, -INF]), "NaN or infinite after exp in event 1"),
     (sonic.Row(feature(power=-1)), x([1.0, INF]), "NaN or infinite after power -1.0 in event 1"),
     (sonic.Row(feature(categories={1: 1, None: 0})), x([1, INF]), "NaN or infinite in event 1"),
-    (sonic.Row(sonic.OneHot("x", [1, 2]), "int8"), x([1, -INF]), "NaN or infinite in event 1"),
     (sonic.Row(computed("x // x")), x([1, 0]), "field 'y' is NaN or infinite in event 1"),
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Pairwise("x", 2, "x_i"), x([[NAN]]), "field 'x' is NaN"),
-    (
-        sonic.Padded("y", 2, sort_by="x"),
-        x([[1.0], [NAN]], [[1], [2]]),
-        "'x'.* is None, NaN or infinite",
-    ),
+    (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
     (sonic.Row(computed("x * log(-1)")), x([1.0]), "field 'y'|expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
-    (sonic.Tokens({"J": sonic.Padded("x", 2)}), x([[NAN]]), "field 'x' is NaN"),
     # Numbers that the type cannot hold.
-    (sonic.Row("x", "bool"), x([1.0, 0.3]), "is 0.3 in event 1, which bool cannot hold"),
     (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),
-    (sonic.Row("x", "int8"), x([[5], [300]]), "is 300 in event 1, which int8 cannot hold"),
     (
         sonic.Padded("x", 1, dtype="int8"),
         x([[1, 300], [400]]),
-        "is 400 in event 1, which int8 cannot",
+        "is 400 in event 1, which int8 cann",
     ),
     (sonic.Row("x", "int64"), x([[5.0], [0.5]]), "is 0.5 in event 1, which int64 cannot hold"),
     (sonic.Row("x", "float16"), x([1.0, 7e4]), "is 70000.0 in event 1, which float16 cannot hold"),
     (PADDED, x([[1.0], [1e300]]), r"is 1e\+300 in event 1, which float32 cannot hold"),
-    (
-        sonic.Dense("x", dtype="int8"),
-        x(np.asarray([[5, 6], [5, 300]])),
-        "is 300 in event 1, which int8",
-    ),
+    (sonic.Dense("x", dtype="int8"), x(np.asarray([[5, 6], [5, 300]])), "is 300 in event 1, which"),
     (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
     (
         sonic.Padded(feature(scale=100.0), 2, dtype="int8"),
         x([[1.0], [-5.0]]),
         "is -500.0 after its transformation in event 1, which int8 cannot hold",
     ),
-    (
-        sonic.Row(feature(scale=1e30)),
-        x([1.0, 1e20]),
-        r"is 1e\+50 after its transformation in event 1, which float32 cannot hold",
-    ),
     (sonic.Row(feature(nonfinite=NAN, scale=1e38)), x([1e3]), "float32 cannot hold"),
-    (
-        sonic.Row(feature(scale=4.0), "int64"),
-        x([1.0, 2.0**61]),
-        "in event 1, which int64 cannot hold",
-    ),
+    (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
-    (sonic.Flat(FEW), x([[211], [], [22]]), NO_CATEGORY),
     (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
     (
         NONE_ALLOWED,
@@ -188,12 +143,8 @@ BAD: list[tuple[Any, Any, str]] = [
     ),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "a list in each of 2 events"),
     # Strings.
-    (
-        sonic.Padded("pt", 2, dtype="string"),
-        {"pt": JETS.pf.pt},
-        "has type float64; expected strings",
-    ),
-    (sonic.Padded("x", 2, dtype="string"), x([["a", None]]), "None"),
+    (STRINGS, x([[1.0]]), "has type float64; expected strings"),
+    (STRINGS, x([["a", None]]), "None"),
     (sonic.Padded("x", 2, dtype="string", sort_by="y"), x([["a"]], ["b"]), "string"),
 ]
 
@@ -246,44 +197,42 @@ def test_unions_of_lists_and_others_are_refused(array: ak.Array) -> None:
                 layout.pack({"x": nested})
 
 
-ONE_PF = sonic.Padded("pf.x", 2)
 LAYOUTS = {
-    "Row": sonic.Row("pt"),
-    "leading": sonic.Row("pf[0].x"),
-    "Padded": ONE_PF,
-    "sorted": sonic.Padded("pf.x", 2, sort_by="pf.x"),
-    "Bucketed": sonic.Bucketed("pf.x", (1, 2)),
-    "Flat": sonic.Flat("pf.x"),
-    "Mask": sonic.Mask(2, of="pf"),
-    "Dense": sonic.Dense("pt", (1,)),
-    "Pairwise": sonic.Pairwise("pf.x", 2, "x_i - x_j"),
-    "Tokens": sonic.Tokens({"pf": ONE_PF}),
-    "strings": sonic.Row("pt", dtype="string"),
-    "expression": sonic.Row(computed("pt + 1")),
+    "pt": (
+        sonic.Row("pt"),
+        sonic.Dense("pt", (1,)),
+        sonic.Row("pt", dtype="string"),
+        sonic.Row(computed("pt + 1")),
+    ),
+    "pf": (
+        sonic.Row("pf[0].x"),
+        sonic.Padded("pf.x", 2),
+        sonic.Padded("pf.x", 2, sort_by="pf.x"),
+        sonic.Bucketed("pf.x", (1, 2)),
+        sonic.Flat("pf.x"),
+        sonic.Mask(2, of="pf"),
+        sonic.Pairwise("pf.x", 2, "x_i - x_j"),
+        sonic.Tokens({"pf": sonic.Padded("pf.x", 2)}),
+    ),
 }
+EACH = [(field, layout) for field, layouts in LAYOUTS.items() for layout in layouts]
 RECORDS = ak.Array([{"pt": 1.0, "pf": [{"x": 1.0}]}, {"pt": 2.0, "pf": []}])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(
-    "array", [RECORDS[0], RECORDS[1], None, 5, "pt", b"pt", object(), {1, 2}, (n for n in "ab")]
-)
-def test_only_arrays_are_packed(name: str, array: Any) -> None:
-    message = "one record" if isinstance(array, ak.Record) else None
-    with pytest.raises(InputError, match=message):
-        LAYOUTS[name].pack(array)
-    with pytest.raises(InputError, match=message):
-        sonic.Model("m", {"in": LAYOUTS[name]}, {"y": ["a"]}).pack(array)
-
-
-@pytest.mark.parametrize("column", [None, 5, 1.5, object(), RECORDS[0], np.float32(1), {1, 2}])
-def test_columns_of_a_dict_are_arrays(column: Any) -> None:
-    for name, field in (
-        *(("Row", "pt"), ("expression", "pt"), ("strings", "pt"), ("Dense", "pt"), ("Flat", "pf")),
-        *(("Padded", "pf"), ("Mask", "pf"), ("leading", "pf"), ("Tokens", "pf")),
-    ):
+@pytest.mark.parametrize(("field", "layout"), EACH)
+def test_only_arrays_are_packed(field: str, layout: Any) -> None:
+    model = sonic.Model("m", {"in": layout}, {"y": ["a"]})
+    for record in (RECORDS[0], RECORDS[1]):
+        for pack in (layout.pack, model.pack):
+            with pytest.raises(InputError, match="one record"):
+                pack(record)
+    for other in (None, 5, "pt", b"pt", object(), {1, 2}, (n for n in "ab")):
+        for pack in (layout.pack, model.pack):
+            with pytest.raises(InputError):
+                pack(other)
+    for column in (None, 5, 1.5, object(), RECORDS[0], np.float32(1), {1, 2}):
         with pytest.raises(InputError):
-            LAYOUTS[name].pack({field: column})
+            layout.pack({field: column})
 
 
 COVARIANCE = np.arange(24.0).reshape(4, 2, 3)
@@ -396,28 +345,3 @@ def test_masks_without_a_length_are_refused(others: dict[str, Any], message: str
         bind_inputs(layouts, ak.Array([{"pt": [1.0], "eta": 2.0}]))
     with pytest.raises(ConfigError, match="Mask needs a length"):
         declared(layouts)
-
-
-JAGGED = ak.Array([[{"pt": [1.0, 2.0, 3.0]}, {"pt": []}], [], [{"pt": [7.0]}]])
-
-
-@pytest.mark.parametrize("rows", [0, 1, 4, 4000])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        sonic.Padded(["pt", "pt"], 2),
-        sonic.Padded("pt", 2, sort_by="pt", axis_order="LF"),
-        sonic.Bucketed("pt", (2, 4)),
-        sonic.Row("pt"),
-    ],
-)
-def test_tensors_of_other_rows_are_not_unpacked(layout: Any, rows: int) -> None:
-    """Compiled code would read, and write, beyond its memory."""
-    array = {"pt": ak.Array([1.0, 2.0, 3.0])} if isinstance(layout, sonic.Row) else JAGGED
-    whole = layout.pack(array)
-    tensor = np.zeros((rows, *whole.shape[1:]), np.float32)
-    expected = f"expected a tensor of shape {list(whole.shape)}, .* got {list(tensor.shape)}"
-    with pytest.raises(InputError, match=expected.replace("[", r"\[").replace("]", r"\]")):
-        layout.unpack(tensor, array)
-    with pytest.raises(InputError, match="expected a tensor of shape"):
-        layout.unpack(whole[..., np.newaxis], array)

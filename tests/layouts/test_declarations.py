@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import awkward as ak
@@ -43,16 +44,7 @@ DECLARED: dict[str, tuple[Declare, dict[str, Any]]] = {
 ARRAY = np.asarray([1.0, 2.0])
 NOT_NUMBERS = ("1", b"1", [1.0], {1.0}, {1.0: 2.0}, ARRAY, 1j, 10**400, object())
 NOT_LENGTHS = (
-    0,
-    -1,
-    1.5,
-    "2",
-    b"2",
-    True,
-    np.float64(2),
-    ARRAY.astype(int),
-    np.asarray(2),
-    {"a": 2},
+    *(0, -1, 1.5, "2", b"2", True, {"a": 2}, np.float64(2), ARRAY.astype(int), np.asarray(2)),
 )
 NOT_NAMES = (5, True, b"a", ["a"], {"a"}, {"a": 1}, np.asarray(["a", "b"]), object())
 NOT_LISTS_OF_NAMES = (5, b"ab", {"a", "b"}, frozenset("ab"), {"a": 1, "b": 2}, [b"a"], [["a"]])
@@ -136,68 +128,62 @@ def test_nonsense_is_refused_when_it_is_declared(name: str, option: str, value: 
     assert raised.value.message
 
 
-def spellings() -> list[tuple[str, str, Any, Any]]:
-    """A value of each option, and another object that means the same."""
-    names = (("a", "b"), np.asarray(["a", "b"]), np.asarray(["a", "b"], object))
-    same: list[tuple[str, str, Any, Any]] = [
-        (name, option, text, np.str_(text))
+AB = (("a", "b"), np.asarray(["a", "b"]), np.asarray(["a", "b"], object), list(map(np.str_, "ab")))
+INTEGERS = (np.int64, np.int8, np.uint16)
+TWO = [integer(2) for integer in INTEGERS]
+TWO_FOUR = [np.asarray([2, 4], integer) for integer in INTEGERS]
+NEGATIVE = (
+    *((-1, -2), [np.float32(-1), np.int8(-2)], np.asarray([-1, -2], np.int8)),
+    *(np.asarray([-1.0, -2.0], ">f4"), np.asarray([-1.0, 0.0, -2.0])[::2]),
+)
+# Declarations, a value of an option, and other objects that mean the same.
+SAME: list[tuple[str, str, Any, Any]] = [
+    *((name, "fields", ["a", "b"], AB) for name in ("Row", "Flat", "Pairwise")),
+    *((name, "fields", ["a", "b"], AB) for name in ("Padded", "Bucketed")),
+    ("Row", "fields", ["a", "b"], [(field for field in "ab")]),
+    ("Output", "labels", ["a", "b"], AB),
+    *((name, "length", 2, TWO) for name in ("Padded", "Mask", "Pairwise")),
+    ("Pairwise", "length", (2, 4), TWO_FOUR),
+    ("Bucketed", "lengths", (2, 4), TWO_FOUR),
+    ("Dense", "shape", (2, 4), TWO_FOUR),
+    ("Output", "shape", (2, 4), [*TWO_FOUR, (np.int8(2), np.int8(4))]),
+    *(
+        ("Feature", option, 1.5, [np.float64(1.5), np.float16(1.5)])
+        for option in ("shift", "scale", "lower", "upper", "power")
+    ),
+    ("Feature", "nonfinite", 2, [np.int16(2)]),
+    *((name, "missing", [-1.0, -2.0], NEGATIVE) for name in ("Row", "Padded", "Flat")),
+    ("Padded", "fill", [-1.0, -2.0], NEGATIVE),
+    # Tensors have the byte order of the machine.
+    *(
+        (name, "dtype", "float32", (">f4", "<f4", np.dtype(">f4"), np.float32))
+        for name, (make, _) in DECLARED.items()
+        if isinstance(make, type) and name not in ("Tokens", "Feature")
+    ),
+    *(
+        (name, option, text, [np.str_(text)])
         for name, option, text in (
             *(("Padded", "axis_order", "LF"), ("Padded", "sort_by", "a"), ("Flat", "splits", "s")),
             *(("Mask", "of", "b"), ("Pairwise", "formulae", "a_i"), ("Tokens", "flags", "number")),
             *(("Dense", "field", "x"), ("Feature", "name", "x"), ("Feature", "function", "log")),
             *(("OneHot", "name", "x"), ("Output", "dtype", "float64")),
         )
-    ]
-    for several in (*names, [np.str_("a"), np.str_("b")]):
-        same += [(name, "fields", ["a", "b"], several) for name in ("Row", "Flat", "Pairwise")]
-        same += [(name, "fields", ["a", "b"], several) for name in ("Padded", "Bucketed")]
-        same += [("Output", "labels", ["a", "b"], several)]
-    same += [(n, "fields", ["a", "b"], (field for field in "ab")) for n in ("Row", "Padded")]
-    for integer in (np.int64, np.int8, np.uint16):
-        two_four = np.asarray([2, 4], integer)
-        same += [(name, "length", 2, integer(2)) for name in ("Padded", "Mask", "Pairwise")]
-        same += [
-            ("Pairwise", "length", (2, 4), two_four),
-            ("Bucketed", "lengths", (2, 4), two_four),
-        ]
-        same += [(name, "shape", (2, 4), two_four) for name in ("Dense", "Output")]
-        same += [("Output", "shape", (2, 4), (integer(2), integer(4)))]
-    for option, number in (
-        ("shift", 1.5),
-        ("scale", 2),
-        ("lower", 1.5),
-        ("upper", 3),
-        ("power", 2),
-    ):
-        same += [("Feature", option, number, kind(number)) for kind in (np.float64, np.float16)]
-    same += [("Feature", "nonfinite", 2, np.int16(2))]
-    for values in (
-        *((-1, -2), [np.float32(-1), np.int8(-2)], np.asarray([-1, -2], np.int8)),
-        *(np.asarray([-1.0, -2.0], ">f4"), np.asarray([-1.0, 0.0, -2.0])[::2]),
-    ):
-        same += [(name, "missing", [-1.0, -2.0], values) for name in ("Row", "Padded", "Flat")]
-        same += [("Padded", "fill", [-1.0, -2.0], values)]
-    # Tensors have the byte order of the machine.
-    for dtype in (">f4", "<f4", np.dtype(">f4"), np.float32):
-        same += [
-            (name, "dtype", "float32", dtype) for name in ("Row", "Padded", "Bucketed", "Flat")
-        ]
-        same += [
-            (name, "dtype", "float32", dtype) for name in ("Dense", "Mask", "Pairwise", "Output")
-        ]
-    return same
+    ),
+]
 
 
-@pytest.mark.parametrize(("name", "option", "plain", "other"), spellings())
+@pytest.mark.parametrize(("name", "option", "plain", "others"), SAME)
 def test_values_of_other_types_mean_the_same(
-    name: str, option: str, plain: Any, other: Any
+    name: str, option: str, plain: Any, others: Any
 ) -> None:
     make, usual = DECLARED[name]
-    wanted, declared = (make(**{**usual, option: value}) for value in (plain, other))
-    assert declared == wanted
-    assert repr(declared) == repr(wanted)
-    assert hash(declared) == hash(wanted)
-    assert pickle.loads(pickle.dumps(declared)) == wanted
+    wanted = make(**{**usual, option: plain})
+    for other in others:
+        declared = make(**{**usual, option: other})
+        assert declared == wanted
+        assert repr(declared) == repr(wanted)
+        assert hash(declared) == hash(wanted)
+        assert pickle.loads(pickle.dumps(declared)) == wanted
 
 
 def test_tensors_of_another_byte_order_are_packed_in_that_of_the_machine() -> None:
@@ -256,14 +242,11 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: sonic.Padded("x", 2, fill=300, dtype="uint8"), "uint8 cannot hold the fill 300"),
     (lambda: sonic.Padded("x", 2, fill=0.5, dtype="int32"), "int32 cannot hold the fill 0.5"),
     (lambda: sonic.Bucketed("x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
-    (lambda: sonic.Row("a", "int32", missing=float("nan")), "int32 cannot hold the missing nan"),
     (lambda: sonic.Mask(2, of="a", beside="b"), "Mask: expected of='a' or beside='b', got both"),
-    (
-        lambda: sonic.Dense(sonic.Feature("x", expression="a")),
-        "Dense: one field is taken, as it is",
+    *(
+        (partial(sonic.Dense, field), "Dense: one field is taken, as it is")
+        for field in (sonic.Feature("x", expression="a"), "x[0]")
     ),
-    (lambda: sonic.Dense("x[0]"), "Dense: one field is taken, as it is"),
-    (lambda: sonic.OneHot("x", [1, 1]), "expected values to be different numbers"),
     (lambda: sonic.Feature("x[a]"), "expected a path that begins with a name, with indices"),
     (
         lambda: sonic.Feature("pt", lower=1.0, upper=0.0),
@@ -272,7 +255,6 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: sonic.Feature("x", power=2, function="log"), "function= or power=, got both"),
     (lambda: sonic.Feature("x", expression="a", index="b"), "expression= or index=, got both"),
     (lambda: sonic.Feature("x", within=(2, 1)), r"limits \(least, most\), got \(2, 1\)"),
-    (lambda: sonic.Feature("x", categories={"a": 1}), "categories to be a dict of numbers"),
     (lambda: sonic.Feature("x", function="logg"), "did you mean 'log'"),
     (lambda: sonic.Feature("x", expression="a +"), r"expression 'a \+' cannot be read"),
     (lambda: sonic.Feature("x", expression="logg(a)"), "no function 'logg'; did you mean 'log'"),
@@ -283,17 +265,13 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: sonic.Feature("x", expression="a.__class__(b)"), "no function 'a.__class__'"),
     (lambda: sonic.Padded("a", 2, fill=0.0, dtype="string"), "fill to be a string"),
-    (lambda: sonic.Padded("a", 2, fill=""), "fill to be a number"),
     (lambda: sonic.Row(["a", 1.0], dtype="string"), "strings are sent as they are"),
     (lambda: sonic.Row(sonic.Feature("a", scale=2.0), dtype="string"), "as they are"),
     (lambda: sonic.Padded("a", 2, sort_by="a", dtype="string"), "as they are, and sort nothing"),
     (lambda: sonic.Mask(2, of="a", dtype="string"), "Mask: expected dtype to be of numbers"),
     (lambda: sonic.Tokens({"a": sonic.Row("a", dtype="string")}), "layout of numbers"),
-    (lambda: sonic.Tokens({"J": sonic.Flat("a")}), "part 'J': expected a Padded or a Row layout"),
     (lambda: sonic.Tokens({"J": sonic.Bucketed("a", (2,))}), "part 'J': expected a Padded or"),
-    (lambda: sonic.Tokens(TOKENS["parts"], flags="one"), "flags to be 'onehot' or 'number', got"),
     (lambda: sonic.Row(["pt", "eta"], axis_order=""), "'' has no axis for several fields"),
-    (lambda: sonic.Flat(["pt", "eta"], axis_order="L"), "'L' has no axis for several fields"),
     (lambda: sonic.Row(sonic.Feature("a", nonfinite=NAN), "int32"), "int32 cannot hold nonfinite="),
     (lambda: sonic.Feature("a", nonfinite_last=True), "nonfinite_last= needs nonfinite="),
     (lambda: sonic.Feature("x", replace={None: 1}), "expected replace to be a dict of numbers"),
@@ -317,20 +295,13 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: sonic.Pairwise([*VECTOR, "a_px", "a_py", "a_pz", "a_e"], 3), "one four-vector"),
     (lambda: sonic.Pairwise([*VECTOR, "energy"], 3), "one four-vector"),
     (lambda: sonic.Pairwise(["a_px", "a_py", "a_pz", "a_e", "pt"], 3), "one four-vector"),
-    (lambda: sonic.Pairwise(["x"], 3, "lag(x_i)"), "no function 'lag'; did you mean 'log'"),
     (lambda: sonic.Pairwise(["x"], 3, "min(x_i)"), "min takes 2 or more by place, got 1"),
-    (lambda: sonic.Pairwise(["x"], 3, "x_i.real"), "formula"),
-    (lambda: sonic.Pairwise(["x"], 3, "[x_i]"), "formula"),
-    (lambda: sonic.Pairwise(["x"], 3, "x_i if x_j else 0"), "formula"),
-    (lambda: sonic.Pairwise(["x"], 3, "__import__('os')"), "formula"),
-    (lambda: sonic.Pairwise(["x"], 3, "x_i <"), "formula"),
+    *(
+        (partial(sonic.Pairwise, ["x"], 3, text), "formula")
+        for text in ("x_i.real", "[x_i]", "x_i if x_j else 0", "__import__('os')", "x_i <")
+    ),
     (lambda: sonic.Pairwise(["x"], 3, "x_i", dtype="int32"), "not int32"),
-    (lambda: sonic.Pairwise(["x"], 3, axis_order="FL"), "axis_order to be 'CLL' or 'LLC'"),
-    (lambda: sonic.Pairwise(["x"], 3, "x_i", fill=[1.0, 2.0]), "one for each of 1 channel"),
     (lambda: sonic.Output(function="softmin"), "'softmax' or 'sigmoid' or 'odds'"),
-    (lambda: sonic.Output("qcd"), "labels to be a list of names, got 'qcd'"),
-    (lambda: sonic.Output(["a", "a"]), "labels must differ"),
-    (lambda: sonic.Output(per="jet"), "expected per to be 'row' or 'constituent'"),
     (lambda: sonic.Output(["a"], shape=(1,)), "labels or a shape"),
     (lambda: sonic.Output(axes=2), "and per='constituent', got axes=2"),
     (lambda: sonic.Output(choose="argmax"), "needs per='constituent'"),
@@ -343,9 +314,7 @@ MESSAGES: list[tuple[Callable[[], Any], str]] = [
     (lambda: sonic.Output(groups={"x": [1]}, labels=["a"]), "'x' has members beyond the 1 values"),
     (lambda: sonic.Output(groups={"x": [-4]}, shape=(3,)), "members beyond the 3 values"),
     (lambda: sonic.Output(groups={"x": slice(2, 9)}, shape=(3,)), "members beyond the 3 values"),
-    (lambda: sonic.Output(groups={"x": slice(3, 3)}, shape=(3,)), "members beyond the 3 values"),
     (lambda: sonic.Output(groups={"x": slice(0, 3, 0)}), "expected groups to be a dict"),
-    (lambda: sonic.Output(groups={"x": slice("a", "b")}), "expected groups to be a dict"),
     (lambda: sonic.Output(groups={"x": []}), "expected groups to be a dict"),
     (lambda: sonic.Output(groups=""), "expected groups to be a dict"),
     (lambda: sonic.Output(["a", "b"], over=["a"]), "over= needs a function, scale or shift"),

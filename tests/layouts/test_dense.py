@@ -53,19 +53,17 @@ def test_other_shapes_are_refused(given: Any, declared: tuple[int, ...], form: s
 
 
 def test_the_error_says_what_brings_the_axes_into_order() -> None:
-    channels_last = np.zeros((5, 3, 4, 2), np.float32)
-    with pytest.raises(
-        InputError, match=r"\[\[3\], \[4\], \[2\]\].*expected \[2, 3, 4\].*moveaxis"
-    ):
-        sonic.Dense("x", (2, 3, 4)).pack({"x": channels_last})
+    images = {"x": np.zeros((5, 3, 4, 2), np.float32)}
+    message = r"\[\[3\], \[4\], \[2\]\].*expected \[2, 3, 4\].*moveaxis"
+    with pytest.raises(InputError, match=message):
+        sonic.Dense("x", (2, 3, 4)).pack(images)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 2), (2, 0), (1, 0)])
 @pytest.mark.parametrize("declared", [(1,), (1, 1), (2,), (1, 2)])
 def test_images_without_numbers_are_no_rows(shape: Any, declared: tuple[int, ...]) -> None:
-    array = {"x": ak.Array(np.zeros((3, *shape), np.float32))}
     try:
-        tensor = sonic.Dense("x", declared).pack(array)
+        tensor = sonic.Dense("x", declared).pack({"x": np.zeros((3, *shape), np.float32)})
     except InputError:
         return
     assert tensor.shape == (0, *declared)
@@ -78,12 +76,11 @@ def test_images_of_several_shapes_are_refused() -> None:
             sonic.Dense("x", (2, 3, 4)).pack({"x": ak.Array([i.tolist() for i in some])})
 
 
-def test_axes_of_length_one_are_no_lists_of_one_object() -> None:
+@pytest.mark.parametrize("counts", [[1, 1], [2, 0]])
+def test_axes_of_length_one_are_no_lists_of_one_object(counts: list[int]) -> None:
     """Otherwise, rows would be events in chunks whose events all have one object."""
-    for counts in ([1, 1], [2, 0]):
-        images = ak.unflatten(ak.Array({"x": np.ones((2, 3, 4), np.float32)}), counts)
-        layout = sonic.Dense("x", (1, 3, 4))
-        tensor = layout.pack(images)
-        assert tensor.shape == (2, 1, 3, 4)
-        back = layout.unpack(tensor, images)
-        assert str(back.type) == "2 * var * 1 * 3 * 4 * float32"
+    images = ak.unflatten(ak.Array({"x": np.ones((2, 3, 4), np.float32)}), counts)
+    layout = sonic.Dense("x", (1, 3, 4))
+    tensor = layout.pack(images)
+    assert tensor.shape == (2, 1, 3, 4)
+    assert str(layout.unpack(tensor, images).type) == "2 * var * 1 * 3 * 4 * float32"

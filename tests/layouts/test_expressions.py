@@ -49,24 +49,20 @@ def test_the_number_of_arguments_is_checked_when_it_is_declared(name: str, count
             feature(f"1 + {prefix}{name}({arguments})")
 
 
-@pytest.mark.parametrize("name", ONE)
+@pytest.mark.parametrize("name", [*ONE, "sign_log"])
 def test_functions_of_one_argument_are_those_of_numpy(name: str) -> None:
-    expected = getattr(np, name)(VALUES)
-    np.testing.assert_allclose(computed(f"{name}(x)", x=VALUES), expected, rtol=1e-14)
-    np.testing.assert_allclose(computed(f"np.{name}(x)", x=VALUES), expected, rtol=1e-14)
-
-
-@pytest.mark.parametrize("name", ["log10", "arctan", "sinh", "cosh", "arcsinh", "sign_log"])
-def test_functions_of_features_are_those_of_numpy(name: str) -> None:
     def sign_log(x: Any) -> Any:
         return np.copysign(np.log(1 + abs(x)), x)
 
     expected = getattr(np, name, sign_log)(VALUES)
-    array = {"x": ak.Array(VALUES), "many": ak.Array([VALUES])}
-    row = sonic.Row(sonic.Feature("x", function=name), dtype="float64").pack(array)
-    np.testing.assert_allclose(row[:, 0], expected, rtol=1e-14)
-    padded = sonic.Padded(sonic.Feature("many", function=name), 5, dtype="float64").pack(array)
-    np.testing.assert_allclose(padded[0, 0, :4], expected, rtol=1e-14)
+    for text in (f"{name}(x)", f"np.{name}(x)"):
+        np.testing.assert_allclose(computed(text, x=VALUES), expected, rtol=1e-14)
+    if name != "round":  # of features
+        array = {"x": ak.Array(VALUES), "many": ak.Array([VALUES])}
+        row = sonic.Row(sonic.Feature("x", function=name), dtype="float64").pack(array)
+        np.testing.assert_allclose(row[:, 0], expected, rtol=1e-14)
+        padded = sonic.Padded(sonic.Feature("many", function=name), 5, dtype="float64").pack(array)
+        np.testing.assert_allclose(padded[0, 0, :4], expected, rtol=1e-14)
 
 
 COLUMNS = {
@@ -113,6 +109,8 @@ def test_expressions_are_those_of_python(expression: str, expected: list[float])
     np.testing.assert_allclose(padded[0, 0], expected, rtol=1e-6, atol=1e-7)
     flat = sonic.Flat(feature(expression), dtype="float64").pack(jagged)
     np.testing.assert_allclose(flat[:, 0], [*expected, expected[0]], rtol=1e-6, atol=1e-7)
+    nothing = {name: ak.Array(np.asarray(column)[:0]) for name, column in COLUMNS.items()}
+    assert sonic.Row(feature(expression)).pack(nothing).shape == (0, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8", "bool"])
@@ -140,19 +138,13 @@ def test_arrays_are_not_written_to(expression: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        *(5, ["pt"], {"pt"}, b"pt", np.asarray(["pt"]), "", "pt\0", "pt eta", "pt;1"),
+        *("", "pt\0", "pt eta", "pt;1"),
         *("pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j"),
     ],
 )
 def test_expressions_that_cannot_be_read_are_refused(expression: Any) -> None:
     with pytest.raises(ConfigError, match=r"feature 'y'|expression"):
         sonic.Row(sonic.Feature("y", expression=expression))
-
-
-def test_no_elements_give_no_numbers() -> None:
-    nothing = {"pt": ak.Array(np.zeros(0)), "eta": ak.Array(np.zeros(0))}
-    for expression in ("pt * eta", "maximum(pt, eta, 0)", "where(pt > 1, pt, 0)"):
-        assert sonic.Row(feature(expression)).pack(nothing).shape == (0, 1)
 
 
 def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:

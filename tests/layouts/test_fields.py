@@ -1,4 +1,7 @@
-"""Numbers of objects, events and what refers to others are packed as plain loops do."""
+"""Numbers of objects, events and what refers to others are packed as plain loops do.
+
+None is not sent, or is replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +14,20 @@ from awkward.contents import ByteMaskedArray, ListArray, NumpyArray
 from awkward.index import Index8, Index64
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.layouts import nodes
 from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import bind_inputs
 
 NAN = float("nan")
-numbers = st.integers(-40, 40).map(lambda n: n / 4)
-maybe = st.one_of(st.none(), numbers)
-CANDIDATE = st.fixed_dictionaries({"x": maybe, "q": st.integers(-1, 1), "at": st.integers(-1, 2)})
-JET = st.fixed_dictionaries({"m": numbers, "maybe": maybe, "pf": st.lists(CANDIDATE, max_size=4)})
-EVENT = st.fixed_dictionaries(
-    {
-        "jets": st.lists(st.one_of(st.none(), JET), max_size=3),
-        "met": numbers,
-        "some": maybe,
-        "hits": st.lists(numbers, min_size=3, max_size=5),
-    }
-)
-# It gives the array its full type, also where there is nothing in it.
-PART = {"x": 0.5, "q": 1, "at": 0}
-SAMPLE = {
-    "jets": [
-        {"m": 0.5, "maybe": 0.5, "pf": [PART, {**PART, "x": None}]},
-        {"m": 0.5, "maybe": None, "pf": []},
-        None,
-    ],
-    "met": 0.5,
-    "some": 0.5,
-    "hits": [0.5],
-}
-FORMS = {
-    "as it is": lambda a: a,
-    "chosen": lambda a: a[np.arange(len(a))[::-1]][np.arange(len(a))[::-1]],
-    "cut from more": lambda a: ak.concatenate([a[-1:], a, a[:1]])[1 : 1 + len(a)] if len(a) else a,
-}
-
-
-@st.composite
-def samples(draw: Any) -> tuple[list[Any], ak.Array]:
-    plain = draw(st.lists(EVENT, max_size=4))
-    array = ak.Array([*plain, SAMPLE, {**SAMPLE, "some": None}])[: len(plain)]
-    return plain, FORMS[draw(st.sampled_from(sorted(FORMS)))](array)
+NUMBER = nodes.Leaf("float32", st.integers(-40, 40).map(lambda n: n / 4))
+SIGN, INDEX = (nodes.Leaf("int32", st.integers(-1, most)) for most in (1, 2))
+CANDIDATE = {"x": ("option", NUMBER), "q": (SIGN,), "at": (INDEX,)}
+JET = {"m": (NUMBER,), "maybe": ("option", NUMBER), "pf": ("list", CANDIDATE)}
+EVENT = {"met": (NUMBER,), "some": ("option", NUMBER), "hits": (3, NUMBER)}
+events = nodes.arrays(({"jets": ("list", "option", JET), **EVENT},))
 
 
 def jets_of(event: Any) -> list[Any]:
@@ -64,13 +39,12 @@ def check(tensor: Any, expected: list[Any], *axes: int) -> None:
     np.testing.assert_array_equal(tensor, wanted)
 
 
-@given(samples(), st.integers(1, 4), st.booleans())
+@given(events, st.integers(1, 4), st.booleans())
 def test_constituents_beside_numbers_of_jets_and_events(
-    data: tuple[list[Any], ak.Array], length: int, sort: bool
+    array: ak.Array, length: int, sort: bool
 ) -> None:
-    plain, array = data
     rows = []
-    for event in plain:
+    for event in array.to_list():
         for jet in jets_of(event):
             parts = [
                 [
@@ -116,11 +90,8 @@ def test_constituents_beside_numbers_of_jets_and_events(
     check(flat, [part for parts in rows for part in parts], 10)
 
 
-@given(samples())
-def test_jets_beside_numbers_of_events_and_of_leading_constituents(
-    data: tuple[list[Any], ak.Array],
-) -> None:
-    plain, array = data
+@given(events)
+def test_jets_beside_numbers_of_events_and_of_leading_constituents(array: ak.Array) -> None:
     expected = [
         [
             jet["m"],
@@ -130,7 +101,7 @@ def test_jets_beside_numbers_of_events_and_of_leading_constituents(
             8.0 if not jet["pf"] else jet["pf"][-1]["q"],
             9.0 if len(jet["pf"]) < 2 else jet["pf"][1]["q"],
         ]
-        for event in plain
+        for event in array.to_list()
         for jet in jets_of(event)
     ]
     fields = ["jets.m", "jets.maybe", "met"]
@@ -139,11 +110,10 @@ def test_jets_beside_numbers_of_events_and_of_leading_constituents(
     check(layout.pack(array), expected, 6)
 
 
-@given(samples())
-def test_leading_objects_beside_numbers_of_events(data: tuple[list[Any], ak.Array]) -> None:
-    plain, array = data
+@given(events)
+def test_leading_objects_beside_numbers_of_events(array: ak.Array) -> None:
     expected = []
-    for event in plain:
+    for event in array.to_list():
         masses = [NAN if jet is None else jet["m"] for jet in [*event["jets"], None, None][:2]]
         quotient = masses[1] - event["met"]
         some = NAN if event["some"] is None else event["some"]
@@ -190,3 +160,63 @@ def test_what_none_hides_may_be_anything(hidden: float) -> None:
 def test_numbers_of_another_byte_order_are_read() -> None:
     columns = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
     assert sonic.Row(["a", "b"]).pack(columns).tolist() == [[1.5, 1.0], [-3.0, -2.0]]
+
+
+def test_events_of_rows_are_counted_in_the_array_that_was_passed() -> None:
+    array = ak.Array([None, [[1.0], [2.0, 3.0]], [], [[], None, [4.0]]])
+    rows = bind_inputs({"x": sonic.Row("pt")}, {"pt": array})
+    assert [rows.events_of(i, i + 1) for i in range(4)] == [(1, 2), (1, 2), (1, 2), (3, 4)]
+    assert rows.events_of(0, 4) == (1, 4)
+    assert rows.events_of(2, 2) == (0, 0)
+
+
+maybe = st.none() | st.integers(-9, 9)
+
+
+@given(st.lists(st.tuples(maybe, maybe), max_size=5))
+def test_columns_of_a_dict_are_sent_as_those_of_records(pairs: list[tuple[Any, Any]]) -> None:
+    first, second = (ak.Array([*(p[i] for p in pairs), None, 5])[: len(pairs)] for i in (0, 1))
+    layout = sonic.Row(["a", "b"], missing=[-10.0, -11.0])
+    wanted = [[-10.0 if a is None else a, -11.0 if b is None else b] for a, b in pairs]
+    for arrays in ({"a": first, "b": second}, ak.Array({"a": first, "b": second})):
+        packed = layout.pack(arrays)
+        np.testing.assert_array_equal(packed, np.asarray(wanted, np.float32).reshape(-1, 2))
+        back = layout.unpack(packed, arrays)
+        assert [list(row.values()) for row in back.tolist()] == wanted
+
+
+@pytest.mark.parametrize(
+    ("field", "sent"),
+    [
+        (sonic.Feature("y", expression="2 * pt"), [2.0, -9.0, 6.0]),
+        (sonic.Feature("y", expression="pt + x"), [5.0, -9.0, -9.0]),
+        (sonic.Feature("pt", scale=3.0, shift=1.0), [0.0, -9.0, 6.0]),
+        (sonic.Feature("pt", function="sqrt"), [1.0, -9.0, 3.0**0.5]),
+        (sonic.Feature("pt", categories={1: 10, 3: 30}), [10.0, -9.0, 30.0]),
+        (sonic.Feature("many", index="at"), [8.0, -9.0, -9.0]),
+        ("many[0]", [7.0, -9.0, 6.0]),
+        ("many[-1]", [8.0, -9.0, 6.0]),
+    ],
+)
+def test_fields_made_of_none_are_missing(field: Any, sent: list[float]) -> None:
+    arrays = {
+        "pt": ak.Array([1.0, None, 3.0]),
+        "x": ak.Array([4.0, 5.0, None]),
+        "at": ak.Array([1, -1, None]),
+        "many": ak.Array([[7.0, 8.0], [], [6.0]]),
+    }
+    behind = [4.0, 5.0, -9.0]
+    for given_as in (arrays, ak.Array(arrays)):
+        alone = sonic.Row([field], missing=-9, dtype="float64").pack(given_as)
+        np.testing.assert_allclose(alone[:, 0], sent, rtol=1e-14)
+        beside = sonic.Row([field, "x"], missing=-9, dtype="float64").pack(given_as)
+        np.testing.assert_allclose(beside, np.stack([sent, behind], 1), rtol=1e-14)
+
+
+def test_unpacked_rows_are_none_where_the_objects_are() -> None:
+    union = ak.concatenate([ak.Array([{"m": 1.0}, None]), ak.Array([{"m": None, "x": 1}, None])])
+    layout = sonic.Row("m", missing=-9)
+    assert layout.unpack(layout.pack(union), union).m.tolist() == [1.0, None, -9.0, None]
+    names = ak.Array([{"s": "a"}, {"s": None}, None])
+    strings = sonic.Row("s", dtype="string", missing="?")
+    assert strings.unpack(strings.pack(names), names).s.tolist() == ["a", "?", None]

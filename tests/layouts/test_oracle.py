@@ -10,14 +10,24 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
+from awkward.contents import NumpyArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.layouts.nodes import CASES, objects
-from tests.layouts.reference import FORMULAE, REFERENCES, Refused, expected, unpacked
+from tests.layouts.reference import (
+    FORMULAE,
+    REFERENCES,
+    Refused,
+    expected,
+    replaced,
+    rows_depth,
+    rows_of,
+    unpacked,
+)
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.layouts import bind_inputs, trace
 
 cases = settings(max_examples=CASES // 8 or settings.default.max_examples, print_blob=True)
 TARGETS = ("float32", "int8")
@@ -30,11 +40,24 @@ targets = st.sampled_from(TARGETS) | st.just("float32")
 lengths = st.integers(1, 5)
 
 
+# What is done before the shift.
+FIRST: list[dict[str, Any]] = [
+    {},
+    {"function": "abs"},
+    {"power": 2.0},
+    {"within": (1.0, 30.0)},
+    {"within": (None, 50.0), "function": "sqrt"},
+    {"replace": {1: 30, 0: 2}},
+    *({"categories": known} for known in ({1: 1, None: 0}, {0: 5, None: 7}, {0: 5, 1: 7})),
+]
+
+
 @st.composite
 def features(draw: Any, name: str) -> Any:
     """Draw a field as it is, or a transformation that any type of number may have."""
     if draw(st.booleans()):
         return name
+    nonfinite = draw(st.sampled_from([None, 7.0]))
     lower, upper = draw(st.sampled_from([(None, None), (0.0, None), (None, 20.0), (0.0, 20.0)]))
     return sonic.Feature(
         name,
@@ -42,8 +65,9 @@ def features(draw: Any, name: str) -> Any:
         scale=draw(st.sampled_from([1.0, 0.25, 2.0])),
         lower=lower,
         upper=upper,
-        nonfinite=draw(st.sampled_from([None, 7.0])),
-        function=draw(st.sampled_from([None, "abs"])),
+        nonfinite=nonfinite,
+        nonfinite_last=nonfinite is not None and draw(st.booleans()),
+        **draw(st.sampled_from(FIRST)),
     )
 
 
@@ -62,16 +86,31 @@ options = st.fixed_dictionaries(
     }
 )
 orders = st.sampled_from(["FL", "LF"])
+padding = st.fixed_dictionaries(
+    {
+        "fill": st.sampled_from([0, 1]),
+        "pad": st.sampled_from(["after", "after", "before"]),
+        "pad_mode": st.sampled_from(["constant", "constant", "wrap"]),
+    }
+)
+
+
+@st.composite
+def padded(draw: Any, kind: Any, length: Any) -> sonic.Padded:
+    named = draw(constituents)
+    order = draw(orders if len(named) > 1 else orders | st.just("L"))
+    layout: sonic.Padded = kind(
+        named, draw(length), axis_order=order, **draw(options), **draw(padding)
+    )
+    return layout
 
 
 @st.composite
 def tokens(draw: Any) -> sonic.Tokens:
     dtype = draw(targets)
     parts: dict[str, Any] = {"row": sonic.Row(draw(fields("m", "q")), dtype, missing=draw(missing))}
-    padded = draw(options) | {"dtype": dtype}
-    parts["pf"] = sonic.Padded(
-        draw(constituents), draw(lengths), draw(st.sampled_from([0, 1])), **padded
-    )
+    padded = draw(options) | draw(padding) | {"dtype": dtype}
+    parts["pf"] = sonic.Padded(draw(constituents), draw(lengths), **padded)
     if draw(st.booleans()):
         parts = dict(reversed(parts.items()))
     # A bool holds no other numbers.
@@ -102,12 +141,8 @@ LAYOUTS: dict[type, Any] = {
         axis_order=st.sampled_from(["F", "F", "FL", "LF"]),
         missing=missing,
     ),
-    sonic.Padded: st.tuples(constituents, lengths, st.sampled_from([0, 1]), orders, options).map(
-        lambda a: sonic.Padded(*a[:4], **a[4])
-    ),
-    sonic.Bucketed: st.tuples(constituents, orders, options).map(
-        lambda a: sonic.Bucketed(a[0], (1, 3), 0, a[1], **a[2])
-    ),
+    sonic.Padded: padded(sonic.Padded, lengths),
+    sonic.Bucketed: padded(sonic.Bucketed, st.just((1, 3))),
     sonic.Flat: st.tuples(constituents, options).map(lambda a: sonic.Flat(a[0], **a[1])),
     sonic.Mask: st.builds(
         sonic.Mask,
@@ -159,7 +194,13 @@ def check(layout: Any, array: ak.Array) -> None:
         if exact:
             assert ak.to_list(back) == unpacked(layout, array)
         assert len(back) == len(array)
+        for shape in ((len(packed) + 1, *packed.shape[1:]), (*packed.shape, 1)):
+            # Compiled code would read, and write, beyond its memory.
+            message = f"expected a tensor of shape {[*packed.shape]}, .* got {[*shape]}"
+            with pytest.raises(InputError, match=message.replace("[", r"\[")):
+                layout.unpack(np.zeros(shape, packed.dtype), array)
     pieces(layout, array, packed)
+    structure(layout, array)
     if not has_none(ak.to_list(array)):
         columns = {name: array[name] for name in array.fields}
         np.testing.assert_array_equal(layout.pack(columns), packed)
@@ -186,6 +227,24 @@ def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
                 cut = tuple(slice(0, n) for n in alone.shape)
                 whole = whole[cut]
             np.testing.assert_array_equal(alone, whole)
+
+
+def structure(layout: Any, array: ak.Array) -> None:
+    """A number of each row goes to the row's place; no data, no rows and all have one type."""
+    inputs = bind_inputs({"x": layout}, array)
+    numbers = np.arange(len(inputs.rows))
+    scores = inputs.rows.unflatten(NumpyArray(numbers))
+    depth = rows_depth(layout, array)
+    events = [n for n, event in enumerate(ak.to_list(array)) for _ in rows_of([event], depth)]
+    assert scores.tolist() == replaced(ak.to_list(array), depth, iter(numbers.tolist()))
+    assert inputs.rows.event_numbers().tolist() == events
+    # Requests of buckets have the rows in another order.
+    ranges = {int(inputs.numbers(k, k + 1)[0]): inputs.events_of(k, k + 1) for k in numbers}
+    assert ranges == {row: (event, event + 1) for row, event in enumerate(events)}
+    tracer = ak.Array(array.layout.to_typetracer(forget_length=True))
+    traced = trace({"x": layout}, {"y": sonic.Output()}, tracer)
+    blank = inputs.rows.unflatten(NumpyArray(numbers.astype(np.float32)))
+    assert traced.layout.form.type == blank.layout.form.type
 
 
 @pytest.mark.timeout(0)

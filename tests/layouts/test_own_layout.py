@@ -43,41 +43,26 @@ class Histogram(Layout):
             row[:] = np.histogram(values[start : start + count], self.edges)[0]
 
 
-def double(inputs: Any) -> Any:
-    return {"y": 2 * inputs["counts"][:, :2]}
-
-
 @pytest.fixture
 def model() -> sonic.Model:
-    return sonic.Model("m", {"counts": Histogram("pt", (0, 3, 5, 9))}, {"y": ["low", "middle"]})
+    inputs = {"counts": Histogram("pt", (0, 3, 5, 9)), "mask": sonic.Mask(4)}
+    return sonic.Model("m", inputs, {"y": ["low", "middle"]})
 
 
 def test_layouts_of_ones_own_are_scored(model: sonic.Model) -> None:
-    served = FakeModel.of(model, double, max_rows=2)
+    served = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["counts"][:, :2]}, max_rows=2)
     with FakeServer({"m": served}) as server, Pool(Settings.make(server.url)) as pool:
         scores = model(JETS, pool=pool)
+        masks = [request.inputs["mask"].sum(axis=(1, 2)).tolist() for request in server.requests]
         again = model(JETS, pool=pool, deduplicate=True)
         assert len(server.requests) == 4
+    assert sorted(masks) == [[1], [3, 0]]
     assert scores.low.tolist() == [[4, 0], [], [0]]
     assert scores.middle.tolist() == [[2, 0], [], [0]]
     assert again.tolist() == scores.tolist()
-    (layout,) = model.inputs.values()
+    layout = model.inputs["counts"]
     assert layout.pack(JETS).tolist() == [[2, 1, 0], [0, 0, 0], [0, 0, 1]]
     with pytest.raises(sonic.errors.ConfigError, match="Histogram has no inverse"):
         layout.unpack(np.zeros((3, 3)), JETS)
-
-
-def test_layouts_of_ones_own_have_masks(model: sonic.Model) -> None:
-    model = sonic.Model("m", {**model.inputs, "mask": sonic.Mask(4)}, {"y": ["low", "middle"]})
-    with (
-        FakeServer({"m": FakeModel.of(model, double)}) as server,
-        Pool(Settings.make(server.url)) as pool,
-    ):
-        model(JETS, pool=pool)
-        (request,) = server.requests
-    assert request.inputs["mask"].sum(axis=(1, 2)).tolist() == [3, 0, 1]
-
-
-def test_layouts_of_ones_own_are_traced(model: sonic.Model) -> None:
     traced = model(ak.Array(JETS.layout.to_typetracer(forget_length=True)))
     assert str(traced.type.content) == "var * {low: float32, middle: float32}"

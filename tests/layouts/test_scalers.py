@@ -78,36 +78,25 @@ def test_statistics_of_a_file(tmp_path: Path) -> None:
     assert [feature.name for feature in renamed] == ["pt", "Jet.absEta"]
 
 
-FITTED = StandardScaler().fit(TRAINED)
+FITTED, UNNAMED = StandardScaler().fit(TRAINED), StandardScaler().fit(SEEN)
+EITHER = "'pt': expected either mean and std, or min and max"
 
 
 @pytest.mark.parametrize(
     ("scaler", "fields", "message"),
     [
-        (
-            FITTED,
-            ["eta", "pt", "one"],
-            "'pt', 'eta', 'one'; got 'eta', 'pt', 'one'; expected this order",
-        ),
+        (FITTED, ["eta", "pt", "one"], "'pt', 'eta', 'one'; got 'eta', .*; expected this order"),
         (FITTED, ["pt", "eta"], "has 3 features: 'pt', 'eta', 'one'; got 'pt', 'eta';"),
-        (FITTED, {"phi": "Jet.phi"}, "features: 'pt', 'eta', 'one'; got \\['phi'\\]"),
+        (FITTED, {"phi": "Jet.phi"}, r"features: 'pt', 'eta', 'one'; got \['phi'\]"),
         (FITTED, ["pt", sonic.Feature("eta", scale=2.0), "one"], "without a scale of its own"),
-        (
-            StandardScaler().fit(SEEN),
-            None,
-            "3 features: without names; got no fields; name its fields",
-        ),
+        (UNNAMED, None, "3 features: without names; got no fields; name its fields"),
         (StandardScaler(), None, "the StandardScaler is not fitted"),
         (QuantileTransformer(), None, "cannot express a QuantileTransformer.*ONNX file"),
         ("no.json", None, "cannot read the file of statistics 'no.json': No such file"),
-        ({"pt": {"mean": 1.0}}, None, "'pt': expected either mean and std, or min and max"),
-        ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, "either mean and std, or min and max"),
+        ({"pt": {"mean": 1.0}}, None, EITHER),
+        ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, EITHER),
+        ({"pt": {"mean": 1, "std": "2"}}, None, EITHER),
         ({"pt": {"min": 1, "max": 1}}, None, "with a finite width, got"),
-        (
-            {"pt": {"mean": 1, "std": "2"}},
-            None,
-            "'pt': expected either mean and std, or min and max",
-        ),
         ({"pt": 3}, None, "either mean and std, or min and max, .* got 3"),
     ],
 )

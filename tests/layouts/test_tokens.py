@@ -35,16 +35,17 @@ PARTS = {
 
 
 def test_fields_may_be_named_within_their_collection() -> None:
-    short = sonic.Tokens({"Jet": sonic.Padded(["pt", "eta"], 3), "MET": sonic.Row(["pt"])})
-    full = sonic.Tokens({"Jet": sonic.Padded(["Jet.pt", "Jet.eta"], 3), "MET": sonic.Row("MET.pt")})
-    np.testing.assert_array_equal(short.pack(EVENTS), full.pack(EVENTS))
+    def tokens(jet: str, met: str, *names: str) -> sonic.Tokens:
+        parts = sonic.Padded([f"{jet}pt", f"{jet}eta"], 3), sonic.Row(f"{met}pt")
+        return sonic.Tokens(dict(zip(names, parts, strict=True)))
+
+    short, full = tokens("", "", "Jet", "MET"), tokens("Jet.", "MET.", "Jet", "MET")
+    expected = full.pack(EVENTS)
     apart = {"Jet": EVENTS.Jet, "MET": EVENTS.MET}
-    np.testing.assert_array_equal(short.pack(apart), full.pack(EVENTS))
-    np.testing.assert_array_equal(full.pack(apart), full.pack(EVENTS))
-    free = sonic.Tokens(
-        {"jets": sonic.Padded(["Jet.pt", "Jet.eta"], 3), "met": sonic.Row("MET.pt")}
-    )
-    np.testing.assert_array_equal(free.pack(EVENTS), full.pack(EVENTS))
+    for layout, array in ((short, EVENTS), (short, apart), (full, apart)):
+        np.testing.assert_array_equal(layout.pack(array), expected)
+    free = tokens("Jet.", "MET.", "jets", "met").pack(EVENTS)
+    np.testing.assert_array_equal(free, expected)
     both = ak.with_field(EVENTS, EVENTS.Jet.pt, "pt")
     with pytest.raises(FieldError, match="part 'Jet': field 'pt' is one of the record and one of"):
         short.pack(both)
@@ -52,39 +53,42 @@ def test_fields_may_be_named_within_their_collection() -> None:
         sonic.Tokens({"Jet": sonic.Padded("ptt", 3)}).pack(EVENTS)
 
 
+def scored(output: sonic.Output, answer: Any, parts: Any = None) -> ak.Array:
+    """Place the answers of one row after the other."""
+    bound = bind_inputs({"tokens": sonic.Tokens(parts or PARTS)}, EVENTS)
+    assembly = ByRow("y", output, bound)
+    for row in (2, 0, 1):
+        assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
+    return bound.rows.unflatten(assembly.content())
+
+
 @pytest.mark.parametrize("chosen", [slice(None), np.asarray([2, 0])])
-def test_masks_counts_and_answers_are_by_token(chosen: Any) -> None:
-    inputs = {
-        "tokens": sonic.Tokens(PARTS),
-        "mask": sonic.Mask(beside="tokens"),
-    }
-    bound = bind_inputs(inputs, EVENTS)
+def test_masks_and_counts_are_by_token(chosen: Any) -> None:
+    bound = bind_inputs({"x": sonic.Tokens(PARTS), "mask": sonic.Mask(beside="x")}, EVENTS)
     assert bound.count_elements() == (5 + 3, 1, 4 + 3)
     rows = bound.only(np.arange(3)[chosen])
     present = np.asarray([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
     assert rows.pack(0, len(rows))["mask"][:, 0].tolist() == present[chosen].tolist()
-    output = sonic.Output(["a", "b"], per="constituent", of="tokens")
-    assembly = ByRow("y", output, bound)
+
+
+def test_answers_are_by_token() -> None:
     answer = np.arange(3 * 6 * 2, dtype=np.float32).reshape(3, 6, 2)
-    for row in (2, 0, 1):
-        assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
-    scores = bound.rows.unflatten(assembly.content())
+    scores = scored(sonic.Output(["a", "b"], per="constituent", of="tokens"), answer)
     assert scores.Jet.a.to_list() == [[0, 2], [], [24, 26, 28, None]]
     assert scores.Lepton.b.to_list() == [[7], [], [31, 33]]
     assert scores.MET.a.to_list() == [10, 22, 34]
-    empty = ByRow("y", sonic.Output(per="constituent"), bind_inputs(inputs, EVENTS[:0]))
-    assert (
-        str(empty.content().form.type)
-        == "{Jet: var * float32, Lepton: var * float32, MET: float32}"
-    )
+    nothing = bind_inputs({"tokens": sonic.Tokens(PARTS)}, EVENTS[:0])
+    empty = ByRow("y", sonic.Output(per="constituent"), nothing).content().form.type
+    assert str(empty) == "{Jet: var * float32, Lepton: var * float32, MET: float32}"
 
 
+# The places of Jet are 0 to 2, of Lepton 3 and 4, of MET 5. A place of padding is not chosen.
 CHOSEN = [
-    # The places of Jet are 0 to 2, of Lepton 3 and 4, of MET 5.
-    ([5, 9, 8, 1, 8, 2], {"Jet": 1, "Lepton": None, "MET": None}),
-    ([9, 9, 9, 9, 9, -1], {"Jet": None, "Lepton": None, "MET": 0}),
-    ([1, 2, 3, 4, 5, 0], {"Jet": None, "Lepton": 1, "MET": None}),
+    ([5, 9, 8, 1, 8, 2], 1, {"Jet": 1, "Lepton": None, "MET": None}),
+    ([9, 9, 9, 9, 9, -1], 5, {"Jet": None, "Lepton": None, "MET": 0}),
+    ([1, 2, 3, 4, 5, 0], 4, {"Jet": None, "Lepton": 1, "MET": None}),
 ]
+NONE = dict.fromkeys(PARTS)
 
 
 @pytest.mark.parametrize("sort_by", [None, "-Jet.pt"])
@@ -93,70 +97,43 @@ CHOSEN = [
 def test_choices_name_the_collection_and_the_index(
     sort_by: str | None, labels: list[str] | None, choose: str
 ) -> None:
-    jets = sonic.Padded(["Jet.pt", "Jet.eta"], 3, sort_by=sort_by)
-    parts = {**PARTS, "Jet": jets}
-    bound = bind_inputs({"tokens": sonic.Tokens(parts)}, EVENTS)
+    parts = {**PARTS, "Jet": sonic.Padded(["Jet.pt", "Jet.eta"], 3, sort_by=sort_by)}
+    scores, slots, records = zip(*CHOSEN, strict=True)
     dtype = "float32" if choose == "argmax" else "int64"
+    answer = np.asarray(scores if choose == "argmax" else slots, dtype).reshape(3, -1)
     output = sonic.Output(labels, dtype, per="constituent", choose=choose)
-    answer = np.asarray([scores for scores, _ in CHOSEN], np.float32)
-    if choose == "slot":
-        answer = np.asarray([[1], [5], [4]])
-    assembly = ByRow("y", output, bound)
-    for row in (2, 0, 1):
-        assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
-    result = bound.rows.unflatten(assembly.content())
+    result = scored(output, answer, parts)
     chosen = result if labels is None else result.best
-    expected = [dict(record) for _, record in CHOSEN]
+    expected = [dict(record) for record in records]
     if sort_by is not None:
         expected[0]["Jet"] = 0
     assert chosen.to_list() == expected
-    assert EVENTS.Lepton.pt[ak.singletons(chosen.Lepton)].to_list() == [
-        [],
-        [],
-        [EVENTS.Lepton.pt[2, 1]],
-    ]
-    # A place of padding is not chosen.
-    assembly.place(slice(1, 2), 1, {"y": np.full_like(answer[:1], -1)})
+    picked = EVENTS.Lepton.pt[ak.singletons(chosen.Lepton)].to_list()
+    assert picked == [[], [], [EVENTS.Lepton.pt[2, 1]]]
     if choose == "slot":
-        assert bound.rows.unflatten(assembly.content()).tolist()[1] in (
-            {"Jet": None, "Lepton": None, "MET": None},
-            {"best": {"Jet": None, "Lepton": None, "MET": None}},
-        )
-    traced = trace(
-        {"tokens": sonic.Tokens(parts)},
-        {"y": output},
-        ak.Array(EVENTS.layout.to_typetracer(forget_length=True)),
-    )
+        outside = scored(output, np.full_like(answer, -1), parts).to_list()
+        assert outside == [NONE if labels is None else {"best": NONE}] * 3
+    tracer = ak.Array(EVENTS.layout.to_typetracer(forget_length=True))
+    traced = trace({"tokens": sonic.Tokens(parts)}, {"y": output}, tracer)
     assert str(traced.type.content) == str(result.type.content)
 
 
 def test_assignments_choose_tokens_of_several_collections() -> None:
-    bound = bind_inputs({"tokens": sonic.Tokens(PARTS)}, EVENTS)
-    output = sonic.Output(["a", "b"], per="constituent", axes=2, choose="argmax")
     scores = np.zeros((3, 6, 6), np.float32)
     scores[0, 0, 3], scores[1, 5, 5], scores[2, 4, 2] = 1, 1, 1
     scores[0, 2, 2] = scores[1, 0, 0] = 2  # of padding
-    assembly = ByRow("y", output, bound)
-    assembly.place(slice(0, 3), 3, {"y": scores})
-    result = bound.rows.unflatten(assembly.content())
-    assert result.a.Jet.to_list() == [0, None, None]
-    assert result.b.Jet.to_list() == [None, None, 2]
-    assert result.a.Lepton.to_list() == [None, None, 1]
-    assert result.b.Lepton.to_list() == [0, None, None]
-    assert result.a.MET.to_list() == result.b.MET.to_list() == [None, 0, None]
+    output = sonic.Output(["a", "b"], per="constituent", axes=2, choose="argmax")
+    assert scored(output, scores).to_list() == [
+        {"a": {**NONE, "Jet": 0}, "b": {**NONE, "Lepton": 0}},
+        {"a": {**NONE, "MET": 0}, "b": {**NONE, "MET": 0}},
+        {"a": {**NONE, "Lepton": 1}, "b": {**NONE, "Jet": 2}},
+    ]
 
 
 def named(name: str, value: str) -> sonic.Feature:
     return sonic.Feature(name, expression=value)
 
 
-WITH_HT = ak.Array(
-    [
-        {"Jet": [{"a": 1, "b": 2.0}, {"a": 3, "b": 4.0}], "MET": {"b": 9.0}, "ht": 5.0},
-        {"Jet": [], "MET": {"b": 8.0}, "ht": 6.0},
-        {"Jet": [{"a": 7, "b": 0.5}] * 5, "MET": {"b": 7.0}, "ht": 7.0},
-    ]
-)
 NUMBERED = ak.Array([{"J": [{"constant": 3.0, "0": 4.0, "5": 5.0}], "M": {"pt": 1.0}}])
 TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
     "one channel for each category": (
@@ -174,11 +151,6 @@ TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
         },
         EVENTS[:1],
         [[[150, 50], [60, 30]]],
-    ),
-    "one constant in each part": (
-        {"Jet": sonic.Padded(["pt", 0.25], 2), "MET": sonic.Row(["pt", -7])},
-        EVENTS[:2],
-        [[[50, 0.25], [40, 0.25], [20, -7]], [[0, 0], [0, 0], [9, -7]]],
     ),
     "several constants in their order": (
         {
@@ -208,18 +180,6 @@ TOKENS: dict[str, tuple[Any, ak.Array, Any]] = {
         )
         for name, value in (("constant", 3.0), ("0", 4.0), ("5", 5.0))
     },
-    "tokens that are repeated": (
-        {
-            "MET": sonic.Row(["MET.b"]),
-            "Jet": sonic.Padded(["Jet.a", "Jet.b", "ht"], 3, -1, pad_mode="wrap"),
-        },
-        WITH_HT,
-        [
-            [[9, -9, -9], [2, 1, 5], [4, 3, 5], [2, 1, 5]],
-            [[8, -9, -9], *[[-1, -1, -1]] * 3],
-            [[7, -9, -9], *[[0.5, 7, 7]] * 3],
-        ],
-    ),
 }
 
 
@@ -229,9 +189,3 @@ def test_channels_of_one_name_are_shared(case: str, order: str) -> None:
     parts, events, expected = TOKENS[case]
     tensor = sonic.Tokens(parts, fill=-9.0, axis_order=order).pack(events)
     assert (tensor if order == "LF" else tensor.transpose(0, 2, 1)).tolist() == expected
-
-
-def test_flags_are_those_of_tokens_and_not_of_padding() -> None:
-    jets = sonic.Padded(["Jet.b"], 3, -1, pad_mode="wrap")
-    tokens = sonic.Tokens({"MET": sonic.Row(["MET.b"]), "Jet": jets}, flags="number")
-    assert tokens.pack(WITH_HT)[..., 1].tolist() == [[1, 2, 2, 0], [1, 0, 0, 0], [1, 2, 2, 2]]

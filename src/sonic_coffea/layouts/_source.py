@@ -287,7 +287,7 @@ def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
     first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
     for number, level in enumerate(levels[above:], above):
         below = below or level.is_list
-        if number >= first and not place.node.is_record:
+        if number >= first and not (place.node.is_record or place.node.is_union):
             levels[number] = replace(level, gap=level.gap or gap)
         elif not below:
             levels[number] = replace(level, gap=level.gap or "plain")
