@@ -57,10 +57,12 @@ nbformat.write(notebook, sys.argv[3])
 """
 
 
-# What a loaded machine adds: dask may speak of a worker whose scheduler has just been closed, and a
-# response that is late by the load has its request sent again.
+# What a loaded machine adds: dask may speak of a worker whose scheduler has just been closed, or
+# that is told twice to remove a plugin, and a response that is late by the load has its request
+# sent again.
 OF_LOAD = re.compile(
     r"^.* Failed to communicate with scheduler during heartbeat\.\n(.*\n)*?.*CommClosedError: .*\n"
+    r"|^.* Worker plugin .* failed to teardown\n(.*\n)*?KeyError: .*\n"
     r"|^no response in .* sent again\n",
     re.MULTILINE,
 )

@@ -49,7 +49,7 @@ def contract(*, width: int = 1, **options: Any) -> Contract:
         version="1",
         inputs=(TensorSpec(name="x", datatype="FP32", shape=(1,)),),
         outputs=(TensorSpec(name="y", datatype="FP32", shape=(width,)),),
-        **{"max_rows": 4, **options},
+        **{"max_rows": 4, "stacks": True, **options},
     )
 
 

@@ -258,13 +258,14 @@ def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario.assert_failed(slices, errors.AccessError)
 
 
-def test_rows_go_to_no_server_that_has_described_another_model() -> None:
+@pytest.mark.parametrize("change", [{"digest": "b"}, {"digest": "a", "max_rows": 2}], ids=str)
+def test_rows_go_to_no_server_that_has_described_another_model(change: dict[str, Any]) -> None:
     """Also while callers wait for what the other servers say."""
     scenario = Scenario(ONE, TWO)
     scenario.served = {ONE: contract(digest="a"), TWO: None}
     old = scenario.ask()
     scenario.wait(LATE_S)
-    scenario.served[ONE] = contract(digest="b")
+    scenario.served[ONE] = contract(**change)
     waiter = scenario.ask(anew=True)
     assert waiter.outcome is None
     scenario.submit(8, contract=old.outcome)

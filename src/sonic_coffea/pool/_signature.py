@@ -120,7 +120,9 @@ def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are packed for."""
     if actual is expected:
         return True
-    takes_as_many = (expected.max_rows or math.inf) <= (actual.max_rows or math.inf)
+    # A server that does not stack requests is limited by its tensors' shapes alone.
+    limit = actual.max_rows if actual.stacks else None
+    takes_as_many = (expected.max_rows or math.inf) <= (limit or math.inf)
     return takes_as_many and not _differ(actual, expected)
 
 
