@@ -70,18 +70,13 @@ class Results(dict[str, Any]):
         """Return all figures that have words in their names."""
         return [Number(f["value"]) for f in self["figures"] if words in f["name"]]
 
-    @property
-    def processor(self) -> str:
-        """The name of the processor."""
-        return f"“{self['machine']['processor']}”"
-
 
 def machine(results: Results) -> str:
     """Return what it was measured on."""
     on = results["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in results["packages"].items())
     return (
-        f"{on['cores']} cores of a machine with {results.processor}, {on['memory_gb']} GB, "
+        f"{on['cores']} cores of a machine with “{on['processor']}”, {on['memory_gb']} GB, "
         f"Python {on['python']}; {packages}"
     )
 
@@ -125,7 +120,6 @@ def page(all_of: Mapping[str, Results]) -> str:
         .format(
             **all_of,
             machine=machine(all_of["pool"]),
-            processor=all_of["cluster"].processor,
             slowest_recovery=max(all_of["failover"].among("until 90 %")),
             slowest_tensor=max(m["ratio"] for m in loops),
             awkward_by_hand=1 / layouts["Padded, over awkward by hand"].ratio,
