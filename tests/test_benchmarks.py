@@ -135,6 +135,14 @@ def test_the_page_shows_the_kept_results() -> None:
     assert {path.stem for path in document.RESULTS.iterdir()} == set(MEASURED)
 
 
+@pytest.mark.parametrize(("part", "words"), [("50%", "became"), ("25%", "spends a quarter,")])
+def test_the_readme_says_what_was_measured(part: str, words: str) -> None:
+    document = script("document")
+    workflow = document.load(document.RESULTS)["workflow"]
+    gain = workflow[f"tagger {part} of a chunk: gain of the whole workflow"]
+    assert f"{words} {gain:%} faster" in (BENCHMARKS.parent / "README.md").read_text("utf-8")
+
+
 def test_the_page_has_its_pictures() -> None:
     docs = BENCHMARKS.parent / "docs"
     document = script("document")
