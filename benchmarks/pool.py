@@ -6,10 +6,10 @@ tritonclient. All send messages, as they would to a server elsewhere.
 
 Notes
 -----
-A call of 100 rows takes about 2 ms longer than a blocking call whose tensor is ready. This is the
-time of Python code: it binds the arrays, compares the model, makes the tensor and the message,
-takes the response, and puts the scores back. The chunk of 100 jets below shows these parts. A
-chunk of some thousand jets hides them.
+A call of 100 rows takes two or three ms longer than a blocking call whose tensor is ready. This
+is the time of Python code: it binds the arrays, compares the model, makes the tensor and the
+message, takes the response, and puts the scores back. The chunk of 100 jets below shows these
+parts. A chunk of some thousand jets hides them.
 
 The limit is the rate of messages; a share slightly above 1 is noise.
 """
