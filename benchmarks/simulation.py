@@ -308,7 +308,7 @@ class Simulation:
 
     def _wake(self, worker: _Worker) -> None:
         """Schedule the core's next turn at the time that it asks for."""
-        wakes_at = worker.core.wakes_at(self.now)
+        wakes_at = worker.core.wakes_at()
         if wakes_at < worker.wakes_at:
             worker.wakes_at = wakes_at
 

@@ -136,7 +136,7 @@ class Scenario:
         """Let time pass, and tell the core when it wants to be woken."""
         until = self.now + seconds
         wakes = 0
-        while (at := self.core.wakes_at(self.now)) <= until:
+        while (at := self.core.wakes_at()) <= until:
             assert wakes < 10_000, "the core is woken again and again, and nothing follows"
             wakes += 1
             self.now = max(self.now, at)

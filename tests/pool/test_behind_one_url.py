@@ -60,7 +60,7 @@ class Balancer:
         while True:
             self._take()
             at = self._ends[0][0] if self._ends else math.inf
-            step = min(at, scenario.core.wakes_at(scenario.now), until)
+            step = min(at, scenario.core.wakes_at(), until)
             scenario.now = max(scenario.now, step)
             if step == at:
                 _, _, attempt, error = heapq.heappop(self._ends)
@@ -319,7 +319,7 @@ def test_servers_that_refuse_all_are_left_alone_by_their_round_trip() -> None:
             scenario.fail(scenario.in_flight[0], error)
         begun = scenario.now
         while not scenario.in_flight:
-            scenario.now = scenario.core.wakes_at(scenario.now)
+            scenario.now = scenario.core.wakes_at()
             scenario.tell()
         pauses.append(scenario.now - begun)
     assert all(RTT_S / 2 <= pause <= 8 * RTT_S for pause in pauses[:3])

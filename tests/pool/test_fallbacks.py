@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +140,29 @@ def test_fallbacks_with_another_digest_are_refused() -> None:
         assert rows(local) == 0
 
 
+class SlowLog(logging.Handler):
+    """Takes longer than the pool's first back-offs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(0.1)
+
+
+def test_servers_are_asked_again_though_the_time_came_while_the_pool_was_busy(
+    remote: FakeServer,
+) -> None:
+    log, slow = logging.getLogger("sonic_coffea"), SlowLog(logging.WARNING)
+    log.addHandler(slow)
+    remote.stop()
+    try:
+        with (
+            pool_of(remote, None, retry_timeout_s=0.3) as pool,
+            pytest.raises(errors.ServerLostError),
+        ):
+            MODEL(jets(*range(4)), pool=pool, timeout_s=60)
+    finally:
+        log.removeHandler(slow)
+
+
 def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
     def broken() -> str:
         raise ZeroDivisionError
@@ -238,7 +263,7 @@ def test_rows_due_for_a_fallback_wait_for_room() -> None:
     scenario.now += 2
     scenario.tell()
     assert scenario.fallbacks == 0
-    assert scenario.core.wakes_at(scenario.now) > scenario.now
+    assert scenario.core.wakes_at() > scenario.now
 
 
 def test_fallbacks_without_the_model_are_one_clear_error(

@@ -42,9 +42,11 @@ class PoolCore(Dispatcher):
     ) -> None:
         super().__init__(settings, rng or Random(), memory_bytes)
         self.models = ServedModels(self)
+        self._now = -math.inf  # the time of the last turn
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
+        self._now = now
         for event in events:
             self._take(event, now)
         self._advance(now)
@@ -52,19 +54,22 @@ class PoolCore(Dispatcher):
         self.instructions.clear()
         return instructions
 
-    def wakes_at(self, now: float) -> float:
-        """Return when time alone changes something; infinity if only an event does."""
+    def wakes_at(self) -> float:
+        """Return when time alone changes something; infinity if only an event does.
+
+        A time that has passed since the last turn is returned, too.
+        """
         times = [at for x in self.endpoints for at in (x.probe_at, x.late_at)]
         times.append(self.waiting.wakes_at)
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
-        # A time that has passed waits for a response, which makes room.
+        # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
         for key in self.models.wanted():
-            due += self.fallback.due_at(key), self._held_until.get(key, now)
+            due += self.fallback.due_at(key), self._held_until.get(key, self._now)
             due += self.models.wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
-        return min([*times, *(at for at in due if at > now)], default=math.inf)
+        return min([*times, *(at for at in due if at > self._now)], default=math.inf)
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]

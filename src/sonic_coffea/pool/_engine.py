@@ -203,8 +203,7 @@ class Engine:
             self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
             self.core = RecordedCore(self.settings, memory_bytes())
             self._add_senders(self.settings.servers)
-        now = time.monotonic()
-        return max(0.0, self.core.wakes_at(now) - now)
+        return max(0.0, self.core.wakes_at() - time.monotonic())
 
     def _add_senders(self, urls: Sequence[str]) -> None:
         """Make a sender for each server that has none; it connects with its first request."""
