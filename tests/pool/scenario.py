@@ -121,6 +121,7 @@ class Scenario:
         self.round_trip_s = 0.0
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
+        self._awaited: list[e.Instruction] = []  # without an event yet that says how they ended
 
     def tell(self, *events: e.Event) -> None:
         """Have the core take events, and carry out instructions, until no events follow."""
@@ -129,8 +130,10 @@ class Scenario:
             for instruction in self.core.handle(self.now, *events):
                 follow += self._carry_out(instruction)
             if not follow:
-                return
+                break
             events = tuple(follow)
+        if self.core.models.wanted() and not (self.in_flight or self._silent or self._awaited):
+            assert self.core.wakes_at() < NEVER, "what waits is forgotten"
 
     def wait(self, seconds: float) -> None:
         """Let time pass, and tell the core when it wants to be woken."""
@@ -240,7 +243,9 @@ class Scenario:
                 self.retries += retried
             case e.Probe(url):
                 self.probes += 1
-                if self.lives[url] is not None:
+                if self.lives[url] is None:
+                    self._awaited.append(instruction)
+                else:
                     lost = isinstance(self.lives[url], errors.SonicError)
                     return [e.Probed(url, self.lives[url] if lost else None)]
             case e.Validate(url, key):
@@ -253,6 +258,7 @@ class Scenario:
                 waiter.outcome = outcome
             case e.StartFallback():
                 self.fallbacks += 1
+                self._awaited.append(instruction)
             case e.Close(url):
                 self.closed.append(url)
             case e.Reconnect(url, channel):
