@@ -1,4 +1,4 @@
-"""`check` names the step that fails; `models`, `wake` and `status` say what servers have."""
+"""`check` names the step that fails; `models` and `status` say what servers have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 import trustme
 from tests.commands import run
@@ -265,17 +264,6 @@ def test_wrong_usage_is_said(arguments: tuple[Any, ...], message: str, tmp_path:
     done = run("check", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
-
-
-def test_sleeping_services_are_woken(fake: FakeServer) -> None:
-    done = run("wake", fake.url, "m")
-    assert done.returncode == 0
-    assert done.stdout == f"{fake.url} is ready, after 0 s\n"
-    assert json.loads(run("wake", fake.url, "--json").stdout)["seconds"] < 60
-    fake.refuse("ServerReady", grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
-    done = run("wake", fake.url, "--timeout", 1)
-    assert done.returncode == 1
-    assert "no server was ready within 1 s" in done.stderr
 
 
 def test_models_are_listed(server: sonic.LocalServer) -> None:

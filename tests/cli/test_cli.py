@@ -64,7 +64,7 @@ def test_ctrl_c_ends_a_command_whose_modules_load(monkeypatch: pytest.MonkeyPatc
 
 def test_help_lists_the_commands_and_says_what_options_are() -> None:
     shown = run("--help").stdout
-    commands = ("demo", "score", "export", "serve", "check", "models", "wake", "scaffold", "status")
+    commands = ("demo", "score", "export", "serve", "check", "models", "scaffold", "status")
     for name in (*commands, "bench", "plan", "server", "repository"):
         assert f" {name} " in shown
     shown = run("models", "--help", COLUMNS="200").stdout

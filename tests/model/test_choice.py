@@ -392,7 +392,7 @@ def test_models_of_different_shapes_are_refused() -> None:
             choice(EVENTS)
 
 
-def test_pools_check_and_wake_declarations(server: FakeServer) -> None:
+def test_pools_check_declarations(server: FakeServer) -> None:
     pool = sonic.connect(server.url)
     assert pool.check(FOLDS[0]).ok
     names = [step.name for step in pool.check(CHOICE)[0].servers[server.url]]
@@ -400,7 +400,6 @@ def test_pools_check_and_wake_declarations(server: FakeServer) -> None:
     other = sonic.Model("plain_0", {"x": sonic.Row(["pt", "eta"])}, {"y": LABELS})
     assert not pool.check(sonic.Choice({0: other, 1: PLAIN[1]}, by="x")).ok
     assert not pool.check(declared=[other]).ok
-    assert pool.wake(CHOICE, FOLDS[0], "fold_1", progress=False) < 60
     for wrong in (3, {"fold_0": FOLDS[0]}, [FOLDS[0]]):
         with pytest.raises(errors.ConfigError, match="expected the name of a model, or a Model"):
             pool.check(wrong)

@@ -88,7 +88,6 @@ def test_bad_timeouts_are_refused(pool: Pool, timeout_s: Any) -> None:
         lambda: pending.result(timeout_s),
         lambda: MODEL(jets(1), pool=pool, timeout_s=timeout_s),
         lambda: sonic.Folds([MODEL, MODEL])(jets(1), pool=pool, timeout_s=timeout_s),
-        lambda: pool.wake("m", timeout_s=timeout_s),
     ):
         with pytest.raises(errors.ConfigError, match=expected):
             wait()

@@ -14,7 +14,7 @@ from sonic_coffea import __version__
 from sonic_coffea.cli._analysis import demo, export, score
 from sonic_coffea.cli._command import command
 from sonic_coffea.cli._machine import build, install, serve, show_models, status
-from sonic_coffea.cli._servers import bench, check, models, plan, scaffold, wake
+from sonic_coffea.cli._servers import bench, check, models, plan, scaffold
 from sonic_coffea.errors import ConfigError, SonicError
 
 
@@ -42,7 +42,7 @@ app.add_typer(server, name="server")
 app.add_typer(repository, name="repository")
 
 # A command is registered here, and written in a module of this folder.
-for function in (demo, score, export, serve, check, models, wake, scaffold, status, bench, plan):
+for function in (demo, score, export, serve, check, models, scaffold, status, bench, plan):
     app.command()(command(function))
 server.command()(command(install))
 repository.command()(command(build))

@@ -1,4 +1,4 @@
-"""``sonic-coffea check``, ``wake``, ``models``, ``scaffold``, ``bench`` and ``plan``: a server."""
+"""``sonic-coffea check``, ``models``, ``scaffold``, ``bench`` and ``plan``: a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonic_coffea.cli._command import Number, OptionalNumber
 from sonic_coffea.cli._options import Connection, Declared
 from sonic_coffea.cli._output import json_only, literal, show, tensors, working
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import Pool, Settings, open_transport
+from sonic_coffea.pool import Settings, open_transport
 from sonic_coffea.reporting import tables
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]"}
@@ -70,25 +70,6 @@ def check(
             result = {"url": settings.servers[0], "ok": ok, "steps": [*map(asdict, steps)]}
     show(result)
     raise typer.Exit(0 if result["ok"] else 1)
-
-
-def wake(
-    url: str, model: str | None = None, *, timeout: float = 600.0, connection: Connection
-) -> None:
-    """Start a service that sleeps, and wait until a server is ready.
-
-    Parameters
-    ----------
-    model : MODEL
-        Also wait for this model.
-    timeout : SECONDS
-        Longest time to wait.
-    """
-    progress = not json_only.get()
-    with Pool(Settings.make(url, **connection)) as pool:
-        seconds = pool.wake(*([model] if model else []), timeout_s=timeout, progress=progress)
-        (url,) = pool.settings.servers
-    show({"url": url, "seconds": seconds}, f"{url} is ready, after {seconds:.0f} s")
 
 
 def models(url: str, *, connection: Connection) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-import logging
-import math
 import threading
 import time
 import weakref
 from concurrent.futures import Future
-from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,9 +21,8 @@ from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._engine import Engine
-from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._servers import WAKE_INTERVAL_S, open_transport
+from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import is_in_process
 from sonic_coffea.reporting import tables
 
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Contract, ModelStatistics, Transport
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -334,76 +328,6 @@ class Pool:
         elsewhere = self.check_elsewhere
         return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
 
-    def wake(self, *models: Any, timeout_s: float | None = 600.0, progress: bool = True) -> float:
-        """Start a service that sleeps, and wait until a server is ready.
-
-        A service without a running server starts one when a client asks for its list of models,
-        which takes minutes. Calls of models ask, too, but wait only for ``retry_timeout_s``.
-
-        Parameters
-        ----------
-        *models : str or sonic_coffea.Model
-            The models that the server must have.
-        timeout_s : float or None
-            Longest time to wait.
-        progress : bool
-            Whether a terminal or notebook shows the time and the reason of the wait.
-
-        Returns
-        -------
-        float
-            The time of the wait, in seconds.
-
-        Raises
-        ------
-        AccessError, ModelNotFoundError
-            If waiting longer cannot help.
-        CancelledError
-            If the pool is closed meanwhile.
-        ConfigError
-            If `timeout_s` cannot be used.
-        DeadlineError
-            If no server was ready after `timeout_s`.
-        """
-        from rich.console import Console
-        from rich.text import Text
-
-        deadline, begun_at = Deadline.after(timeout_s), time.monotonic()
-        limit_s = math.inf if timeout_s is None else timeout_s
-        keys = []
-        for model in models:
-            if isinstance(model, str):
-                keys.append(ModelKey(model, None))
-            else:
-                keys += [ModelKey(each.name, each.version) for each in _declarations(model)]
-        self._engine.start()
-        status: Any = (
-            Console(stderr=True).status("waking the servers") if progress else nullcontext()
-        )
-        with status as shown:
-            while True:
-                senders = self._engine.run_on_thread(
-                    lambda: [self._engine.senders[url] for url in self.settings.servers]
-                )
-                failures = _ask([partial(_wake, s.connections[0], keys) for s in senders])
-                waited_s = time.monotonic() - begun_at
-                if None in failures:
-                    return waited_s
-                transient = [failure for failure in failures if isinstance(failure, TRANSIENT)]
-                if not transient:
-                    raise failures[0]
-                state = (
-                    f"no server is ready after {waited_s:.0f} s of {limit_s:g} s: {transient[0]}"
-                )
-                logger.info("%s", state)
-                if shown is not None:
-                    shown.update(Text(state))
-                if deadline.within(WAKE_INTERVAL_S) < WAKE_INTERVAL_S:
-                    late = errors.DeadlineError(f"no server was ready within {limit_s:g} s")
-                    raise late.because(str(transient[0]))
-                if self._engine.closing.wait(WAKE_INTERVAL_S):
-                    raise errors.CancelledError("the pool was closed while it waited for a server")
-
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.
 
@@ -536,25 +460,6 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
             raise error
         outcomes.append(error or future.result())
     return outcomes
-
-
-def _wake(connection: Any, models: Sequence[ModelKey]) -> None:
-    """Ask for a server's models, which wakes it; raise if it is not ready, or lacks some models.
-
-    The first request is for the index of its repository: proxies count these requests, and wake a
-    server by the count.
-    """
-    reason: SonicError = errors.ModelNotReadyError("the server is not ready")
-    try:
-        connection.index()
-    except errors.AccessError:
-        raise
-    except SonicError as error:  # a ready server may refuse this request alone
-        reason = error
-    if not connection.ready():
-        raise reason
-    for key in models:
-        connection.metadata(*key)
 
 
 def _declarations(model: Any) -> Sequence[Any]:
