@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scripted import MODEL, ONE, ScriptedServer, connect, doubled, objects, pool_of
+from tests.pool.scripted import (
+    LOST,
+    MODEL,
+    ONE,
+    TWO,
+    ScriptedServer,
+    connect,
+    doubled,
+    objects,
+    pool_of,
+)
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -45,6 +57,45 @@ def test_servers_are_changed_before_the_first_call(servers: dict[str, ScriptedSe
         assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
         assert [s.url for s in pool.servers] == [str(two.address)]
     assert one.described == []
+
+
+class HeldLog(logging.Handler):
+    """Holds whoever logs the first message."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.holds, self.released = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.holds.set()
+        self.released.wait(60)
+
+
+def test_servers_are_named_again_while_they_drain(servers: dict[str, ScriptedServer]) -> None:
+    """The last response comes while the pool takes the new list."""
+    one, two = servers.values()
+    two.gate.clear()
+    named, held, log = threading.Event(), HeldLog(), logging.getLogger("sonic_coffea.pool")
+    with pool_of(*servers, max_in_flight=1) as pool, ThreadPoolExecutor(1) as threads:
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: two.out == 1)
+        pool.set_servers(ONE)
+        log.addHandler(held)
+        try:
+            one.behaviour = lambda _: LOST
+            until(held.holds.is_set)
+            one.behaviour = lambda x: 2 * x
+            again = threads.submit(lambda: named.set() or pool.set_servers([ONE, TWO]))
+            named.wait(60)
+            two.gate.set()
+            until(lambda: two.out == 0)
+        finally:
+            held.released.set()
+            log.removeHandler(held)
+        again.result()
+        assert doubled(pending.result()) == list(range(40))
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+    assert len(two.requests) > 1
 
 
 def written(path: Path, text: str | bytes) -> None:

@@ -242,6 +242,7 @@ class Engine:
             case e.Close(url):
                 if (sender := self.senders.pop(url, None)) is not None:  # else it is not used yet
                     run_apart("sonic-close", sender.close)
+                self._add_senders(self.settings.servers)  # it may just have been named again
 
     def _start_fallback(self) -> None:
         """Start the fallback, on a thread of its own."""
