@@ -31,13 +31,9 @@ TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
 ServedVersion = tuple[str, str, str]
 """A server's URL, a model, and its version."""
 
-_POINTS = 600
 # Rates are averaged over this many rounds: requests are answered in batches, and workers report at
 # other moments than servers are asked.
 _ROUNDS = 5
-# The answers of a server exceed its own count by at most this factor; if by more, there are several
-# servers behind the URL.
-_COUNTED = 1.1
 
 
 @dataclass(slots=True)
@@ -63,7 +59,7 @@ class Course:
     """
 
     totals: Counter[str] = field(default_factory=Counter)
-    rows_per_s: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    rows_per_s: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=600))
     rtt_s: float | None = None
     queue_s: float | None = None
     model_s: float | None = None
@@ -131,7 +127,8 @@ class History:
                 course.model_s = (counts.work_s - last.work_s) / requests
                 if own >= 0:
                     course.others = max(1 - own / requests, 0.0)
-                if 0 <= own <= _COUNTED * requests:
+                # If far more are answered than this server counts, others are behind its URL, too.
+                if 0 <= own <= 1.1 * requests:
                     compute_s[served] = course.model_s
         return compute_s
 

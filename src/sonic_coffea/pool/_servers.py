@@ -34,9 +34,6 @@ T = TypeVar("T")
 
 # Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
 PROBES = 4
-# How often a server that may sleep is asked for its models. Autoscalers look at rates over 30 s or
-# more.
-WAKE_INTERVAL_S = 5.0
 
 
 def open_transport(url: str, *, options: ConnectionOptions) -> Any:
@@ -144,7 +141,7 @@ class Sender:
         def told(outcome: Contract | SonicError) -> e.Event:
             now = time.monotonic()
             lost = isinstance(outcome, errors.ServerLostError)
-            if lost and now >= self._woken_at + WAKE_INTERVAL_S:
+            if lost and now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
                 self._woken_at = now
                 run_apart("sonic-wake", connection.index)
             return e.Validated(self._url, key, outcome, getattr(outcome, "round_trip_s", 0.0))

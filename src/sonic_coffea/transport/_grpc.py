@@ -53,11 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# If a deadline passes before this fraction of a request's own timeout, it was a proxy's.
-_EARLY = 0.9
-# A balancer may send a question to a server that is dead or lacks the model, so it is asked this
-# many times before the answer counts.
-_TRIES = 5
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
 _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 # Questions are asked again after these times: behind a balancer, one server may hang while the
@@ -160,7 +155,8 @@ class Connection:
                 return
             if renews and call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 channel.files, self._refusals = None, ()
-            early = method == "ModelInfer" and time.monotonic() - begun_at < _EARLY * timeout_s
+            # A deadline that passes sooner than that of the request was a proxy's.
+            early = method == "ModelInfer" and time.monotonic() - begun_at < 0.9 * timeout_s
             done(self._failure(call, method, token, early=early, **context))
 
         call.add_done_callback(over)
@@ -312,11 +308,11 @@ class Connection:
         return replace(contract, round_trip_s=self.round_trip_s)
 
     def _ask(self, method: str, request: Any, **context: Any) -> Any:
-        """Ask for a model, a few times: each may reach another server, which is dead or lacks it.
+        """Ask for a model, up to five times, as a balancer may lead to servers that lack it.
 
         Only what failed is asked again, as a balancer may lead calls to two servers by turns.
         """
-        for _ in range(_TRIES - 1):
+        for _ in range(4):
             with contextlib.suppress(InferenceError, ModelNotFoundError, ServerLostError):
                 return self._call(method, request, **context)
         return self._call(method, request, **context)
