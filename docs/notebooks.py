@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 
 import nbformat
 from jupyter_client import BlockingKernelClient, KernelManager
-from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What differs between machines and runs: folders, and addresses in memory.
@@ -28,19 +29,44 @@ _OF_THE_MACHINE = (
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def execute(notebook: Any, where: Path) -> None:
+def execute(notebook: Any, where: Path, *, allow_errors: bool = False) -> None:
     """Run the cells in `where`, and put their outputs into the notebook."""
     # Another process could take a port before the kernel listens; paths of sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        kernel = KernelManager(
-            kernel_name="python3",
-            transport="ipc",
-            connection_file=f"{sockets}/kernel.json",
-            # On a busy machine, one that waits by asyncio notices some messages late or never.
-            client_factory=BlockingKernelClient,
-        )
-        resources = {"metadata": {"path": str(where)}}
-        NotebookClient(notebook, km=kernel, resources=resources, startup_timeout=300).execute()
+        kernel = KernelManager(transport="ipc", connection_file=f"{sockets}/kernel.json")
+        kernel.start_kernel(cwd=str(where), env={**os.environ, "PYTHONFAULTHANDLER": "1"})
+        client = kernel.blocking_client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=300)
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    _run(client, cell, allow_errors)
+        except TimeoutError:
+            kernel.signal_kernel(signal.SIGABRT)  # it says where its threads are
+            kernel.provisioner.process.wait()
+            raise
+        finally:
+            client.stop_channels()
+            kernel.shutdown_kernel(now=True)
+
+
+def _run(client: BlockingKernelClient, cell: Any, allow_errors: bool) -> None:  # noqa: FBT001
+    cell.outputs, into_widget = [], False
+
+    def show(message: dict[str, Any]) -> None:
+        nonlocal into_widget
+        kind = message["msg_type"]
+        if kind == "comm_msg":  # a bar of progress begins or ends
+            state = message["content"]["data"].get("state", {})
+            into_widget = bool(state.get("msg_id", into_widget))
+        elif kind in ("stream", "display_data", "execute_result", "error") and not into_widget:
+            cell.outputs.append(nbformat.v4.output_from_msg(message))
+
+    done = client.execute_interactive(cell.source, output_hook=show, timeout=300)["content"]
+    cell.execution_count = done["execution_count"]
+    if done["status"] != "ok" and not allow_errors:
+        raise RuntimeError("\n".join([cell.source, "", *done.get("traceback", [])]))
 
 
 def keep(path: Path) -> None:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from tests.doubling import MODEL, jets
 from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
+from docs.notebooks import execute
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sonic_coffea.testing import FakeServer
 
 
@@ -71,7 +70,7 @@ def run_cells(*sources: str) -> list[list[Any]]:
     """Return the outputs of cells in a kernel."""
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=200, kernel_name="python3", allow_errors=True).execute()
+    execute(notebook, Path.cwd(), allow_errors=True)
     return [cell.outputs for cell in notebook.cells]
 
 
