@@ -40,6 +40,7 @@ TESTED = ["awkward>=2.8.11", "coffea>=2026.5", "uproot>=5.7"]
 TESTS = [
     "tests/cli",
     "tests/dask",
+    "--ignore=tests/dask/test_quotas.py",
     "tests/layouts/test_columns.py",
     "tests/model",
     "tests/pool/test_pool.py",
@@ -55,6 +56,7 @@ TESTS = [
 # Where an older coffea, dask and awkward are called; the allocator is arithmetic of our own.
 IMAGE_TESTS = [
     "tests/dask",
+    "--ignore=tests/dask/test_quotas.py",
     "tests/model/test_model.py",
     "tests/model/test_nanoaod.py",
     "tests/processor",
