@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
+from sonic_coffea.errors import (
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    ServerLostError,
+    SonicError,
+)
 from sonic_coffea.transport._channel import PROMPT_S
 
 if TYPE_CHECKING:
@@ -105,6 +111,8 @@ class SharedMemory:
     def _region(self, nbytes: int) -> Region | None:
         """Return a region of at least a size; None if the server is lost."""
         with self._lock:
+            if self._closed:
+                raise CancelledError("the connection is closed", server=str(self._address))
             self._used += 1
             fitting = [r for r in self._free if r.memory.nbytes >= nbytes]
             region = min(fitting, key=lambda r: r.memory.nbytes, default=None)
@@ -134,7 +142,8 @@ class SharedMemory:
 
     def close(self) -> None:
         """Discard all regions, after the requests in flight have been cancelled."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._discard()
         until = time.monotonic() + PROMPT_S
         while True:
