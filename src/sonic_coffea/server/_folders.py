@@ -26,7 +26,6 @@ from sonic_coffea.errors import ServerStartError
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
-_LOGS_KEPT_FOR_S = 30 * 86400.0
 
 
 def new_folder() -> Path:
@@ -101,7 +100,7 @@ def new_log() -> Path:
         for path in folder.glob("triton-*.log"):
             # Another process may be removing the same logs.
             with contextlib.suppress(OSError):
-                if path.stat().st_mtime < time.time() - _LOGS_KEPT_FOR_S:
+                if path.stat().st_mtime < time.time() - 30 * 86400:
                     path.unlink()
         descriptor, name = tempfile.mkstemp(dir=folder, prefix="triton-", suffix=".log")
         with os.fdopen(descriptor, "wb") as file:

@@ -39,8 +39,6 @@ _METHODS = {
     "RepositoryIndex": "model_repository",
 }
 EXTENSIONS = tuple(filter(None, _METHODS.values()))
-# A server that was killed a moment ago may still have its port.
-_PORT_WITHIN_S = 2.0
 
 Fault = Callable[[Any, Any], None]
 """Changes a ``ModelInferResponse``, or ends the request through gRPC's context."""
@@ -203,18 +201,15 @@ class FakeServer:
         return self
 
     def _listen(self, server: Any) -> None:
-        until = time.monotonic() + _PORT_WITHIN_S
-        while True:
+        # A server that was killed a moment ago may still have its port.
+        for _ in range(40):
             try:
                 self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
             except RuntimeError:
-                if time.monotonic() > until:
-                    raise ServerStartError(
-                        f"port {self._port} is in use; leave port out for a free one"
-                    ) from None
                 time.sleep(0.05)
             else:
                 return
+        raise ServerStartError(f"port {self._port} is in use; leave port out for a free one")
 
     def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
         """Inject a fault into the next inference requests.

@@ -167,10 +167,6 @@ def _median(request: Callable[[], tuple[Any, float]], seconds: float) -> float:
     return statistics.median(times)
 
 
-# Below this utilisation, the queue of a server stays short.
-_UTILISATION = 0.8
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The plan of a run.
@@ -239,7 +235,8 @@ def plan(
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name}: expected a finite number above 0, got {value!r}")
     if servers is None:
-        servers = math.ceil(cores * rows_per_event / cpu_s / (curve.rows_per_s * _UTILISATION))
+        # While a server is idle for a fifth of the time, its queue stays short.
+        servers = math.ceil(cores * rows_per_event / cpu_s / (curve.rows_per_s * 0.8))
     capacities = {"cores": cores / cpu_s, "servers": servers * curve.rows_per_s / rows_per_event}
     if bytes_per_s is not None:
         capacities["network"] = bytes_per_s / (rows_per_event * curve.row_bytes)

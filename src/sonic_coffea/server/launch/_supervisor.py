@@ -35,9 +35,6 @@ _NEXT = {
     ("backing off", "retry"): "starting",
     ("backing off", "stop"): "stopped",
 }
-_RESTARTS = 5
-# A server that has run for this time did not fail at its start.
-_LASTED_S = 60.0
 _SHM = "/dev/shm"  # noqa: S108  where POSIX shared memory is
 # As the kernel numbers them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -128,7 +125,8 @@ class Supervisor:
         while server is not None and server.poll() is None:
             if self.is_to_stop(0.1):
                 return "stop"
-        if time.monotonic() - started > _LASTED_S:
+        # A server that has run for a minute did not fail at its start.
+        if time.monotonic() - started > 60.0:
             self.failures = 0
         return self.fail(_end_of(server), again=self.job["restart"])
 
@@ -144,7 +142,7 @@ class Supervisor:
         self.said["problem"] = problem
         if not again:
             return "failure"
-        if self.failures == _RESTARTS:
+        if self.failures == 5:
             self.said["problem"] = f"{problem}, again and again, and is not started again"
             return "failure"
         self.pause_s = self.job["first_pause_s"] * 2**self.failures

@@ -31,9 +31,6 @@ Feed = dict[str, Any]
 # be observed, so a stall of the thread below counts as a stall of both; the interpreter's lock may
 # have caused it.
 _STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
-_BEAT_S = 0.1
-# A request that arrives within this time after a stall may have been sent during the stall.
-_SENT_BEFORE_S = 1.5
 
 
 class Pulse:
@@ -49,17 +46,18 @@ class Pulse:
         """Record that Triton waits for an answer."""
         self._awaited_until = math.inf
         self._look()
-        if time.monotonic() < self._stalled_until + _SENT_BEFORE_S:
+        # What arrives soon after a stall may have been sent during the stall.
+        if time.monotonic() < self._stalled_until + 1.5:
             self._end()
 
     def end(self) -> None:
         """Record that the answer leaves."""
         self._look()
-        self._awaited_until = time.monotonic() + _BEAT_S
+        self._awaited_until = time.monotonic() + 0.1
 
     def _beat(self) -> None:
         while True:
-            time.sleep(_BEAT_S)
+            time.sleep(0.1)
             self._look()
             self._last = time.monotonic()
 
