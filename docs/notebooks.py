@@ -10,7 +10,10 @@ import re
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import nbformat
@@ -34,16 +37,21 @@ def execute(notebook: Any, where: Path, *, allow_errors: bool = False) -> None:
     # Another process could take a port before the kernel listens; paths of sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
         kernel = KernelManager(transport="ipc", connection_file=f"{sockets}/kernel.json")
-        kernel.start_kernel(cwd=str(where), env={**os.environ, "PYTHONFAULTHANDLER": "1"})
+        kernel.start_kernel(
+            # What it says of its threads, if it dies, is not for the cells.
+            extra_arguments=["--IPKernelApp.capture_fd_output=False"],
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+            cwd=str(where),
+        )
         client = kernel.blocking_client()
         client.start_channels()
         try:
             client.wait_for_ready(timeout=300)
             for cell in notebook.cells:
                 if cell.cell_type == "code":
-                    _run(client, cell, allow_errors)
+                    _run(kernel, client, cell, allow_errors=allow_errors)
         except TimeoutError:
-            kernel.signal_kernel(signal.SIGABRT)  # it says where its threads are
+            kernel.signal_kernel(signal.SIGABRT)
             kernel.provisioner.process.wait()
             raise
         finally:
@@ -51,22 +59,43 @@ def execute(notebook: Any, where: Path, *, allow_errors: bool = False) -> None:
             kernel.shutdown_kernel(now=True)
 
 
-def _run(client: BlockingKernelClient, cell: Any, allow_errors: bool) -> None:  # noqa: FBT001
-    cell.outputs, into_widget = [], False
-
-    def show(message: dict[str, Any]) -> None:
-        nonlocal into_widget
-        kind = message["msg_type"]
+def _run(
+    kernel: KernelManager, client: BlockingKernelClient, cell: Any, *, allow_errors: bool
+) -> None:
+    cell.outputs, into_widget, sent = [], False, client.execute(cell.source)
+    for message in _said(kernel, client, sent, cell.source):
+        kind, content = message["msg_type"], message["content"]
         if kind == "comm_msg":  # a bar of progress begins or ends
-            state = message["content"]["data"].get("state", {})
-            into_widget = bool(state.get("msg_id", into_widget))
+            into_widget = bool(content["data"].get("state", {}).get("msg_id", into_widget))
         elif kind in ("stream", "display_data", "execute_result", "error") and not into_widget:
             cell.outputs.append(nbformat.v4.output_from_msg(message))
-
-    done = client.execute_interactive(cell.source, output_hook=show, timeout=300)["content"]
+    while (reply := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != sent:
+        pass  # it was that the kernel is ready
+    done = reply["content"]
     cell.execution_count = done["execution_count"]
     if done["status"] != "ok" and not allow_errors:
         raise RuntimeError("\n".join([cell.source, "", *done.get("traceback", [])]))
+
+
+def _said(
+    kernel: KernelManager, client: BlockingKernelClient, sent: str, source: str
+) -> Iterator[dict[str, Any]]:
+    """Yield what the kernel says of a cell, until it has run."""
+    until = time.monotonic() + 300
+    while True:
+        try:
+            message = client.get_iopub_msg(timeout=5)
+        except Empty:
+            if not kernel.is_alive():
+                raise RuntimeError(f"the kernel has died in this cell:\n{source}") from None
+            if time.monotonic() > until:
+                raise TimeoutError(f"this cell has not ended:\n{source}") from None
+            continue
+        if message["parent_header"].get("msg_id") != sent:
+            continue
+        if message["content"].get("execution_state") == "idle":
+            return
+        yield message
 
 
 def keep(path: Path) -> None:
