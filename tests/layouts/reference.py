@@ -63,6 +63,8 @@ def column(array: Any, path: str) -> ak.Array:
 
 def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
     """Return how many lists are above the rows."""
+    path, picks, _ = path.partition("[")
+    jagged |= bool(picks)
     return int(column(array, path).ndim) - (1 if jagged else 0) - axes
 
 
@@ -80,8 +82,30 @@ def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
     """Return, of each row, its number, or the list of its numbers."""
     depth = depth_of(array, path, jagged=jagged, axes=axes)
     if not jagged and not axes:  # an object may be None, and so may be its number
-        return [row[path] for row in rows_of(ak.to_list(array), depth)]
+        return [value_of(row, path) for row in rows_of(ak.to_list(array), depth)]
     return rows_of(ak.to_list(column(array, path)), depth)
+
+
+def value_of(row: Any, path: str) -> Any:
+    """Return an object's number, or that of one of its constituents, such as "pf[0].pt"."""
+    name, _, picked = path.partition("[")
+    if not picked:
+        return row[name]
+    place, _, inner = picked.partition("].")
+    number, count = int(place), len(row[name])
+    element = row[name][number] if -count <= number < count else None
+    return None if element is None else element[inner]
+
+
+def lists(layout: Any, array: Any) -> list[list[list[Any]]]:
+    """Return, of each field and row, the numbers; that of an object is each constituent's."""
+    counts = [len(row) for row in rows(array, layout.features[0].name, jagged=True)]
+    return [
+        rows(array, f.name, jagged=True)
+        if "." in f.name
+        else [[x] * n for x, n in zip(rows(array, f.name, jagged=False), counts, strict=True)]
+        for f in layout.features
+    ]
 
 
 def numbers(layout: Any, values: Any) -> list[Any]:
@@ -92,12 +116,18 @@ def numbers(layout: Any, values: Any) -> list[Any]:
     ):
         if value is None and missing is None:
             raise Refused("None")
-        sent.append(missing if value is None else number(feature, value, layout.dtype))
+        sent.append(text(missing) if value is None else number(feature, value, layout.dtype))
     return sent
 
 
+def text(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
 def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
-    """Return a number as it is sent."""
+    """Return a number, or a text, as it is sent."""
+    if target.kind == "O":
+        return text(value)
     plain = feature == sonic.Feature(feature.name)
     result = replaced_number(feature, value)
     if feature.nonfinite is None and not math.isfinite(result):
@@ -185,9 +215,9 @@ def row(layout: Any, array: Any) -> Any:
 def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
     """Return, of each row, the numbers of each element that is sent."""
     order = sorting(layout, array)
-    each = [rows(array, f.name, jagged=True) for f in layout.features]
-    for lists, missing in zip(each, layout.missing or [None] * len(each), strict=True):
-        if missing is None and any(None in values for values in lists):  # truncated ones, too
+    each = lists(layout, array)
+    for column, missing in zip(each, layout.missing or [None] * len(each), strict=True):
+        if missing is None and any(None in values for values in column):  # truncated ones, too
             raise Refused("None")
     return [
         [numbers(layout, [column[i][k] for column in each]) for k in places[:length]]
@@ -195,22 +225,26 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     ]
 
 
-def behind(layout: Any, row: list[Any], length: int) -> list[Any]:
-    """Return what pads a row."""
+def behind(layout: Any, array: Any, place: int, row: list[Any], length: int) -> list[Any]:
+    """Return what pads a row; before the transformation, numbers of the object stay its own."""
     places = range(len(row), length)
     if row and layout.pad_mode == "wrap":
         return [row[k % len(row)] for k in places]
     if not places:
         return []
-    fill = list(layout.fill)
+    fill = [text(value) for value in layout.fill]
     if layout.pad == "before":
-        pairs = zip(layout.features, fill, strict=True)
-        fill = [number(feature, value, layout.dtype) for feature, value in pairs]
+        own = [
+            value if "." in feature.name else rows(array, feature.name, jagged=False)[place]
+            for feature, value in zip(layout.features, fill, strict=True)
+        ]
+        fill = numbers(layout, own)
     return [fill for _ in places]
 
 
 def padded_to(layout: Any, array: Any, length: int) -> Any:
-    tensor = [row + behind(layout, row, length) for row in elements(layout, array, length)]
+    kept = enumerate(elements(layout, array, length))
+    tensor = [row + behind(layout, array, k, row, length) for k, row in kept]
     if layout.axis_order == "L":
         return [[e[0] for e in row] for row in tensor] or empty(length)
     if layout.axis_order == "FL":
@@ -242,7 +276,8 @@ def flat(layout: Any, array: Any) -> Any:
 def mask(layout: Any, array: Any) -> Any:
     counts = [len(row) for row in rows(array, layout.of, jagged=True)]
     length = layout.lengths[-1] if layout.lengths else max([*counts, 1])
-    return [[[k < n for k in range(length)]] for n in counts] or empty(1, length)
+    flags = np.arange(length) < np.reshape(counts, (-1, 1))
+    return {"FL": flags[:, None], "LF": flags[..., None], "L": flags}[layout.axis_order]
 
 
 @reference(sonic.Dense)
@@ -276,8 +311,8 @@ def tokens(layout: Any, array: Any) -> Any:
             flags = [place + 1.0]
         own = [channel(f) for f in part.features]
         each.append([])
-        for row in kept:
-            padding = [] if isinstance(part, sonic.Row) else behind(part, row, length)
+        for n, row in enumerate(kept):
+            padding = [] if isinstance(part, sonic.Row) else behind(part, array, n, row, length)
             each[-1].append([])
             for k, token in enumerate(row + padding):
                 values = dict(zip(own, token, strict=True))
@@ -360,6 +395,8 @@ def unpacked(layout: Any, array: Any) -> Any:
         return unpacked_tokens(layout, array)
     names = [f.channel for f in layout.features]
     tensor = expected(layout, array)
+    if layout.dtype == object:
+        tensor = np.vectorize(bytes.decode, otypes=[object])(tensor)
     if layout.dtype == ml_dtypes.bfloat16:
         tensor = tensor.astype(np.float32)
     depth, structure = rows_depth(layout, array), ak.to_list(array)
@@ -369,7 +406,7 @@ def unpacked(layout: Any, array: Any) -> Any:
         by_row = tensor.reshape(len(tensor), len(names)).tolist()
         records = [dict(zip(names, r, strict=True)) for r in by_row]
         return replaced(structure, depth, iter(records))
-    lists: list[Any] = []
+    each: list[Any] = []
     remaining = iter(tensor.tolist())
     for i, order in enumerate(sorting(layout, array)):
         if isinstance(layout, sonic.Flat):
@@ -380,8 +417,8 @@ def unpacked(layout: Any, array: Any) -> Any:
         values: list[Any] = [None] * len(order)
         for place, numbers_of_element in zip(order, sent, strict=False):
             values[place] = dict(zip(names, numbers_of_element, strict=True))
-        lists.append(values)
-    return replaced(structure, depth, iter(lists))
+        each.append(values)
+    return replaced(structure, depth, iter(each))
 
 
 def unpacked_tokens(layout: Any, array: Any) -> Any:
