@@ -18,12 +18,7 @@ from sonic_coffea.errors import ConfigError
 ROOT = Path(sonic_coffea.__file__).parent
 # These run in a server, or in its environment, whose packages `server/_install.py` pins.
 OF_THE_SERVER = {
-    "lightgbm",
-    "onnxruntime",
-    "sonic_runner",
-    "torch",
-    "triton_python_backend_utils",
-    "xgboost",
+    *("lightgbm", "onnxruntime", "sonic_runner", "torch", "triton_python_backend_utils", "xgboost"),
 }
 # Without these there is nothing that could use what imports them: Prometheus, or pytest.
 OPTIONAL = {"prometheus_client", "pytest"}
@@ -31,15 +26,10 @@ OPTIONAL = {"prometheus_client", "pytest"}
 PACKAGES = {"google": "protobuf", "grpc": "grpcio", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # The extra that has what not everybody needs.
 EXTRAS = {
-    "bokeh": "demo",
+    **dict.fromkeys(("bokeh", "hist", "matplotlib", "mplhep", "sklearn"), "demo"),
+    **dict.fromkeys(("pyarrow", "uproot"), "score"),
     "dask_awkward": "lazy",
-    "hist": "demo",
-    "matplotlib": "demo",
-    "mplhep": "demo",
     "onnx": "onnx",
-    "pyarrow": "score",
-    "sklearn": "demo",
-    "uproot": "score",
     "uv": "server",
 }
 
