@@ -121,13 +121,12 @@ def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> An
             raise InputError(f"{what}: event {event} has None; mask it in the objects, too")
         return values[index]
     layout = {what: Row(Feature(label, expression=label), "float64")}
-    for number, record in enumerate(records):
-        try:
-            inputs = bind_inputs(layout, record)
-        except FieldError:
-            if number + 1 == len(records):
-                raise
-            continue
-        values = inputs.pack_all()[what][:, 0]
-        return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)
-    raise InputError(f"{what}: expected an array")
+    first, *others = records
+    try:
+        inputs = bind_inputs(layout, first)
+    except FieldError:
+        if not others:
+            raise
+        return _label(rows, label, others, what)
+    values = inputs.pack_all()[what][:, 0]
+    return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)
