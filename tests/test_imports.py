@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from importlib.metadata import requires
-from pathlib import Path
 
 import pytest
+from tests.test_architecture import MODULES, imports
 
-import sonic_coffea
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError
 
-ROOT = Path(sonic_coffea.__file__).parent
 # These run in a server, or in its environment, whose packages `server/_install.py` pins.
 OF_THE_SERVER = {
     *("lightgbm", "onnxruntime", "sonic_runner", "torch", "triton_python_backend_utils", "xgboost"),
@@ -35,13 +32,7 @@ EXTRAS = {
 
 
 def imported() -> set[str]:
-    names = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
+    names = {name.partition(".")[0] for module in MODULES for name in imports(module)}
     return names - sys.stdlib_module_names - OF_THE_SERVER - OPTIONAL - {"sonic_coffea"}
 
 

@@ -195,7 +195,6 @@ WITH_ARRAYS = ak.zip({"pf": CONSTITUENTS, "m": [5.0, 6.0, 7.0]}, depth_limit=1)
 ARRAYS = {
     "constituents of jets": WITH_ARRAYS,
     "constituents of jets of events": ak.unflatten(WITH_ARRAYS, [2, 1]),
-    "a dict of records": {"pf": CONSTITUENTS},
     "no rows": WITH_ARRAYS[:0],
 }
 
@@ -210,7 +209,6 @@ ARRAYS = {
         lambda name: sonic.Flat(["pf.pt", name]),
         lambda name: sonic.Row(["pf.pt", name]),
         lambda name: sonic.Tokens({"pf": sonic.Padded(["pt", name.split(".")[1]], 3)}),
-        lambda name: sonic.Pairwise(["pf.pt", name], 3, "pt_i - pt_j"),
         lambda name: sonic.Padded(["pf.pt", computed(f"2 * {name} + pf.pt")], 3),
     ],
 )

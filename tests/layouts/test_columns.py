@@ -6,42 +6,17 @@ import ast
 from typing import Any
 
 import awkward as ak
-import numpy as np
 import pytest
-from awkward.contents import NumpyArray
 from coffea.nanoevents.trace import trace_with_typetracer
 from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.errors import FieldError, InputError
-from sonic_coffea.layouts import bind_inputs, trace
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import trace
 
 JETS = ak.Array([[{"m": 5.0, "pf": [{"pt": 1.0, "id": 3}]}, {"m": 3.0, "pf": []}], []])
-
-
-def without_data(array: ak.Array) -> ak.Array:
-    return ak.Array(ak.to_layout(array).to_typetracer(forget_length=True))
-
-
-def test_mistakes_are_found_without_data() -> None:
-    with pytest.raises(FieldError, match="input 'x': no field 'n'; there are: m, pf"):
-        scores_of(sonic.Row("n"))(without_data(JETS))
-    with pytest.raises(InputError, match="input 'x': field 'm' has one number where a list"):
-        scores_of(sonic.Padded("m", 4))(without_data(JETS[0]))
-
-
-class Analysis(sonic.SonicProcessor):
-    def __init__(self, model: sonic.Model, acquire: Any) -> None:
-        self.models = {"top": model}
-        self.acquire = lambda events: {"top": acquire(events)}
-
-    def overlap(self, events: Any) -> Any:
-        return events.FatJet.tau1
-
-    def produce(self, events: Any, scores: Any) -> Any:
-        return ak.sum(scores["top"].Top) + ak.sum(scores.overlap)
 
 
 def scores_of(layout: Any) -> sonic.Model:
@@ -57,14 +32,9 @@ CONSTITUENT_BRANCHES = (
 @pytest.mark.parametrize(
     ("model", "acquire", "branches"),
     [
-        (
-            scores_of(sonic.Row(["pt", sonic.Feature("msoftdrop", scale=0.1)])),
-            lambda events: events.FatJet,
-            "FatJet_pt FatJet_msoftdrop",
-        ),
         # Records that differ, so that they are a union.
         (
-            scores_of(sonic.Row(["pt", "eta"])),
+            scores_of(sonic.Row(["pt", sonic.Feature("eta", scale=0.1)])),
             lambda events: ak.concatenate([events.FatJet, events.Jet], axis=1),
             "FatJet_pt FatJet_eta nJet Jet_pt Jet_eta",
         ),
@@ -80,13 +50,16 @@ CONSTITUENT_BRANCHES = (
         ),
     ],
 )
-def test_coffea_finds_the_branches_of_a_processor(
+def test_coffea_finds_the_branches_of_a_model(
     model: sonic.Model, acquire: Any, branches: str
 ) -> None:
     """And contacts no server: there is none."""
-    process, events = Analysis(model, acquire).process, sample(entry_stop=100)
-    traced = trace_with_typetracer(process, events, throw=True)
-    assert traced == {"nFatJet", "FatJet_tau1", *branches.split()}
+
+    def process(events: Any) -> Any:
+        return ak.sum(model(acquire(events)).Top)
+
+    traced = trace_with_typetracer(process, sample(entry_stop=100), throw=True)
+    assert traced == {"nFatJet", *branches.split()}
 
 
 def test_only_the_named_columns_are_read() -> None:
@@ -143,17 +116,6 @@ def test_metadata_of_the_chunk_is_a_channel(mode: str) -> None:
     traced = ak.Array(events.FatJet.layout.to_typetracer(forget_length=True), attrs=events.attrs)
     inputs = {"x": sonic.Row(["pt", year])}
     assert str(trace(inputs, {"y": sonic.Output()}, traced).type.content) == "var * float32"
-
-
-@pytest.mark.parametrize("mode", ["virtual", "eager"])
-def test_scores_attach_to_events_and_survive(mode: str, tmp_path: Any) -> None:
-    array = sample(mode=mode, entry_stop=50)
-    inputs = bind_inputs({"x": sonic.Row("pt")}, array.FatJet)
-    scores = inputs.rows.unflatten(NumpyArray(np.arange(len(inputs.rows))))
-    array["FatJet", "top"] = scores
-    assert array[10:20].FatJet.top.tolist() == scores[10:20].tolist()
-    ak.to_parquet(ak.zip({"top": array.FatJet.top}), tmp_path / "jets.parquet")
-    assert ak.from_parquet(tmp_path / "jets.parquet").top.tolist() == scores.tolist()
 
 
 PADDED = sonic.Padded(["pf.pt", "m", sonic.OneHot("pf.id", [3])], 2)

@@ -45,16 +45,6 @@ def test_the_error_says_what_brings_the_axes_into_order() -> None:
         sonic.Dense("x", (2, 3, 4)).pack(images)
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 2), (2, 0), (1, 0)])
-@pytest.mark.parametrize("declared", [(1,), (1, 1), (2,), (1, 2)])
-def test_images_without_numbers_are_no_rows(shape: Any, declared: tuple[int, ...]) -> None:
-    try:
-        tensor = sonic.Dense("x", declared).pack({"x": np.zeros((3, *shape), np.float32)})
-    except InputError:
-        return
-    assert tensor.shape == (0, *declared)
-
-
 def test_images_of_several_shapes_are_refused() -> None:
     image = np.ones((2, 3, 4))
     for some in ([image, image.T], [image.T, image]):

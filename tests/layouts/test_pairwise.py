@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import bind_inputs
 
 CARTESIAN = ("px", "py", "pz", "energy")
 EPS = 1e-8
@@ -92,17 +91,6 @@ def test_names_may_have_a_beginning_and_others_stand_beside() -> None:
     alone = sonic.Pairwise(CARTESIAN, 3).pack(jets)
     for some in (fields, ["pf.raw_px", *fields], [*fields, "pf.raw_px"]):
         np.testing.assert_array_equal(sonic.Pairwise(some, 3).pack(nested), alone)
-
-
-def test_buckets_counts_and_a_mask_beside() -> None:
-    jets = vectors([1, 4, 2, 9])
-    pairs, mask = sonic.Pairwise(CARTESIAN, [2, 4]), sonic.Mask(beside="v")
-    bound = bind_inputs({"v": pairs, "x": sonic.Bucketed(["pt"], [2, 4]), "m": mask}, jets)
-    assert [(s.start, s.stop, s.bucket) for s in bound.segments] == [(0, 2, 0), (2, 4, 1)]
-    tensors = bound.pack(2, 4)
-    assert [tensors[name].shape for name in "vx"] == [(2, 4, 4, 4), (2, 1, 4)]
-    np.testing.assert_array_equal(tensors["m"], np.ones((2, 1, 4)))
-    assert bind_inputs({"v": pairs}, jets).count_elements() == (1 + 4 + 2 + 4, 9 - 4, 1)
 
 
 def test_numbers_of_pairs_are_lists_of_lists() -> None:

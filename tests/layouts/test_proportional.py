@@ -64,12 +64,6 @@ def test_binding_takes_memory_for_the_rows_alone(
     assert peak(lambda: layout.pack({"x": some})) < MOST_BYTES
 
 
-def test_events_of_nested_lists(large: dict[str, ak.Array]) -> None:
-    # Ten lists of ten would be pairs.
-    events = ak.unflatten(large["float32"], np.full(ROWS // 5, 5))[1000:1001]
-    assert peak(lambda: sonic.Padded("x", 8, sort_by="x").pack({"x": events})) < MOST_BYTES
-
-
 @pytest.mark.parametrize("layout", [sonic.Bucketed("x", (4, 8, 16)), sonic.Padded("x", 16)])
 def test_blocks_and_answers_take_memory_for_their_rows(
     large: dict[str, ak.Array], layout: Any

@@ -75,7 +75,8 @@ def server(running: FakeServer) -> Iterator[FakeServer]:
 
 case = st.none() | st.integers(0, 2)
 flags = st.none() | st.booleans()
-constituents = st.lists(st.integers(0, 2).map(float), max_size=3)
+# Of no constituent are the numbers that pad.
+constituents = st.lists(st.integers(1, 3).map(float), max_size=3)
 objects = st.none() | st.fixed_dictionaries(
     {"pt": st.integers(0, 3).map(float), "k": case, "m": flags, "pf": constituents}
 )

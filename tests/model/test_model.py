@@ -6,6 +6,7 @@ import gc
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import awkward as ak
@@ -19,6 +20,7 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import check, scaffold
 
 
 def test_scores_are_those_of_direct_inference(
@@ -114,6 +116,29 @@ def test_contracts_are_checked_before_anything_is_sent(
     ):
         assert part in message
     assert connected.statistics.total().requests == 0
+
+
+def test_labels_are_compared_with_those_of_the_server(
+    installation: Any, tagger_path: Path, tagger: sonic.Model, tmp_path: Path
+) -> None:
+    labels: dict[str, Any] = {"tagger": ["qcd", "top"]}
+    sonic.build_repository(tmp_path / "r", {"tagger": tagger_path}, labels=labels)
+    with sonic.LocalServer(tmp_path / "r", stop_timeout_s=0.0) as server, sonic.connect(server):
+        settings = sonic.connect(server).settings
+        tagger.check()
+        swapped, renamed = (
+            sonic.Model("tagger", tagger.inputs, {"scores": names})
+            for names in (["top", "qcd"], ["light", "heavy"])
+        )
+        with pytest.raises(errors.ContractError, match="labels .* 'scores' .* another order"):
+            swapped.check()
+        for model, detail in (
+            (renamed, "the server calls the values of 'scores' qcd, top"),
+            (swapped, "are declared in another order"),
+        ):
+            steps = {step.name: step.detail for step in check(settings, declared=[model])}
+            assert detail in steps["declaration of tagger"]
+        assert 'sonic.Output(["qcd", "top"]' in scaffold(settings, "tagger")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
-from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.tools import check, scaffold
 
 PREPROCESS: dict[str, Any] = {
     "output_names": ["label_QCD", "label_Top", "mass"],
@@ -114,75 +112,7 @@ def test_lengths_have_as_many_steps_in_each_group() -> None:
     assert inputs["jet_features"].row_shape(0) == (2, 1)
 
 
-NAMES = [name for group in ("pf", "sv", "jet") for name in GLOBAL[f"{group}_features"]["var_names"]]
 # The masked sum of each variable.
-SUMS = """(float[N, 2, P] pf_features, float[N, 1, P] pf_mask,
-    float[N, 2, S] sv_features, float[N, 1, S] sv_mask, float[N, 2, 1] jet_features)
-    => (float[N, 6] output) <int64[1] axis = {2}> {
-        pf = Mul(pf_features, pf_mask)
-        pf_sum = ReduceSum<keepdims = 0>(pf, axis)
-        sv = Mul(sv_features, sv_mask)
-        sv_sum = ReduceSum<keepdims = 0>(sv, axis)
-        jet = Squeeze(jet_features, axis)
-        output = Concat<axis = 1>(pf_sum, sv_sum, jet)
-    }"""
-
-
-def jets(number: int) -> ak.Array:
-    """Jets of lengths from 0 to beyond the greatest, in each group; some numbers are not finite."""
-    rng = np.random.default_rng(8)
-    columns: dict[str, Any] = {name: rng.normal(size=number) for name in NAMES[4:]}
-    for name, most in (("pf", 90), ("sv", 10)):
-        counts = rng.permutation(np.arange(number) % (most + 4))
-        for variable in GLOBAL[f"{name}_features"]["var_names"]:
-            values = rng.normal(scale=3, size=counts.sum())
-            values[rng.random(len(values)) < 0.05] = np.inf
-            columns[variable] = ak.unflatten(values, counts)
-    return ak.zip(columns, depth_limit=1)
-
-
-def by_the_rule(group: dict[str, Any], jet: Any) -> list[float]:
-    """The sum of each variable as the readers of these files make it, one number at a time."""
-    sums = []
-    for variable, info in group["var_infos"].items():
-        sums.append(0.0)
-        for number in np.atleast_1d(jet[variable]).tolist()[: group["max_length"]]:
-            value = number if np.isfinite(number) else info["replace_inf_value"]
-            value = (value - info["median"]) * info["norm_factor"]
-            sums[-1] += min(max(value, info["lower_bound"]), info["upper_bound"])
-    return sums
-
-
-def test_real_servers_score_by_the_rule(installation: Any, tmp_path: Path) -> None:
-    """Whatever shares a request; and labels are compared with those of the server."""
-    array, served = jets(110), tmp_path / "served"
-    groups = [GLOBAL[f"{name}_features"] for name in ("pf", "sv", "jet")]
-    network = save_onnx(tmp_path / "network.onnx", SUMS)
-    options: Any = {"labels": {"network": NAMES}, "max_batch_size": 16}
-    sonic.build_repository(served, {"network": network}, **options)
-
-    def declared(labels: list[str]) -> sonic.Model:
-        return sonic.Model.from_weaver("network", GLOBAL, output="output", labels=labels)
-
-    with sonic.LocalServer(served, stop_timeout_s=0.0) as server, sonic.connect(server) as pool:
-        scores = declared(NAMES)(array)
-        expected = [[s for group in groups for s in by_the_rule(group, jet)] for jet in array]
-        received = np.stack([np.asarray(scores[name]) for name in NAMES], axis=1)
-        np.testing.assert_allclose(received, expected, atol=1e-4, rtol=1e-5)
-        swapped, renamed = NAMES[::-1], [f"other_{name}" for name in NAMES]
-        with pytest.raises(errors.ContractError, match="labels .* 'output' .* another order"):
-            declared(swapped).check()
-        for labels, detail in (
-            (renamed, f"the server calls the values of 'output' {', '.join(NAMES)}"),
-            (swapped, "are declared in another order"),
-        ):
-            steps = check(pool.settings, declared=[declared(labels)])
-            (step,) = (step for step in steps if step.name == "declaration of network")
-            assert detail in step.detail
-        names: dict[str, Any] = {}
-        exec(scaffold(pool.settings, "network"), names)  # noqa: S102
-        assert names["model"].outputs["output"].labels == tuple(NAMES)
-        assert names["model"].check().max_rows == 16
 
 
 def named(**names: Any) -> dict[str, Any]:

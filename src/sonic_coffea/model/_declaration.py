@@ -123,8 +123,7 @@ class Declaration(WithPool):
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared.
-        more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
-        more += self.parameters
+        more: tuple[Any, ...] = (*filter(None, [self.one_request_per]), *self.parameters)
         now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
         hashed = self._hashed
         if hashed is None or hashed[0] != now:

@@ -57,8 +57,8 @@ def export(
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
     """Compare a declaration with that of a file of training data; see `Model.check_export`."""
-    made_by, *others = provenance.read(path)["models"]
-    if others or "inputs" not in made_by:
+    records = provenance.read(path)["models"]
+    if len(records) != 1 or "inputs" not in (made_by := records[0]):
         raise ConfigError(f"expected a file that export has written, got {path}")
     declared = {name: repr(layout) for name, layout in model.inputs.items()}
     if model.config_hash == made_by["config_hash"] or declared == made_by["inputs"]:

@@ -194,8 +194,7 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     both = {"jets": jets, "others": others}
     radius = checked("float", radius, "within_cone: expected radius to be")
     if is_lazy(both):
-        label = "within-cone"
-        function = partial(_within_cone, radius=radius)
+        function, label = partial(_within_cone, radius=radius), "within-cone"
         return over_partitions(function, both, label=label, token=f"{label}-{radius}")
     return _within_cone(both, radius=radius)
 
@@ -210,8 +209,7 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
             f"expected jets and objects of the same events, got {len(jets)} and {len(others)}"
         )
     jet, other = ak.unzip(ak.cartesian(directions, nested=True))
-    turn = abs(jet.phi - other.phi) % (2 * np.pi)
-    turn = np.minimum(turn, 2 * np.pi - turn)
+    turn = (jet.phi - other.phi + np.pi) % (2 * np.pi) - np.pi
     inside = (jet.eta - other.eta) ** 2 + turn**2 < radius**2
     number = ak.local_index(inside, axis=2)[inside]
     chosen = others[ak.flatten(number, axis=2)]

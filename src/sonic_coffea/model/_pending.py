@@ -108,10 +108,8 @@ class Pending:
     @property
     def statistics(self) -> Statistics:
         """Statistics of the call's requests so far."""
-        total = Statistics() + self.unsent
-        for part in self.parts:
-            total += part.call.statistics
-        return total
+        each = (part.call.statistics for part in self.parts)
+        return sum(each, Statistics() + self.unsent)
 
     def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
