@@ -55,56 +55,36 @@ def replaced(plain: Any, depth: int, values: Any) -> Any:
     return [replaced(inner, depth - 1, values) for inner in plain]
 
 
-def column(array: Any, path: str) -> ak.Array:
-    for part in path.split("."):
-        array = array[part]
-    return array
+def placed(array: ak.Array, each: Any) -> Any:
+    """Return the structure of objects with one of some values in the place of each."""
+    return replaced(ak.to_list(array), array["q"].ndim, iter(each))
 
 
-def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
-    """Return how many lists are above the rows."""
-    path, picks, _ = path.partition("[")
-    jagged |= bool(picks)
-    return int(column(array, path).ndim) - (1 if jagged else 0) - axes
-
-
-def rows_depth(layout: Any, array: Any) -> int:
-    """Return how many lists are above the rows of a layout."""
-    if isinstance(layout, sonic.Tokens):
-        layout = layout.parts[0][1]
-    if isinstance(layout, sonic.Mask):
-        return depth_of(array, layout.of, jagged=True)
-    path, axes = layout.features[0].name, 2 * isinstance(layout, sonic.Dense)
-    return depth_of(array, path, jagged=layout.jagged, axes=axes)
-
-
-def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
-    """Return, of each row, its number, or the list of its numbers."""
-    depth = depth_of(array, path, jagged=jagged, axes=axes)
-    if not jagged and not axes:  # an object may be None, and so may be its number
-        return [value_of(row, path) for row in rows_of(ak.to_list(array), depth)]
-    return rows_of(ak.to_list(column(array, path)), depth)
+def values(array: ak.Array, path: str) -> list[Any]:
+    """Return the value of each object, or the list of its constituents' values."""
+    return [value_of(row, path) for row in rows_of(ak.to_list(array), array["q"].ndim)]
 
 
 def value_of(row: Any, path: str) -> Any:
-    """Return an object's number, or that of one of its constituents, such as "pf[0].pt"."""
-    name, _, picked = path.partition("[")
-    if not picked:
-        return row[name]
-    place, _, inner = picked.partition("].")
-    number, count = int(place), len(row[name])
-    element = row[name][number] if -count <= number < count else None
-    return None if element is None else element[inner]
+    """Return what is at a path, such as "m", "pf.pt", "pf", or "pf[0].pt"."""
+    name, _, inner = path.partition(".")
+    name, _, place = name.partition("[")
+    value = row[name]
+    if place:
+        number = int(place.removesuffix("]"))
+        value = value[number] if -len(value) <= number < len(value) else None
+    if inner and isinstance(value, list):
+        return [None if element is None else element[inner] for element in value]
+    return value[inner] if inner and value is not None else value
 
 
 def lists(layout: Any, array: Any) -> list[list[list[Any]]]:
-    """Return, of each field and row, the numbers; that of an object is each constituent's."""
-    counts = [len(row) for row in rows(array, layout.features[0].name, jagged=True)]
+    """Return, of each field and row, the values; that of an object is each constituent's."""
+    each = [values(array, feature.name) for feature in layout.features]
+    counts = list(map(len, each[0]))
     return [
-        rows(array, f.name, jagged=True)
-        if "." in f.name
-        else [[x] * n for x, n in zip(rows(array, f.name, jagged=False), counts, strict=True)]
-        for f in layout.features
+        [v if isinstance(v, list) else [v] * n for v, n in zip(column, counts, strict=True)]
+        for column in each
     ]
 
 
@@ -191,10 +171,10 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
 
 def sorting(layout: Any, array: Any) -> list[list[int]]:
     """Return the order of the elements of each row."""
-    lists = rows(array, layout.features[0].name, jagged=True)
+    each = values(array, layout.features[0].name)
     if layout.sort_by is None:
-        return [list(range(len(row))) for row in lists]
-    keys = rows(array, layout.sort_by, jagged=True)
+        return [list(range(len(row))) for row in each]
+    keys = values(array, layout.sort_by)
     if not all(key is not None and math.isfinite(key) for row in keys for key in row):
         raise Refused("a key is not finite")
     return [sorted(range(len(row)), key=lambda k, row=row: -row[k]) for row in keys]
@@ -202,7 +182,7 @@ def sorting(layout: Any, array: Any) -> list[list[int]]:
 
 @reference(sonic.Row)
 def row(layout: Any, array: Any) -> Any:
-    columns = [rows(array, f.name, jagged=False) for f in layout.features]
+    columns = [values(array, f.name) for f in layout.features]
     rows_ = [numbers(layout, values) for values in zip(*columns, strict=True)]
     count = len(columns)
     if layout.axis_order == "FL":
@@ -235,7 +215,7 @@ def behind(layout: Any, array: Any, place: int, row: list[Any], length: int) -> 
     fill = [text(value) for value in layout.fill]
     if layout.pad == "before":
         own = [
-            value if "." in feature.name else rows(array, feature.name, jagged=False)[place]
+            value if "." in feature.name else values(array, feature.name)[place]
             for feature, value in zip(layout.features, fill, strict=True)
         ]
         fill = numbers(layout, own)
@@ -261,7 +241,7 @@ def padded(layout: Any, array: Any) -> Any:
 @reference(sonic.Bucketed)
 def bucketed(layout: Any, array: Any) -> Any:
     """Pad as a request of all rows: the longest decides."""
-    longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
+    longest = max(map(len, values(array, layout.features[0].name)), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
     return padded_to(layout, array, length)
 
@@ -274,7 +254,7 @@ def flat(layout: Any, array: Any) -> Any:
 
 @reference(sonic.Mask)
 def mask(layout: Any, array: Any) -> Any:
-    counts = [len(row) for row in rows(array, layout.of, jagged=True)]
+    counts = [len(row) for row in values(array, layout.of)]
     length = layout.lengths[-1] if layout.lengths else max([*counts, 1])
     flags = np.arange(length) < np.reshape(counts, (-1, 1))
     return {"FL": flags[:, None], "LF": flags[..., None], "L": flags}[layout.axis_order]
@@ -283,7 +263,7 @@ def mask(layout: Any, array: Any) -> Any:
 @reference(sonic.Dense)
 def dense(layout: Any, array: Any) -> Any:
     (feature,) = layout.features
-    arrays = rows(array, feature.name, jagged=False, axes=2)
+    arrays = values(array, feature.name)
     images = [[[number(feature, x, layout.dtype) for x in line] for line in r] for r in arrays]
     shape = layout.shape or (2, 3)
     return np.asarray(images, layout.dtype).reshape(len(images), *shape)
@@ -358,8 +338,7 @@ def computed(formula: str, a: Any, b: Any) -> float:
 
 @reference(sonic.Pairwise)
 def pairwise(layout: Any, array: Any) -> Any:
-    firsts = rows(array, layout.features[0].name, jagged=True)
-    longest = max(map(len, firsts), default=0)
+    longest = max(map(len, values(array, layout.features[0].name)), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
     # Formulae are computed of what a tensor of float64 would hold.
     wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
@@ -386,26 +365,26 @@ def empty(*shape: int) -> Any:
     return np.zeros((0, *shape))
 
 
-def unpacked(layout: Any, array: Any) -> Any:
-    """Return the inverse of a tensor that was packed, in the structure of the array.
+def unpacked(layout: Any, array: Any) -> list[Any]:
+    """Return, of each row, the inverse of a tensor that was packed.
 
     Numbers are those of the tensor; elements that were truncated are None.
     """
     if isinstance(layout, sonic.Tokens):
-        return unpacked_tokens(layout, array)
+        parts = {name: renamed(unpacked(part, array)) for name, part in layout.parts}
+        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
     names = [f.channel for f in layout.features]
     tensor = expected(layout, array)
     if layout.dtype == object:
         tensor = np.vectorize(bytes.decode, otypes=[object])(tensor)
     if layout.dtype == ml_dtypes.bfloat16:
         tensor = tensor.astype(np.float32)
-    depth, structure = rows_depth(layout, array), ak.to_list(array)
     if isinstance(layout, sonic.Dense):
-        return replaced(structure, depth, iter(tensor.tolist()))
+        plain: list[Any] = tensor.tolist()
+        return plain
     if not layout.jagged:
         by_row = tensor.reshape(len(tensor), len(names)).tolist()
-        records = [dict(zip(names, r, strict=True)) for r in by_row]
-        return replaced(structure, depth, iter(records))
+        return [dict(zip(names, row, strict=True)) for row in by_row]
     each: list[Any] = []
     remaining = iter(tensor.tolist())
     for i, order in enumerate(sorting(layout, array)):
@@ -414,24 +393,14 @@ def unpacked(layout: Any, array: Any) -> Any:
         else:
             row = tensor[i].T if layout.axis_order == "FL" else tensor[i]
             sent = row.reshape(-1, len(names)).tolist()
-        values: list[Any] = [None] * len(order)
+        each.append([None] * len(order))
         for place, numbers_of_element in zip(order, sent, strict=False):
-            values[place] = dict(zip(names, numbers_of_element, strict=True))
-        each.append(values)
-    return replaced(structure, depth, iter(each))
+            each[-1][place] = dict(zip(names, numbers_of_element, strict=True))
+    return each
 
 
-def unpacked_tokens(layout: Any, array: Any) -> Any:
-    """Return a record of the parts for each row, with the channels' names."""
-
-    def renamed(values: Any) -> Any:
-        if isinstance(values, dict):
-            return {name.rpartition(".")[2]: value for name, value in values.items()}
-        return None if values is None else [renamed(inner) for inner in values]
-
-    depth = rows_depth(layout, array)
-    each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
-    names = [name for name, _ in layout.parts]
-    records = [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]
-    structure = ak.to_list(array)
-    return replaced(structure, depth, iter(records))
+def renamed(plain: Any) -> Any:
+    """Return records, or lists of them, whose fields have the channels' names."""
+    if isinstance(plain, dict):
+        return {name.rpartition(".")[2]: value for name, value in plain.items()}
+    return None if plain is None else [renamed(inner) for inner in plain]

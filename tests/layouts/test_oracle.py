@@ -19,10 +19,9 @@ from tests.layouts.reference import (
     REFERENCES,
     Refused,
     expected,
-    replaced,
-    rows_depth,
-    rows_of,
+    placed,
     unpacked,
+    values,
 )
 
 import sonic_coffea as sonic
@@ -217,7 +216,7 @@ def check(layout: Any, array: ak.Array) -> None:
     if not isinstance(layout, (sonic.Mask, sonic.Pairwise)):  # which have no inverse
         back = layout.unpack(packed, array)
         if exact:
-            assert ak.to_list(back) == unpacked(layout, array)
+            assert ak.to_list(back) == placed(array, unpacked(layout, array))
         assert len(back) == len(array)
         assert "float16" not in str(back.type)  # which awkward does not reduce
         for shape in ((len(packed) + 1, *packed.shape[1:]), (*packed.shape, 1)):
@@ -260,9 +259,8 @@ def structure(layout: Any, array: ak.Array) -> None:
     inputs = bind_inputs({"x": layout}, array)
     numbers = np.arange(len(inputs.rows))
     scores = inputs.rows.unflatten(NumpyArray(numbers))
-    depth = rows_depth(layout, array)
-    events = [n for n, event in enumerate(ak.to_list(array)) for _ in rows_of([event], depth)]
-    assert scores.tolist() == replaced(ak.to_list(array), depth, iter(numbers.tolist()))
+    events = [n for n in range(len(array)) for _ in values(array[n : n + 1], "q")]
+    assert scores.tolist() == placed(array, numbers.tolist())
     assert inputs.rows.event_numbers().tolist() == events
     # Requests of buckets have the rows in another order.
     ranges = {int(inputs.numbers(k, k + 1)[0]): inputs.events_of(k, k + 1) for k in numbers}

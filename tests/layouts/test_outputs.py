@@ -125,13 +125,7 @@ def test_values_come_back_in_lists_of_their_elements(
     assert answered(output, layout, plain, tensor) == expected
 
 
-@given(
-    events,
-    st.integers(1, 3).flatmap(layouts),
-    st.integers(0, 3),
-    st.randoms(),
-    st.booleans(),
-)
+@given(events, st.integers(1, 3).flatmap(layouts), st.integers(0, 3), st.randoms(), st.booleans())
 def test_elements_are_chosen_among_what_was_sent(
     plain: Events, layout: Any, axes: int, random: Any, labelled: bool
 ) -> None:

@@ -80,14 +80,8 @@ constituents = st.lists(st.integers(1, 3).map(float), max_size=3)
 objects = st.none() | st.fixed_dictionaries(
     {"pt": st.integers(0, 3).map(float), "k": case, "m": flags, "pf": constituents}
 )
-event = st.fixed_dictionaries(
-    {
-        "jets": st.none() | st.lists(objects, max_size=3),
-        "k": case,
-        "m": flags,
-        "event": st.integers(0, 5),
-    }
-)
+jets = st.none() | st.lists(objects, max_size=3)
+event = st.fixed_dictionaries({"jets": jets, "k": case, "m": flags, "event": st.integers(0, 5)})
 # Whatever is drawn has the type of an array that holds everything.
 NOTHING = {"pt": 0.0, "k": None, "m": None, "pf": [], "region": None}
 SOMETHING = {"pt": 1.0, "k": 0, "m": True, "pf": [1.0], "region": "A"}

@@ -198,19 +198,17 @@ def test_means_over_folds_are_of_float32(sonic_server: Any, dtype: str) -> None:
 @pytest.mark.parametrize("length", [3, -1])
 def test_labels_are_compared_where_they_are_declared(length: int) -> None:
     """They need not be the last axis, nor the elements a free one."""
-    float32 = np.dtype("float32")
     fake = FakeModel(
-        inputs={"x": (float32, (3,))},
-        outputs={"y": (float32, (2, length))},
+        inputs={"x": ("float32", (3,))},
+        outputs={"y": ("float32", (2, length))},
         function=lambda i: {"y": np.stack([i["x"], -i["x"]], axis=1)},
     )
-    events = ak.Array([{"x": [1.0, 2.0]}, {"x": []}])
-    layout = sonic.Padded("x", 3, axis_order="L")
 
     def model(*labels: str) -> sonic.Model:
         output = sonic.Output(list(labels), per="constituent", axes=("labels", "x"))
-        return sonic.Model("m", {"x": layout}, {"y": output})
+        return sonic.Model("m", {"x": sonic.Padded("x", 3, axis_order="L")}, {"y": output})
 
+    events = ak.Array([{"x": [1.0, 2.0]}, {"x": []}])
     with FakeServer({"m": fake}) as server, sonic.connect(server.url):
         scores = model("p", "q")(events)
         with pytest.raises(ContractError, match="declared with shape"):

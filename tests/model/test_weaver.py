@@ -62,44 +62,29 @@ def test_weaver_may_have_its_own_order_and_padding() -> None:
     assert model.config_hash != of_cmssw.config_hash
 
 
-def group(*variables: str, length: int) -> dict[str, Any]:
-    return {
-        "var_names": list(variables),
-        "var_infos": {variable: {} for variable in variables},
-        "var_length": length,
-    }
+def group(*variables: str, **lengths: int) -> dict[str, Any]:
+    infos: dict[str, Any] = {variable: {} for variable in variables}
+    return {"var_names": list(variables), "var_infos": infos, **lengths}
 
 
+PF, SV = {"var_length": 3}, {"var_length": 2}
 GROUPS: dict[str, Any] = {
     "output_names": ["label_QCD"],
     "input_names": ["pf_points", "pf_features", "pf_mask", "sv_mask", "sv_points", "sv_features"],
-    "pf_points": group("pf_deta", length=3),
-    "pf_features": group("pf_pt", "pf_deta", length=3),
-    "pf_mask": group("pf_mask", length=3),
-    "sv_mask": group("sv_mask", length=2),
-    "sv_points": group("sv_deta", length=2),
-    "sv_features": group("sv_pt", length=2),
+    "pf_points": group("pf_deta", **PF),
+    "pf_features": group("pf_pt", "pf_deta", **PF),
+    "pf_mask": group("pf_mask", **PF),
+    "sv_mask": group("sv_mask", **SV),
+    "sv_points": group("sv_deta", **SV),
+    "sv_features": group("sv_pt", **SV),
 }
-
-
-def ranged(names: list[str], least: int, most: int) -> dict[str, Any]:
-    """A group of an input whose length follows the row, and each variable's own numbers."""
-    infos: dict[str, Any] = {
-        name: {"median": 0.25 * k, "norm_factor": 1.0 / (1 + k), "lower_bound": -2.0}
-        | {"replace_inf_value": 0.5, "upper_bound": 1e32, "pad": -1.0}
-        for k, name in enumerate(names)
-    }
-    return {"var_names": names, "var_infos": infos, "min_length": least, "max_length": most}
-
-
 GLOBAL: dict[str, Any] = {
     "output_names": ["label_Xbb", "label_QCD", "target_mass"],
-    "input_names": ["pf_features", "pf_mask", "sv_features", "sv_mask", "jet_features"],
-    "pf_features": ranged(["pf_pt", "pf_deta"], 12, 90),
-    "pf_mask": ranged(["pf_mask"], 12, 90),
-    "sv_features": ranged(["sv_pt", "sv_mass"], 1, 10),
-    "sv_mask": ranged(["sv_mask"], 1, 10),
-    "jet_features": ranged(["jet_pt", "jet_mass"], 1, 1),
+    "input_names": ["pf_features", "pf_mask", "sv_features", "jet_features"],
+    "pf_features": group("pf_pt", "pf_deta", min_length=12, max_length=90),
+    "pf_mask": group("pf_mask", min_length=12, max_length=90),
+    "sv_features": group("sv_pt", "sv_mass", min_length=1, max_length=10),
+    "jet_features": group("jet_pt", "jet_mass", min_length=1, max_length=1),
 }
 
 
@@ -121,7 +106,7 @@ def named(**names: Any) -> dict[str, Any]:
 
 def masked(**names: str) -> dict[str, Any]:
     """A file of groups of one variable each."""
-    groups = {name: group(variable, length=2) for name, variable in names.items()}
+    groups = {name: group(variable, **SV) for name, variable in names.items()}
     return {"output_names": ["a"], "input_names": list(names), **groups}
 
 
