@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import awkward as ak
 import numpy as np
 import pytest
@@ -118,23 +116,11 @@ def test_rows_may_have_lists_of_constituents() -> None:
         layout.unpack(wanted, events)
 
 
-@pytest.mark.parametrize(
-    ("feature", "numbers", "fill", "padded"),
-    [
-        ("x", np.array([3], "u1"), -1.0, -1.0),
-        (sonic.Feature("x", scale=2.0), np.array([True]), -9.0, -18.0),
-        (sonic.Feature("x", scale=2.0), np.array([3]), -0.5, -1.0),
-        (sonic.Feature("x", expression="(x - y) / y"), np.array([3.0]), 0.0, -1.0),
-    ],
-)
-def test_the_fill_is_transformed_as_it_is(
-    feature: Any, numbers: Any, fill: float, padded: float
-) -> None:
-    """It is not cast to the type of the field, and numbers of the row are its own."""
-    array = {"x": ak.unflatten(numbers, [0, 1]), "y": ak.Array([2.0, 6.0])}
-    tensor = sonic.Padded(feature, 2, fill, pad="before").pack(array)
-    assert tensor[0].tolist() == [[padded, padded]]
-    assert tensor[1, 0, 1] == padded
+def test_the_fill_is_transformed_beside_numbers_of_its_row() -> None:
+    feature = sonic.Feature("x", expression="(x - y) / y")
+    array = {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])}
+    tensor = sonic.Padded(feature, 2, pad="before").pack(array)
+    assert tensor.tolist() == [[[-1.0, -1.0]], [[-0.5, -1.0]]]
 
 
 def test_padding_that_cannot_be_sent_is_refused() -> None:

@@ -16,23 +16,18 @@ from sonic_coffea.errors import ConfigError
 
 Declare = Callable[..., Any]
 
-ROW: dict[str, Any] = {"fields": ["a", "b"]}
-PADDED: dict[str, Any] = {"fields": ["a", "b"], "length": 2}
-BUCKETED: dict[str, Any] = {"fields": ["a", "b"], "lengths": (1, 2)}
-DENSE: dict[str, Any] = {"field": "a", "shape": (2,)}
-MASK: dict[str, Any] = {"length": 2, "of": "a"}
-PAIRWISE: dict[str, Any] = {"fields": ["a", "b"], "length": 2, "formulae": ["a_i - b_j"]}
-TOKENS: dict[str, Any] = {"parts": {"J": sonic.Padded(["a", "b"], 2), "M": sonic.Padded("a", 1)}}
-
+AB: dict[str, Any] = {"fields": ["a", "b"]}
+PARTS = {"J": sonic.Padded(["a", "b"], 2), "M": sonic.Padded("a", 1)}
+# What is declared, with options that are as usual.
 DECLARED: dict[str, tuple[Declare, dict[str, Any]]] = {
-    "Row": (sonic.Row, ROW),
-    "Padded": (sonic.Padded, PADDED),
-    "Bucketed": (sonic.Bucketed, BUCKETED),
-    "Flat": (sonic.Flat, ROW),
-    "Dense": (sonic.Dense, DENSE),
-    "Mask": (sonic.Mask, MASK),
-    "Pairwise": (sonic.Pairwise, PAIRWISE),
-    "Tokens": (sonic.Tokens, TOKENS),
+    "Row": (sonic.Row, AB),
+    "Padded": (sonic.Padded, {**AB, "length": 2}),
+    "Bucketed": (sonic.Bucketed, {**AB, "lengths": (1, 2)}),
+    "Flat": (sonic.Flat, AB),
+    "Dense": (sonic.Dense, {"field": "a", "shape": (2,)}),
+    "Mask": (sonic.Mask, {"length": 2, "of": "a"}),
+    "Pairwise": (sonic.Pairwise, {**AB, "length": 2, "formulae": ["a_i - b_j"]}),
+    "Tokens": (sonic.Tokens, {"parts": PARTS}),
     "Feature": (sonic.Feature, {"name": "a"}),
     "OneHot": (sonic.OneHot, {"name": "a", "values": [1, 2]}),
     "Metadata": (sonic.Metadata, {"name": "a"}),
@@ -115,7 +110,12 @@ def test_nonsense_is_refused_when_it_is_declared(name: str, option: str, value: 
     assert raised.value.message
 
 
-AB = (("a", "b"), np.asarray(["a", "b"]), np.asarray(["a", "b"], object), list(map(np.str_, "ab")))
+NAMES = (
+    ("a", "b"),
+    np.asarray(["a", "b"]),
+    np.asarray(["a", "b"], object),
+    list(map(np.str_, "ab")),
+)
 INTEGERS = (np.int64, np.int8, np.uint16)
 TWO_FOUR = [np.asarray([2, 4], integer) for integer in INTEGERS]
 NEGATIVE = (
@@ -124,9 +124,9 @@ NEGATIVE = (
 )
 # Declarations, a value of an option, and other objects that mean the same.
 SAME: list[tuple[str, str, Any, Any]] = [
-    *((name, "fields", ["a", "b"], AB) for name in ("Row", "Padded", "Pairwise")),
+    *((name, "fields", ["a", "b"], NAMES) for name in ("Row", "Padded", "Pairwise")),
     ("Row", "fields", ["a", "b"], [(field for field in "ab")]),
-    ("Output", "labels", ["a", "b"], AB),
+    ("Output", "labels", ["a", "b"], NAMES),
     *((name, "length", 2, [i(2) for i in INTEGERS]) for name in ("Padded", "Mask", "Pairwise")),
     *((n, o, (2, 4), TWO_FOUR) for n, o in (("Pairwise", "length"), ("Bucketed", "lengths"))),
     *((name, "shape", (2, 4), TWO_FOUR) for name in ("Dense", "Output")),
@@ -188,6 +188,8 @@ SEVERAL_VECTORS = ([*VECTOR, "a_px", "a_py", "a_pz", "a_e"], [*VECTOR, "energy"]
 feature = partial(partial, sonic.Feature, "x")
 row, tokens, output = (partial(partial, make) for make in (sonic.Row, sonic.Tokens, sonic.Output))
 chosen = partial(output, per="constituent", choose="argmax")
+model = partial(partial, sonic.Model, "m", inputs={"x": sonic.Row("pt")}, outputs={"y": None})
+computed = partial(output, labels=["qcd", "top"])
 padded = partial(partial, sonic.Padded, length=2)
 
 
@@ -262,6 +264,30 @@ MESSAGES: list[tuple[Declare, str]] = [
     *((output(groups=g), "groups to be a dict") for g in ({"x": slice(0, 3, 0)}, {"x": []}, "")),
     (output(["a", "b"], over=["a"]), "over= needs a function, scale or shift"),
     (output(shape=(), function="softmax"), "softmax needs several values"),
+    (computed(over=["tops"], function="odds"), "no label 'tops'; did you mean 'top'"),
+    (computed(over=[2], function="odds"), "over= has labels of an output or indices"),
+    (computed(labels=None, over=[0], function="odds"), "over= has labels of an output"),
+    (computed(discriminants={"D": "tops / qcd"}), "no score 'tops'; did you mean 'top'"),
+    (computed(discriminants={"D": "sum(top)"}), "no score 'top'"),
+    (computed(discriminants={"D": "top /"}), "discriminant 'top /' cannot be read"),
+    (computed(discriminants={"top": "qcd"}), "names of their own and expressions, got 'top'"),
+    (computed(discriminants="top / qcd"), "discriminants to be a dict of expressions"),
+    (computed(labels=None, discriminants={"D": "top"}), "no score 'top'; there are none"),
+    (computed(dtype="string", discriminants={"D": "top"}), "has no function"),
+    (model(inputs={}), "a dict for inputs, .* got {}"),
+    (model(inputs={"x": ["pt"]}), "expected a layout such as sonic.Padd"),
+    (model(inputs=sonic.Row(["pt"])), "a dict for inputs, .* got Row"),
+    (model(outputs=["a"]), "a dict for outputs, .* got .'a'"),
+    (model(parameters=[1]), "a dict for parameters, got"),
+    (model(parameters={"priority": 1}), "'priority' is not free; declare priority="),
+    (model(parameters={"timeout": 1}), "declare .*server_timeout_s="),
+    (model(parameters={"sequence_id": 1}), "sequences are not supported"),
+    (model(parameters={"a": [1]}), "'a': expected a bool, int, float or str, got list"),
+    (model(priority=0), "priority of 1 or more, got 0"),
+    *(
+        (model(server_timeout_s=value), "server_timeout_s above 0 s and below .*, got")
+        for value in (0.0, "20", 1e13, float("inf"), NAN)
+    ),
 ]
 
 

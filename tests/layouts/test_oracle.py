@@ -97,11 +97,15 @@ options = st.fixed_dictionaries(
 orders = st.sampled_from(["FL", "LF"])
 padding = st.fixed_dictionaries(
     {
-        "fill": st.sampled_from([0, 1]),
         "pad": st.sampled_from(["after", "after", "before"]),
         "pad_mode": st.sampled_from(["constant", "constant", "wrap"]),
     }
 )
+
+
+def fills(dtype: str) -> Any:
+    """Draw what stands in padding, as far as the type holds it."""
+    return st.sampled_from([0, 1] if dtype.startswith(("b", "u")) else [0, 1, -1])
 
 
 @st.composite
@@ -113,6 +117,7 @@ def jagged(draw: Any, kind: Any, length: Any = None) -> sonic.Layout:
     if length is not None:
         order = draw(orders if len(named) > 1 else orders | st.just("L"))
         chosen |= {"length": draw(length), "axis_order": order, **draw(padding)}
+        chosen["fill"] = draw(fills(chosen["dtype"]))
     if is_text:
         chosen |= {"dtype": "string", "missing": draw(st.sampled_from([None, "?"]))}
     if is_text and length is not None:
@@ -127,7 +132,7 @@ def jagged(draw: Any, kind: Any, length: Any = None) -> sonic.Layout:
 def tokens(draw: Any) -> sonic.Tokens:
     dtype = draw(targets)
     parts: dict[str, Any] = {"row": sonic.Row(draw(objects_fields), dtype, missing=draw(missing))}
-    padded = draw(options) | draw(padding) | {"dtype": dtype}
+    padded = {**draw(options), **draw(padding), "fill": draw(fills(dtype)), "dtype": dtype}
     parts["pf"] = sonic.Padded(draw(constituents), draw(lengths), **padded)
     if draw(st.booleans()):
         parts = dict(reversed(parts.items()))

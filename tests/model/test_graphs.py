@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError, InputError
@@ -312,18 +313,22 @@ def test_inputs_share_their_offsets_if_their_elements_are_the_same(option: str) 
         packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("b", **names)})
 
 
-def test_servers_that_would_stack_graphs_are_refused() -> None:
-    """The file calls its first axes by one name, as if its rows were independent."""
+def test_servers_that_would_stack_graphs_are_refused(installation: Any, tmp_path: Path) -> None:
+    """A file calls its first axes by one name, as if its rows were independent."""
+    graph = """(float[N, 1] x, int64[N] row) => (float[N, 1] y, int64[N] r) {
+        y = Identity(x)
+        r = Identity(row)
+    }"""
+    file, array = save_onnx(tmp_path / "numbered.onnx", graph), graphs()["x"]
+    inputs = {"x": sonic.Flat("r", None, batch="row")}
     outputs = {"y": sonic.Output(per="constituent")}
-    graph = sonic.Model("graph", {"x": sonic.Flat("r", None, batch="row")}, outputs)
-    stacked = FakeModel(
-        inputs={"x": ("float32", (1,)), "row": ("int64", ())},
-        outputs={"y": ("float32", (1,))},
-        function=lambda inputs: {"y": inputs["x"]},
-    )
+    sonic.build_repository(tmp_path / "served", {"stacked": file})
+    sonic.build_repository(tmp_path / "served", {"whole": file}, max_batch_size=0)
+    stacked, whole = (sonic.Model(name, inputs, outputs) for name in ("stacked", "whole"))
     with (
-        FakeServer({"graph": stacked}) as server,
-        sonic.connect(server.url),
-        pytest.raises(ContractError, match="serve the model with max_batch_size: 0"),
+        sonic.LocalServer(tmp_path / "served", stop_timeout_s=0.0) as server,
+        sonic.connect(server),
     ):
-        graph(graphs()["x"])
+        with pytest.raises(ContractError, match="serve the model with max_batch_size: 0"):
+            stacked(array)
+        assert whole(array).tolist() == array.r.tolist()

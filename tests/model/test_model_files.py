@@ -119,6 +119,13 @@ def test_layouts_follow_from_shapes_or_are_asked_for(
     assert expected in " ".join(str(caught.value).replace("#", "").split())
 
 
+def test_masks_of_one_of_several_inputs_are_asked_for(tmp_path: Path) -> None:
+    graph = """(float[N, 2, 4] pf, float[N, 2, 3] sv, float[N, 1, 4] mask) => (float[N, 2, 4] y)
+        { y = Mul(pf, mask) }"""
+    with pytest.raises(ConfigError, match="say of which input, with beside="):
+        sonic.Model.from_onnx(save_onnx(tmp_path / "m.onnx", graph))
+
+
 def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     model = sonic.Model.from_xgboost("id_EB", trees, labels=["signal"])
     assert model.inputs == {"features": sonic.Row(NAMES)}

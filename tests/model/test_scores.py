@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, ContractError
+from sonic_coffea.errors import ContractError
 from sonic_coffea.layouts import trace
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -91,27 +91,6 @@ def test_the_hash_covers_what_is_computed_after_the_network() -> None:
         {"discriminants": {"D": "top / (top + w)"}},
     ]
     assert len({echo(sonic.Output(LABELS, **options)).config_hash for options in each}) == len(each)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"function": "softmin"}, "softmax"),
-        ({"over": ["tops"], "function": "odds"}, "no label 'tops'; did you mean 'top'"),
-        ({"over": [4], "function": "odds"}, "over= has labels of an output or indices"),
-        ({"labels": None, "over": [0], "function": "odds"}, "over= has labels of an output"),
-        ({"discriminants": {"D": "tops / qcd"}}, "no score 'tops'; did you mean 'top'"),
-        ({"discriminants": {"D": "sum(top)"}}, "no score 'top'"),
-        ({"discriminants": {"D": "top /"}}, "discriminant 'top /' cannot be read"),
-        ({"discriminants": {"top": "qcd"}}, "names of their own and expressions, got 'top'"),
-        ({"discriminants": "top / qcd"}, "discriminants to be a dict of expressions"),
-        ({"labels": None, "discriminants": {"D": "top"}}, "no score 'top'; there are none"),
-        ({"dtype": "string", "discriminants": {"D": "top"}}, "has no function"),
-    ],
-)
-def test_bad_computations_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        sonic.Output(**{"labels": LABELS, **options})
 
 
 HALVES = ("float16", "bfloat16")
