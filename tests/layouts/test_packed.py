@@ -50,7 +50,8 @@ LACK = ak.Array(
 WITH_FLAVOUR = ak.Array(
     [{"Jet": [{"f": "b"}, {"f": "µ"}], "era": None}, {"Jet": [], "era": "2018"}]
 )
-SIGNS = {"x": ak.Array([[0, -1], []]), "s": ak.Array([["+"], []])}
+SIGNS = {"x": ak.Array([[0, -1, None], []]), "s": ak.Array([["+"], []])}
+UNKNOWN = {"x": ak.Array([[], []]), "y": ak.Array([[], []])}
 PLANE = ak.Array([{"x": 3.0, "y": 4.0}, None, {"x": None, "y": 1.0}], with_name="Momentum2D")
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
 LARGE = 2**60 + 1
@@ -116,11 +117,15 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[b"b", "µ".encode(), b"?"], [b"?", b"?", b"2018"]],
     ),
     (
-        Padded([sonic.Feature("s", index="x")], 2, axis_order="L", dtype="string", missing="0"),
+        Padded([sonic.Feature("s", index="x")], 4, axis_order="L", dtype="string", missing="0"),
         SIGNS,
-        [[b"+", b"0"], [b"", b""]],
+        [[b"+", b"0", b"0", b""], [b""] * 4],
     ),
     (Row("x", dtype="string"), x(b"\xff\x00", b""), [[b"\xff\x00"], [b""]]),
+    (Padded("x", 3, dtype="string", pad_mode="wrap"), x(["a", "b"]), [[[b"a", b"b", b"a"]]]),
+    # Nothing, of a type that nobody knows.
+    (Padded(["x", "y"], 2), UNKNOWN, np.zeros((2, 2, 2))),
+    (Padded("x", 2), x(), np.zeros((0, 1, 2))),
 ]
 
 
