@@ -57,12 +57,13 @@ def replaced(plain: Any, depth: int, values: Any) -> Any:
 
 def placed(array: ak.Array, each: Any) -> Any:
     """Return the structure of objects with one of some values in the place of each."""
-    return replaced(ak.to_list(array), array["q"].ndim, iter(each))
+    return replaced(ak.to_list(array[["q"]]), array["q"].ndim, iter(each))
 
 
 def values(array: ak.Array, path: str) -> list[Any]:
     """Return the value of each object, or the list of its constituents' values."""
-    return [value_of(row, path) for row in rows_of(ak.to_list(array), array["q"].ndim)]
+    plain = ak.to_list(array[[path.partition(".")[0].partition("[")[0]]])
+    return [value_of(row, path) for row in rows_of(plain, array["q"].ndim)]
 
 
 def value_of(row: Any, path: str) -> Any:

@@ -231,7 +231,7 @@ def check(layout: Any, array: ak.Array) -> None:
                 layout.unpack(np.zeros(shape, packed.dtype), array)
     pieces(layout, array, packed)
     structure(layout, array)
-    if not has_none(ak.to_list(array)):
+    if not has_none(ak.to_list(array[["q"]])):
         columns = {name: array[name] for name in array.fields}
         np.testing.assert_array_equal(layout.pack(columns), packed)
 
