@@ -17,28 +17,9 @@ ROOT = Path(sonic_coffea.__file__).parent
 
 # From the bottom up: a part may import those before it, and itself.
 LAYERS = (
-    "_version",
-    "errors",
-    "_extras",
-    "provenance",
-    "layouts",
-    "transport",
-    "reporting",
-    "server",
-    "pool",
-    "reuse",
-    "model",
-    "ml_tools",
-    "dask",
-    "_connect",
-    "processor",
-    "tools",
-    "testing",
-    "_pytest_plugin",
-    "demo",
-    "scoring",
-    "cli",
-    "__main__",
+    *("_version", "errors", "_extras", "provenance", "layouts", "transport", "reporting"),
+    *("server", "pool", "reuse", "model", "ml_tools", "dask", "_connect", "processor", "tools"),
+    *("testing", "_pytest_plugin", "demo", "scoring", "cli", "__main__"),
 )
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
@@ -55,14 +36,8 @@ HOMES = {
 }
 # What users import beside the top of the package.
 PUBLIC = {
-    "errors",
-    "ml_tools",
-    "provenance",
-    "demo.analysis",
-    "demo.features",
-    "demo.plots",
-    "demo.samples",
-    "demo.workflow",
+    *("errors", "ml_tools", "provenance"),
+    *(f"demo.{name}" for name in ("analysis", "features", "plots", "samples", "workflow")),
 }
 
 MODULES = {

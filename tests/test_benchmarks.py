@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# More is asked of these than that they run.
-CHECKED = {"distance", "layouts", "shared_memory"}
 MAKEFILE = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
 MEASURED = re.findall(r"^BENCHMARKS := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 
@@ -34,69 +32,38 @@ def script(name: str) -> Any:
     return module
 
 
-def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return what a benchmark shows, and its results."""
-    results = folder / "results.json"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--json", results],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(results.read_text())
+AIMED = {
+    *("plain", "shift", "log", "tanh", "weaver", "sorted", "Padded", "Flat", "Pairwise"),
+    *("a call without rows", "scores to jets", "values to constituents"),
+}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
-@pytest.mark.parametrize("name", [n for n in MEASURED if n not in CHECKED])
+@pytest.mark.parametrize("name", MEASURED)
 def test_benchmarks_run(name: str, tmp_path: Path) -> None:
-    shown, saved = run(name, tmp_path)
-    assert saved["benchmark"].split(":")[0] in shown
-    assert len(saved["measurements"] + saved["figures"]) > 1
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.benchmark
-def test_layouts_measure_every_target(tmp_path: Path) -> None:
-    shown, saved = run("layouts", tmp_path)
-    assert "Padded" in shown
-    aimed = {m["name"].split(",")[0] for m in saved["measurements"] if m["target"]}
-    assert aimed == {
-        "plain",
-        "shift",
-        "log",
-        "tanh",
-        "weaver",
-        "sorted",
-        "Padded",
-        "Flat",
-        "Pairwise",
-        "a call without rows",
-        "scores to jets",
-        "values to constituents",
-    }
-    # 1,000 rows are one block, whose values are gathered beside the tensor.
-    assert 1 <= saved["peak memory of Padded, over its result"] < 2
-    assert saved["packages"]["awkward"]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.benchmark
-@pytest.mark.skipif(not script("link").available(), reason="no namespaces for users")
-def test_distance_measures_one_and_four_connections(tmp_path: Path) -> None:
-    _, saved = run("distance", tmp_path)
-    parts = saved["part of the link, by the second"]
-    assert [name.split("; ")[1] for name in parts] == ["1 connection", "4 connections"]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.benchmark
-def test_shared_memory_is_compared_with_messages(tmp_path: Path) -> None:
-    _, saved = run("shared_memory", tmp_path)
-    (ratio,) = saved["shared memory over messages, by megabytes"].values()
-    assert ratio > 0
+    if name == "distance" and not script("link").available():
+        pytest.skip("no namespaces for users")
+    results = tmp_path / "results.json"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--json", results]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr
+    saved = json.loads(results.read_text())
+    assert saved["benchmark"].split(":")[0] in done.stdout
+    if name == "layouts":
+        aimed = {m["name"].split(",")[0] for m in saved["measurements"] if m["target"]}
+        assert aimed == AIMED
+        # 1,000 rows are one block, whose values are gathered beside the tensor.
+        assert 1 <= saved["peak memory of Padded, over its result"] < 2
+        assert saved["packages"]["awkward"]
+    elif name == "distance":
+        parts = [part.split("; ")[1] for part in saved["part of the link, by the second"]]
+        assert parts == ["1 connection", "4 connections"]
+    elif name == "shared_memory":
+        (ratio,) = saved["shared memory over messages, by megabytes"].values()
+        assert ratio > 0
+    else:
+        assert len(saved["measurements"] + saved["figures"]) > 1
 
 
 def test_names_of_results_are_unique() -> None:

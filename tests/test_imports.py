@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from importlib.metadata import requires
-from pathlib import Path
 
 import pytest
+from tests.test_architecture import MODULES, imports
 
-import sonic_coffea
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError
 
-ROOT = Path(sonic_coffea.__file__).parent
 # These run in a server, or in its environment, whose packages `server/_install.py` pins.
 OF_THE_SERVER = {
-    "lightgbm",
-    "onnxruntime",
-    "sonic_runner",
-    "torch",
-    "triton_python_backend_utils",
-    "xgboost",
+    *("lightgbm", "onnxruntime", "sonic_runner", "torch", "triton_python_backend_utils", "xgboost"),
 }
 # Without these there is nothing that could use what imports them: Prometheus, or pytest.
 OPTIONAL = {"prometheus_client", "pytest"}
@@ -31,27 +23,16 @@ OPTIONAL = {"prometheus_client", "pytest"}
 PACKAGES = {"google": "protobuf", "grpc": "grpcio", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 # The extra that has what not everybody needs.
 EXTRAS = {
-    "bokeh": "demo",
+    **dict.fromkeys(("bokeh", "hist", "matplotlib", "mplhep", "sklearn"), "demo"),
+    **dict.fromkeys(("pyarrow", "uproot"), "score"),
     "dask_awkward": "lazy",
-    "hist": "demo",
-    "matplotlib": "demo",
-    "mplhep": "demo",
     "onnx": "onnx",
-    "pyarrow": "score",
-    "sklearn": "demo",
-    "uproot": "score",
     "uv": "server",
 }
 
 
 def imported() -> set[str]:
-    names = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
+    names = {name.partition(".")[0] for module in MODULES for name in imports(module)}
     return names - sys.stdlib_module_names - OF_THE_SERVER - OPTIONAL - {"sonic_coffea"}
 
 

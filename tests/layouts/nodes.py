@@ -35,15 +35,18 @@ if CASES:
         *("uint8", "uint16", "uint32", "uint64"),
     )
 Kinds = tuple[Any, ...]
-"""From the outside in: "list", an int for a regular axis, "option", "maybe" for an option under
-which nothing is missing; at the end the dtype of a number, a `Leaf`, or a dict of fields."""
+"""From the outside in: "list", an int for lists of that length, "option", "maybe" for an option
+under which nothing is missing; at the end the dtype of a number, a `Leaf`, or a dict of fields."""
 
 
 class Leaf(NamedTuple):
-    """Numbers of a type."""
+    """Values of a type."""
 
     dtype: str
-    numbers: Any
+    values: Any
+
+
+TEXT = Leaf("str", st.text("aµ", max_size=2))
 
 
 def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
@@ -59,7 +62,7 @@ def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
         return st.lists(data_of(inner, wild=wild), max_size=4)
     if isinstance(kind, int):
         return st.lists(data_of(inner, wild=wild), min_size=kind, max_size=kind)
-    return kind.numbers if isinstance(kind, Leaf) else numbers_of(np.dtype(kind), wild=wild)
+    return kind.values if isinstance(kind, Leaf) else numbers_of(np.dtype(kind), wild=wild)
 
 
 def numbers_of(dtype: np.dtype[Any], *, wild: bool) -> Any:
@@ -83,7 +86,10 @@ def something(kinds: Kinds) -> Any:
         return [something(inner)]
     if kind in ("option", "maybe"):
         return something(inner)
-    return [something(inner)] * kind if isinstance(kind, int) else 111
+    if isinstance(kind, int):
+        return [something(inner)] * kind
+    dtype = np.dtype(kind.dtype if isinstance(kind, Leaf) else kind)
+    return {"f": math.nan, "U": "never"}.get(dtype.kind, 111)
 
 
 def concatenated(lists: list[list[Any]]) -> list[Any]:
@@ -139,10 +145,12 @@ class Builder:
         if isinstance(kind, dict):
             fields = [self.build(k, [record[name] for record in data]) for name, k in kind.items()]
             return RecordArray(fields, list(kind), length=len(data))
-        if isinstance(kind, int):
+        if isinstance(kind, int) and self.draw(st.booleans()):
             return RegularArray(self.build(inner, concatenated(data)), kind, len(data))
-        if kind == "list":
+        if kind == "list" or isinstance(kind, int):
             return self.lists(inner, data)
+        if kind is TEXT:
+            return ak.Array(["never", *data])[1:].layout
         numbers = np.asarray(data, kind.dtype if isinstance(kind, Leaf) else kind)
         return NumpyArray(np.repeat(numbers, 2)[::2] if self.draw(st.booleans()) else numbers)
 
@@ -213,7 +221,7 @@ def arrays(draw: Any, kinds: Kinds, *, wild: bool = False) -> ak.Array:
 
 @st.composite
 def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
-    """Draw ``events * … * {m, q, pf: var * {pt, id}, image: 2 * 3 * number}``.
+    """Draw ``events * … * {m, q, pf: var * {pt, id, s}, image: 2 * 3 * number}``, where s is text.
 
     Constituents, and numbers of objects and constituents, may be None. With `pairs`, they are not,
     as pairs of missing constituents are an error.
@@ -224,7 +232,8 @@ def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
     def collection() -> Kinds:
         # A regular axis may be that of the constituents, and one of constituents may be an option.
         axis = (draw(st.sampled_from(["list", "list", 3])), *draw(maybe))
-        return (*axis, {name: (*draw(maybe), draw(dtypes)) for name in ("pt", "id")})
+        numbers = {name: (*draw(maybe), draw(dtypes)) for name in ("pt", "id")}
+        return (*axis, numbers | {"s": (*draw(maybe), TEXT)})
 
     leaf = {
         "m": (*draw(maybe), draw(dtypes)),

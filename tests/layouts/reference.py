@@ -55,33 +55,38 @@ def replaced(plain: Any, depth: int, values: Any) -> Any:
     return [replaced(inner, depth - 1, values) for inner in plain]
 
 
-def column(array: Any, path: str) -> ak.Array:
-    for part in path.split("."):
-        array = array[part]
-    return array
+def placed(array: ak.Array, each: Any) -> Any:
+    """Return the structure of objects with one of some values in the place of each."""
+    return replaced(ak.to_list(array[["q"]]), array["q"].ndim, iter(each))
 
 
-def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
-    """Return how many lists are above the rows."""
-    return int(column(array, path).ndim) - (1 if jagged else 0) - axes
+def values(array: ak.Array, path: str) -> list[Any]:
+    """Return the value of each object, or the list of its constituents' values."""
+    plain = ak.to_list(array[[path.partition(".")[0].partition("[")[0]]])
+    return [value_of(row, path) for row in rows_of(plain, array["q"].ndim)]
 
 
-def rows_depth(layout: Any, array: Any) -> int:
-    """Return how many lists are above the rows of a layout."""
-    if isinstance(layout, sonic.Tokens):
-        layout = layout.parts[0][1]
-    if isinstance(layout, sonic.Mask):
-        return depth_of(array, layout.of, jagged=True)
-    path, axes = layout.features[0].name, 2 * isinstance(layout, sonic.Dense)
-    return depth_of(array, path, jagged=layout.jagged, axes=axes)
+def value_of(row: Any, path: str) -> Any:
+    """Return what is at a path, such as "m", "pf.pt", "pf", or "pf[0].pt"."""
+    name, _, inner = path.partition(".")
+    name, _, place = name.partition("[")
+    value = row[name]
+    if place:
+        number = int(place.removesuffix("]"))
+        value = value[number] if -len(value) <= number < len(value) else None
+    if inner and isinstance(value, list):
+        return [None if element is None else element[inner] for element in value]
+    return value[inner] if inner and value is not None else value
 
 
-def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
-    """Return, of each row, its number, or the list of its numbers."""
-    depth = depth_of(array, path, jagged=jagged, axes=axes)
-    if not jagged and not axes:  # an object may be None, and so may be its number
-        return [row[path] for row in rows_of(ak.to_list(array), depth)]
-    return rows_of(ak.to_list(column(array, path)), depth)
+def lists(layout: Any, array: Any) -> list[list[list[Any]]]:
+    """Return, of each field and row, the values; that of an object is each constituent's."""
+    each = [values(array, feature.name) for feature in layout.features]
+    counts = list(map(len, each[0]))
+    return [
+        [v if isinstance(v, list) else [v] * n for v, n in zip(column, counts, strict=True)]
+        for column in each
+    ]
 
 
 def numbers(layout: Any, values: Any) -> list[Any]:
@@ -92,12 +97,18 @@ def numbers(layout: Any, values: Any) -> list[Any]:
     ):
         if value is None and missing is None:
             raise Refused("None")
-        sent.append(missing if value is None else number(feature, value, layout.dtype))
+        sent.append(text(missing) if value is None else number(feature, value, layout.dtype))
     return sent
 
 
+def text(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
 def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
-    """Return a number as it is sent."""
+    """Return a number, or a text, as it is sent."""
+    if target.kind == "O":
+        return text(value)
     plain = feature == sonic.Feature(feature.name)
     result = replaced_number(feature, value)
     if feature.nonfinite is None and not math.isfinite(result):
@@ -161,10 +172,10 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
 
 def sorting(layout: Any, array: Any) -> list[list[int]]:
     """Return the order of the elements of each row."""
-    lists = rows(array, layout.features[0].name, jagged=True)
+    each = values(array, layout.features[0].name)
     if layout.sort_by is None:
-        return [list(range(len(row))) for row in lists]
-    keys = rows(array, layout.sort_by, jagged=True)
+        return [list(range(len(row))) for row in each]
+    keys = values(array, layout.sort_by)
     if not all(key is not None and math.isfinite(key) for row in keys for key in row):
         raise Refused("a key is not finite")
     return [sorted(range(len(row)), key=lambda k, row=row: -row[k]) for row in keys]
@@ -172,7 +183,7 @@ def sorting(layout: Any, array: Any) -> list[list[int]]:
 
 @reference(sonic.Row)
 def row(layout: Any, array: Any) -> Any:
-    columns = [rows(array, f.name, jagged=False) for f in layout.features]
+    columns = [values(array, f.name) for f in layout.features]
     rows_ = [numbers(layout, values) for values in zip(*columns, strict=True)]
     count = len(columns)
     if layout.axis_order == "FL":
@@ -185,9 +196,9 @@ def row(layout: Any, array: Any) -> Any:
 def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
     """Return, of each row, the numbers of each element that is sent."""
     order = sorting(layout, array)
-    each = [rows(array, f.name, jagged=True) for f in layout.features]
-    for lists, missing in zip(each, layout.missing or [None] * len(each), strict=True):
-        if missing is None and any(None in values for values in lists):  # truncated ones, too
+    each = lists(layout, array)
+    for column, missing in zip(each, layout.missing or [None] * len(each), strict=True):
+        if missing is None and any(None in values for values in column):  # truncated ones, too
             raise Refused("None")
     return [
         [numbers(layout, [column[i][k] for column in each]) for k in places[:length]]
@@ -195,22 +206,26 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     ]
 
 
-def behind(layout: Any, row: list[Any], length: int) -> list[Any]:
-    """Return what pads a row."""
+def behind(layout: Any, array: Any, place: int, row: list[Any], length: int) -> list[Any]:
+    """Return what pads a row; before the transformation, numbers of the object stay its own."""
     places = range(len(row), length)
     if row and layout.pad_mode == "wrap":
         return [row[k % len(row)] for k in places]
     if not places:
         return []
-    fill = list(layout.fill)
+    fill = [text(value) for value in layout.fill]
     if layout.pad == "before":
-        pairs = zip(layout.features, fill, strict=True)
-        fill = [number(feature, value, layout.dtype) for feature, value in pairs]
+        own = [
+            value if "." in feature.name else values(array, feature.name)[place]
+            for feature, value in zip(layout.features, fill, strict=True)
+        ]
+        fill = numbers(layout, own)
     return [fill for _ in places]
 
 
 def padded_to(layout: Any, array: Any, length: int) -> Any:
-    tensor = [row + behind(layout, row, length) for row in elements(layout, array, length)]
+    kept = enumerate(elements(layout, array, length))
+    tensor = [row + behind(layout, array, k, row, length) for k, row in kept]
     if layout.axis_order == "L":
         return [[e[0] for e in row] for row in tensor] or empty(length)
     if layout.axis_order == "FL":
@@ -227,7 +242,7 @@ def padded(layout: Any, array: Any) -> Any:
 @reference(sonic.Bucketed)
 def bucketed(layout: Any, array: Any) -> Any:
     """Pad as a request of all rows: the longest decides."""
-    longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
+    longest = max(map(len, values(array, layout.features[0].name)), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
     return padded_to(layout, array, length)
 
@@ -240,15 +255,16 @@ def flat(layout: Any, array: Any) -> Any:
 
 @reference(sonic.Mask)
 def mask(layout: Any, array: Any) -> Any:
-    counts = [len(row) for row in rows(array, layout.of, jagged=True)]
+    counts = [len(row) for row in values(array, layout.of)]
     length = layout.lengths[-1] if layout.lengths else max([*counts, 1])
-    return [[[k < n for k in range(length)]] for n in counts] or empty(1, length)
+    flags = np.arange(length) < np.reshape(counts, (-1, 1))
+    return {"FL": flags[:, None], "LF": flags[..., None], "L": flags}[layout.axis_order]
 
 
 @reference(sonic.Dense)
 def dense(layout: Any, array: Any) -> Any:
     (feature,) = layout.features
-    arrays = rows(array, feature.name, jagged=False, axes=2)
+    arrays = values(array, feature.name)
     images = [[[number(feature, x, layout.dtype) for x in line] for line in r] for r in arrays]
     shape = layout.shape or (2, 3)
     return np.asarray(images, layout.dtype).reshape(len(images), *shape)
@@ -276,8 +292,8 @@ def tokens(layout: Any, array: Any) -> Any:
             flags = [place + 1.0]
         own = [channel(f) for f in part.features]
         each.append([])
-        for row in kept:
-            padding = [] if isinstance(part, sonic.Row) else behind(part, row, length)
+        for n, row in enumerate(kept):
+            padding = [] if isinstance(part, sonic.Row) else behind(part, array, n, row, length)
             each[-1].append([])
             for k, token in enumerate(row + padding):
                 values = dict(zip(own, token, strict=True))
@@ -323,8 +339,7 @@ def computed(formula: str, a: Any, b: Any) -> float:
 
 @reference(sonic.Pairwise)
 def pairwise(layout: Any, array: Any) -> Any:
-    firsts = rows(array, layout.features[0].name, jagged=True)
-    longest = max(map(len, firsts), default=0)
+    longest = max(map(len, values(array, layout.features[0].name)), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
     # Formulae are computed of what a tensor of float64 would hold.
     wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
@@ -351,25 +366,27 @@ def empty(*shape: int) -> Any:
     return np.zeros((0, *shape))
 
 
-def unpacked(layout: Any, array: Any) -> Any:
-    """Return the inverse of a tensor that was packed, in the structure of the array.
+def unpacked(layout: Any, array: Any) -> list[Any]:
+    """Return, of each row, the inverse of a tensor that was packed.
 
     Numbers are those of the tensor; elements that were truncated are None.
     """
     if isinstance(layout, sonic.Tokens):
-        return unpacked_tokens(layout, array)
+        parts = {name: renamed(unpacked(part, array)) for name, part in layout.parts}
+        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
     names = [f.channel for f in layout.features]
     tensor = expected(layout, array)
+    if layout.dtype == object:
+        tensor = np.vectorize(bytes.decode, otypes=[object])(tensor)
     if layout.dtype == ml_dtypes.bfloat16:
         tensor = tensor.astype(np.float32)
-    depth, structure = rows_depth(layout, array), ak.to_list(array)
     if isinstance(layout, sonic.Dense):
-        return replaced(structure, depth, iter(tensor.tolist()))
+        plain: list[Any] = tensor.tolist()
+        return plain
     if not layout.jagged:
         by_row = tensor.reshape(len(tensor), len(names)).tolist()
-        records = [dict(zip(names, r, strict=True)) for r in by_row]
-        return replaced(structure, depth, iter(records))
-    lists: list[Any] = []
+        return [dict(zip(names, row, strict=True)) for row in by_row]
+    each: list[Any] = []
     remaining = iter(tensor.tolist())
     for i, order in enumerate(sorting(layout, array)):
         if isinstance(layout, sonic.Flat):
@@ -377,24 +394,14 @@ def unpacked(layout: Any, array: Any) -> Any:
         else:
             row = tensor[i].T if layout.axis_order == "FL" else tensor[i]
             sent = row.reshape(-1, len(names)).tolist()
-        values: list[Any] = [None] * len(order)
+        each.append([None] * len(order))
         for place, numbers_of_element in zip(order, sent, strict=False):
-            values[place] = dict(zip(names, numbers_of_element, strict=True))
-        lists.append(values)
-    return replaced(structure, depth, iter(lists))
+            each[-1][place] = dict(zip(names, numbers_of_element, strict=True))
+    return each
 
 
-def unpacked_tokens(layout: Any, array: Any) -> Any:
-    """Return a record of the parts for each row, with the channels' names."""
-
-    def renamed(values: Any) -> Any:
-        if isinstance(values, dict):
-            return {name.rpartition(".")[2]: value for name, value in values.items()}
-        return None if values is None else [renamed(inner) for inner in values]
-
-    depth = rows_depth(layout, array)
-    each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
-    names = [name for name, _ in layout.parts]
-    records = [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]
-    structure = ak.to_list(array)
-    return replaced(structure, depth, iter(records))
+def renamed(plain: Any) -> Any:
+    """Return records, or lists of them, whose fields have the channels' names."""
+    if isinstance(plain, dict):
+        return {name.rpartition(".")[2]: value for name, value in plain.items()}
+    return None if plain is None else [renamed(inner) for inner in plain]

@@ -11,7 +11,7 @@ from awkward.contents import IndexedOptionArray, NumpyArray, RegularArray, Union
 from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import bind_inputs, declared
 
 JETS = ak.Array(
@@ -52,6 +52,7 @@ IN_16 = sonic.Row("Jet[:1].pt", "int16", missing=0.0)
 LEADING = ak.Array(
     [{"Jet": [{"pt": p} for p in event]} for event in ([1, 2, NAN], [3, INF], [1e9])]
 )
+TIMES_100 = sonic.Padded(feature(scale=100.0), 2, dtype="int8")
 FEW = feature(categories={211: 1, -211: 2})
 NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
@@ -90,61 +91,32 @@ BAD: list[tuple[Any, Any, str]] = [
     (OF_LEADING, NO_PF, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
-    # Numbers that are not finite.
+    # Numbers that are not finite; a transformation does not hide it.
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
-    (sonic.Padded("x", 1), x([[1.0, NAN], [2.0], [INF, NAN]]), "'x' is NaN or infinite in event 2"),
-    (sonic.Flat("x"), x([[1.0, 2.0], [3.0], [4.0, INF]]), "'x' is NaN or infinite in event 2"),
-    (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
-    (TWO, x([[1.0], []], [NAN, NAN]), "'y' is NaN or infinite in event 0"),
     (sonic.Row("Jet[:2].pt", missing=0.0), LEADING, r"'Jet\[1\].pt' is NaN or infinite in event 1"),
-    (sonic.Row(computed("x / 0")), x([1.0]), "field 'y' is NaN or infinite in event 0"),
-    # A transformation does not hide it.
-    (sonic.Row(feature(within=(0.0, 5.0))), x([1.0, INF]), "NaN or infinite in event 1"),
+    (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
     (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
-    (sonic.Row(feature(power=-1)), x([1.0, INF]), "NaN or infinite after power -1.0 in event 1"),
     (sonic.Row(feature(categories={1: 1, None: 0})), x([1, INF]), "NaN or infinite in event 1"),
     (sonic.Row(computed("x // x")), x([1, 0]), "field 'y' is NaN or infinite in event 1"),
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
-    (sonic.Pairwise("x", 2, "x_i"), x([[NAN]]), "field 'x' is NaN"),
-    (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
-    (sonic.Row(computed("x * log(-1)")), x([1.0]), "field 'y'|expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
+    (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
     # Numbers that the type cannot hold.
     (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),
-    (
-        sonic.Padded("x", 1, dtype="int8"),
-        x([[1, 300], [400]]),
-        "is 400 in event 1, which int8 cann",
-    ),
     (sonic.Row("x", "int64"), x([[5.0], [0.5]]), "is 0.5 in event 1, which int64 cannot hold"),
-    (sonic.Row("x", "float16"), x([1.0, 7e4]), "is 70000.0 in event 1, which float16 cannot hold"),
     (PADDED, x([[1.0], [1e300]]), r"is 1e\+300 in event 1, which float32 cannot hold"),
-    (sonic.Dense("x", dtype="int8"), x(np.asarray([[5, 6], [5, 300]])), "is 300 in event 1, which"),
     (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
-    (
-        sonic.Padded(feature(scale=100.0), 2, dtype="int8"),
-        x([[1.0], [-5.0]]),
-        "is -500.0 after its transformation in event 1, which int8 cannot hold",
-    ),
+    (TIMES_100, x([[1], [-5]]), "is -500.0 after its transformation in event 1, which int8 cannot"),
     (sonic.Row(feature(nonfinite=NAN, scale=1e38)), x([1e3]), "float32 cannot hold"),
     (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
     (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
-    (
-        NONE_ALLOWED,
-        {"Jet": LINKED, "Muon": MUONS},
-        "'Jet.mu' is -1 in event 0, which has 2 of 'Muon.pt'.* say",
-    ),
-    (
-        MUON,
-        {"Jet": LINKED, "Muon": MUONS[:, :0]},
-        "is 1 in event 0, which has 0 of .* not over all",
-    ),
+    (NONE_ALLOWED, {"Jet": LINKED, "Muon": MUONS}, "'Jet.mu' is -1 in event 0, .* has 2 .* say"),
+    (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "a list in each of 2 events"),
     # Strings.
     (STRINGS, x([[1.0]]), "has type float64; expected strings"),
-    (STRINGS, x([["a", None]]), "None"),
     (sonic.Padded("x", 2, dtype="string", sort_by="y"), x([["a"]], ["b"]), "string"),
 ]
 
@@ -153,12 +125,6 @@ BAD: list[tuple[Any, Any, str]] = [
 def test_arrays_that_cannot_be_packed_are_refused(layout: Any, array: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         layout.pack(array)
-
-
-def test_numbers_that_are_not_sent_may_be_anything() -> None:
-    assert sonic.Padded("x", 1).pack(x([[1.0, NAN], [2.0, INF]])).tolist() == [[[1.0]], [[2.0]]]
-    assert sonic.Row("Jet[:1].pt", missing=0.0, dtype="int64").pack(LEADING)[2] == [10**9]
-    assert TWO.pack(x([[], [1, 3]], [NAN, 2])).tolist() == [[[0, 0], [0, 0]], [[1, 3], [2, 2]]]
 
 
 def test_failed_formulae_name_their_event() -> None:
@@ -198,36 +164,23 @@ def test_unions_of_lists_and_others_are_refused(array: ak.Array) -> None:
 
 
 LAYOUTS = {
-    "pt": (
-        sonic.Row("pt"),
-        sonic.Dense("pt", (1,)),
-        sonic.Row("pt", dtype="string"),
-        sonic.Row(computed("pt + 1")),
-    ),
+    "pt": (sonic.Row("pt"), sonic.Dense("pt", (1,)), sonic.Row(computed("pt + 1"))),
     "pf": (
-        sonic.Row("pf[0].x"),
-        sonic.Padded("pf.x", 2),
-        sonic.Padded("pf.x", 2, sort_by="pf.x"),
-        sonic.Bucketed("pf.x", (1, 2)),
-        sonic.Flat("pf.x"),
-        sonic.Mask(2, of="pf"),
-        sonic.Pairwise("pf.x", 2, "x_i - x_j"),
-        sonic.Tokens({"pf": sonic.Padded("pf.x", 2)}),
+        *(sonic.Row("pf[0].x"), sonic.Padded("pf.x", 2, sort_by="pf.x"), sonic.Mask(2, of="pf")),
+        *(sonic.Flat("pf.x"), sonic.Tokens({"pf": sonic.Padded("pf.x", 2)})),
     ),
 }
-EACH = [(field, layout) for field, layouts in LAYOUTS.items() for layout in layouts]
 RECORDS = ak.Array([{"pt": 1.0, "pf": [{"x": 1.0}]}, {"pt": 2.0, "pf": []}])
 
 
-@pytest.mark.parametrize(("field", "layout"), EACH)
+@pytest.mark.parametrize(
+    ("field", "layout"), [(field, layout) for field in LAYOUTS for layout in LAYOUTS[field]]
+)
 def test_only_arrays_are_packed(field: str, layout: Any) -> None:
-    model = sonic.Model("m", {"in": layout}, {"y": ["a"]})
-    for record in (RECORDS[0], RECORDS[1]):
-        for pack in (layout.pack, model.pack):
-            with pytest.raises(InputError, match="one record"):
-                pack(record)
-    for other in (None, 5, "pt", b"pt", object(), {1, 2}, (n for n in "ab")):
-        for pack in (layout.pack, model.pack):
+    for pack in (layout.pack, sonic.Model("m", {"in": layout}, {"y": ["a"]}).pack):
+        with pytest.raises(InputError, match="one record"):
+            pack(RECORDS[0])
+        for other in (None, 5, "pt", b"pt", object(), {1, 2}, (n for n in "ab")):
             with pytest.raises(InputError):
                 pack(other)
     for column in (None, 5, 1.5, object(), RECORDS[0], np.float32(1), {1, 2}):
@@ -242,8 +195,6 @@ WITH_ARRAYS = ak.zip({"pf": CONSTITUENTS, "m": [5.0, 6.0, 7.0]}, depth_limit=1)
 ARRAYS = {
     "constituents of jets": WITH_ARRAYS,
     "constituents of jets of events": ak.unflatten(WITH_ARRAYS, [2, 1]),
-    "a dict of records": {"pf": CONSTITUENTS},
-    "chosen": WITH_ARRAYS[::-1][::-1],
     "no rows": WITH_ARRAYS[:0],
 }
 
@@ -254,13 +205,10 @@ ARRAYS = {
     "layout",
     [
         lambda name: sonic.Padded(["pf.pt", name], 3),
-        lambda name: sonic.Padded([name, "pf.pt"], 3),
         lambda name: sonic.Padded("pf.pt", 3, sort_by=name),
-        lambda name: sonic.Bucketed(["pf.pt", name], (2, 4)),
         lambda name: sonic.Flat(["pf.pt", name]),
         lambda name: sonic.Row(["pf.pt", name]),
         lambda name: sonic.Tokens({"pf": sonic.Padded(["pt", name.split(".")[1]], 3)}),
-        lambda name: sonic.Pairwise(["pf.pt", name], 3, "pt_i - pt_j"),
         lambda name: sonic.Padded(["pf.pt", computed(f"2 * {name} + pf.pt")], 3),
     ],
 )
@@ -292,41 +240,24 @@ def test_expressions_of_another_length_are_refused(expression: str) -> None:
 
 
 PF_2 = sonic.Padded("pf.pt", 2)
-INPUTS: list[tuple[dict[str, Any], Any, type[Exception], str]] = [
-    ({"a": sonic.Row("ptt")}, JETS, FieldError, "input 'a': no field 'ptt'"),
-    (
-        {"a": sonic.Row("pt")},
-        {"a": JETS.pt},
-        FieldError,
-        "no field 'pt', as the array has none; give",
-    ),
-    ({n: sonic.Row("pt") for n in "ab"}, {"a": JETS, "aa": JETS}, FieldError, "no input 'aa'; did"),
-    ({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS, ConfigError, "input 'm': Mask needs of="),
-    (
-        {"a": PF_2, "m": sonic.Mask(beside="aa")},
-        JETS,
-        ConfigError,
-        "beside='aa'; did you mean 'a'",
-    ),
-    (
-        {"a": sonic.Row("pt"), "b": PF_2},
-        {"a": JETS[:, :2], "b": ak.concatenate([JETS[:2], JETS[1:2]])},
-        InputError,
-        "input 'a' and input 'b' .* difference is in event 2",
-    ),
-    # Pairs are asked for by the layout: lists in lists are lists as any others.
-    (
-        {"pf": sonic.Padded("x", 4), "v": sonic.Padded("y", 4)},
-        x([[1.0], []], [[[1.0]], []]),
-        InputError,
-        "same objects.*there is sonic.Padded",
-    ),
+SWAPPED = {"a": JETS[:, :2], "b": ak.concatenate([JETS[:2], JETS[1:2]])}
+BESIDE_AA = {"a": PF_2, "m": sonic.Mask(beside="aa")}
+# Pairs are asked for by the layout: lists in lists are lists as any others.
+PAIRS = {"pf": sonic.Padded("x", 4), "v": sonic.Padded("y", 4)}
+INPUTS: list[tuple[dict[str, Any], Any, str]] = [
+    ({"a": sonic.Row("ptt")}, JETS, "input 'a': no field 'ptt'"),
+    ({"a": sonic.Row("pt")}, {"a": JETS.pt}, "no field 'pt', as the array has none; give"),
+    ({n: sonic.Row("pt") for n in "ab"}, {"a": JETS, "aa": JETS}, "no input 'aa'; did"),
+    ({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS, "input 'm': Mask needs of="),
+    (BESIDE_AA, JETS, "beside='aa'; did you mean 'a'"),
+    ({"a": sonic.Row("pt"), "b": PF_2}, SWAPPED, "'a' and input 'b' .* difference is in event 2"),
+    (PAIRS, x([[1.0], []], [[[1.0]], []]), "same objects.*there is sonic.Padded"),
 ]
 
 
-@pytest.mark.parametrize(("layouts", "array", "kind", "message"), INPUTS)
-def test_inputs_that_fail_are_named(layouts: Any, array: Any, kind: Any, message: str) -> None:
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize(("layouts", "array", "message"), INPUTS)
+def test_inputs_that_fail_are_named(layouts: Any, array: Any, message: str) -> None:
+    with pytest.raises((InputError, ConfigError), match=message):
         bind_inputs(layouts, array)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
+import vector
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, InputError
@@ -44,9 +45,8 @@ def computed(expression: str, **columns: Any) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("name", "count"), WRONG)
 def test_the_number_of_arguments_is_checked_when_it_is_declared(name: str, count: int) -> None:
     arguments = ", ".join(["pt", "eta", "phi", "mass", "x"][:count])
-    for prefix in ("", "np."):
-        with pytest.raises(ConfigError, match=f"{name}.*got {count}"):
-            feature(f"1 + {prefix}{name}({arguments})")
+    with pytest.raises(ConfigError, match=f"{name}.*got {count}"):
+        feature(f"1 + np.{name}({arguments})")
 
 
 @pytest.mark.parametrize("name", [*ONE, "sign_log"])
@@ -58,11 +58,9 @@ def test_functions_of_one_argument_are_those_of_numpy(name: str) -> None:
     for text in (f"{name}(x)", f"np.{name}(x)"):
         np.testing.assert_allclose(computed(text, x=VALUES), expected, rtol=1e-14)
     if name != "round":  # of features
-        array = {"x": ak.Array(VALUES), "many": ak.Array([VALUES])}
-        row = sonic.Row(sonic.Feature("x", function=name), dtype="float64").pack(array)
-        np.testing.assert_allclose(row[:, 0], expected, rtol=1e-14)
-        padded = sonic.Padded(sonic.Feature("many", function=name), 5, dtype="float64").pack(array)
-        np.testing.assert_allclose(padded[0, 0, :4], expected, rtol=1e-14)
+        many = sonic.Padded(sonic.Feature("many", function=name), 5, dtype="float64")
+        packed = many.pack({"many": ak.Array([VALUES])})
+        np.testing.assert_allclose(packed[0, 0, :4], expected, rtol=1e-14)
 
 
 COLUMNS = {
@@ -107,44 +105,32 @@ def test_expressions_are_those_of_python(expression: str, expected: list[float])
     }
     padded = sonic.Padded(feature(expression), 2, dtype="float64").pack(jagged)
     np.testing.assert_allclose(padded[0, 0], expected, rtol=1e-6, atol=1e-7)
-    flat = sonic.Flat(feature(expression), dtype="float64").pack(jagged)
-    np.testing.assert_allclose(flat[:, 0], [*expected, expected[0]], rtol=1e-6, atol=1e-7)
     nothing = {name: ak.Array(np.asarray(column)[:0]) for name, column in COLUMNS.items()}
     assert sonic.Row(feature(expression)).pack(nothing).shape == (0, 1)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8", "bool"])
-@pytest.mark.parametrize(
-    "expression",
-    [
-        *(f"{name}({', '.join('abcd'[: min(TAKES[name])])})" for name in TAKES),
-        *(f"{name}(a, b, c)" for name in SEVERAL),
-        "+a",
-        "a",
-    ],
-)
-def test_arrays_are_not_written_to(expression: str, dtype: str) -> None:
-    columns = {name: np.asarray([1, 0, 1, 1]).astype(dtype) for name in "abcd"}
-    before = {name: column.copy() for name, column in columns.items()}
-    row = sonic.Feature("y", expression=expression, nonfinite=0.0, scale=2.0)
-    try:
-        sonic.Row([row, "a"]).pack({name: ak.Array(c) for name, c in columns.items()})
-    except InputError:
-        assert dtype == "bool"  # numpy does not negate it, for example
-    for name, column in columns.items():
-        np.testing.assert_array_equal(column, before[name])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool"])
+def test_arrays_are_not_written_to(dtype: str) -> None:
+    before = np.asarray([1, 0, 1, 1]).astype(dtype)
+    columns = {name: before.copy() for name in "abcd"}
+    calls = [f"{name}({', '.join('abcd'[: min(TAKES[name])])})" for name in TAKES]
+    for expression in (*calls, *(f"{name}(a, b, c)" for name in SEVERAL), "+a", "a"):
+        row = sonic.Feature("y", expression=expression, nonfinite=0.0, scale=2.0)
+        try:
+            sonic.Row([row, "a"]).pack({name: ak.Array(c) for name, c in columns.items()})
+        except InputError:
+            assert dtype == "bool"  # numpy does not negate it, for example
+    for column in columns.values():
+        np.testing.assert_array_equal(column, before)
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        *("", "pt\0", "pt eta", "pt;1"),
-        *("pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j"),
-    ],
-)
-def test_expressions_that_cannot_be_read_are_refused(expression: Any) -> None:
+UNREADABLE = ("", "pt\0", "pt eta", "pt;1", "pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j")
+
+
+@pytest.mark.parametrize("expression", UNREADABLE)
+def test_expressions_that_cannot_be_read_are_refused(expression: str) -> None:
     with pytest.raises(ConfigError, match=r"feature 'y'|expression"):
-        sonic.Row(sonic.Feature("y", expression=expression))
+        sonic.Row(feature(expression))
 
 
 def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:
@@ -152,18 +138,11 @@ def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:
     rng = np.random.default_rng(1)
     names = ("pt", "eta", "phi", "mass")
     columns = rng.uniform((900, 2.0, 1.0, 0.1), (1100, 2.01, 1.01, 0.2), (2, 50, 4))
-    pair = {
-        key: ak.zip(dict(zip(names, jets.astype(np.float32).T, strict=True)))
-        for key, jets in zip("ab", columns, strict=True)
-    }
-    momenta = np.zeros((4, 50))
-    for jets in pair.values():
-        pt, eta, phi, mass = (ak.to_numpy(jets[name]).astype(np.float64) for name in names)
-        px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)
-        momenta += [np.sqrt(px**2 + py**2 + pz**2 + mass**2), px, py, pz]
-    expected = np.sqrt(momenta[0] ** 2 - (momenta[1:] ** 2).sum(axis=0))
+    pair = [dict(zip(names, jets.astype(np.float32).T, strict=True)) for jets in columns]
+    a, b = (vector.array({n: c.astype(np.float64) for n, c in jets.items()}) for jets in pair)
+    expected = (a + b).mass
     mass_of = sonic.Row([sonic.Feature("m", expression="mass(a, b)")])
-    got = mass_of.pack(ak.zip(pair, depth_limit=1))[:, 0]
+    got = mass_of.pack(ak.zip(dict(zip("ab", map(ak.zip, pair), strict=True)), depth_limit=1))[:, 0]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 

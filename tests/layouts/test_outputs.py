@@ -18,7 +18,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import ByRow, bind_inputs, trace
-from sonic_coffea.model._submission import Submission
 from sonic_coffea.testing import FakeModel, FakeServer
 
 Events = list[Any]
@@ -126,86 +125,53 @@ def test_values_come_back_in_lists_of_their_elements(
     assert answered(output, layout, plain, tensor) == expected
 
 
-@given(
-    events,
-    st.integers(1, 3).flatmap(layouts),
-    st.integers(1, 3),
-    st.randoms(),
-    st.booleans(),
-)
-def test_the_greatest_is_chosen_among_what_was_sent(
+@given(events, st.integers(1, 3).flatmap(layouts), st.integers(0, 3), st.randoms(), st.booleans())
+def test_elements_are_chosen_among_what_was_sent(
     plain: Events, layout: Any, axes: int, random: Any, labelled: bool
 ) -> None:
+    """By the greatest number along some axes; without axes, by the slot."""
     rows = [row for row in plain if row is not None]
     sent = [order_of(layout, row) for row in rows]
-    choices = [0.0, 1.0, 2.0, random.random(), -np.inf, np.nan]
-    scores = np.asarray(random.choices(choices, k=len(rows) * 8**axes), np.float32)
-    scores = scores.reshape(len(rows), *(8,) * axes)
+    choices = [0.0, 1.0, 2.0, random.random(), -np.inf, np.nan] if axes else range(-2, 8)
+    numbers = np.asarray(random.choices(choices, k=len(rows) * 8**axes * (2 - bool(axes))))
+    numbers = numbers.reshape(len(rows), *(8,) * axes, *() if axes else (2,))
 
-    def tensor(numbers: Any, length: int) -> Any:
-        return scores[(numbers, *(slice(0, length),) * axes)]
+    def tensor(some: Any, length: int) -> Any:
+        if axes == 0:
+            return numbers[some] if labelled else numbers[some, 0]
+        return numbers[(some, *(slice(0, length),) * axes)].astype(np.float32)
 
     def chosen(i: int) -> Any:
-        greatest, best = -np.inf, None
-        for slots in itertools.product(range(len(sent[i])), repeat=axes):
-            if scores[(i, *slots)] > greatest:
-                greatest, best = scores[(i, *slots)], slots
-        return named([None] * axes if best is None else [sent[i][slot] for slot in best])
-
-    def named(each: list[Any]) -> Any:
+        slots = numbers[i] if labelled or axes else numbers[i, :1]
+        if axes:
+            greatest, best = -np.inf, (-1,) * axes
+            for at in itertools.product(range(len(sent[i])), repeat=axes):
+                if numbers[(i, *at)].astype(np.float32) > greatest:
+                    greatest, best = numbers[(i, *at)].astype(np.float32), at
+            slots = best
+        each = [sent[i][slot] if 0 <= slot < len(sent[i]) else None for slot in slots]
         if labelled:
             return dict(zip("abc", each, strict=False))
         return each if axes > 1 else each[0]
 
-    labels = list("abc"[:axes]) if labelled else None
-    output = of_elements(labels, axes=axes, choose="argmax")
+    labels = list("abc"[: axes or 2]) if labelled else None
+    how: dict[str, Any] = {"axes": axes, "choose": "argmax"} if axes else {"choose": "slot"}
+    output = of_elements(labels, "float32" if axes else "int64", **how)
     expected = replaced(plain, 1, map(chosen, range(len(rows))))
     assert answered(output, layout, plain, tensor) == expected
-
-
-@given(events, st.integers(1, 3).flatmap(layouts), st.booleans(), st.randoms())
-def test_slots_become_places_in_the_list(
-    plain: Events, layout: Any, labelled: bool, random: Any
-) -> None:
-    rows = [row for row in plain if row is not None]
-    slots = np.asarray([[random.randint(-2, 7) for _ in "ab"] for _ in rows], np.int32)
-
-    def chosen(row: list[Any], slots: list[int]) -> Any:
-        sent = order_of(layout, row)
-        each = [sent[slot] if 0 <= slot < len(sent) else None for slot in slots]
-        return dict(zip("ab", each, strict=True)) if labelled else each[0]
-
-    output = of_elements(["a", "b"] if labelled else None, "int32", choose="slot")
-    result = answered(
-        output, layout, plain, lambda numbers, _: slots[numbers] if labelled else slots[numbers, 0]
-    )
-    assert result == replaced(plain, 1, map(chosen, rows, slots.tolist()))
 
 
 LISTS = ak.Array([[{"pt": 1.0}, {"pt": 3.0}], [], [{"pt": 2.0}]])
 
 
-def scored(output: sonic.Output, tensor: Any, layout: Any = None) -> Any:
-    inputs = bind_inputs({"x": layout or sonic.Padded("pt", 3)}, LISTS)
-    assembly = ByRow("y", output, inputs)
-    if isinstance(layout, sonic.Flat):
-        assembly.place(slice(0, 3), 3, {"y": tensor})
-    else:
-        for row in (2, 0, 1):
-            assembly.place(slice(row, row + 1), 1, {"y": tensor[row : row + 1]})
-    return inputs.rows.unflatten(assembly.content()).tolist()
-
-
-@pytest.mark.parametrize("sort_by", [None, "pt"])
-def test_choices_may_be_of_each_class_and_of_nodes(sort_by: str | None) -> None:
+def test_choices_may_be_of_each_class_and_of_nodes() -> None:
     scores = np.asarray([[0.1, 0.9], [0.7, 0.2], [0.5, 0.5]], np.float32)
-    output = of_elements(["b", "c"], choose="argmax")
-    first, second = (1, 0) if sort_by is None else (0, 1)
-    assert scored(output, scores, sonic.Flat("pt", sort_by=sort_by)) == [
-        {"b": first, "c": second},
-        {"b": None, "c": None},
-        {"b": 0, "c": 0},
-    ]
+    inputs = bind_inputs({"x": sonic.Flat("pt", sort_by="pt")}, LISTS)
+    assembly = ByRow("y", of_elements(["b", "c"], choose="argmax"), inputs)
+    assembly.place(slice(0, 3), 3, {"y": scores})
+    chosen = inputs.rows.unflatten(assembly.content())
+    assert chosen.b.tolist() == [0, None, 0]
+    assert chosen.c.tolist() == [1, None, 0]
 
 
 FLAT = {"x": sonic.Flat("a.pt")}
@@ -278,15 +244,12 @@ def test_answers_for_constituents_are_of_one_kind(
 # Outputs, and the shape of the answer for three rows of three elements.
 OUTPUTS = {
     "number": (sonic.Output(shape=()), (3, 1)),
-    "embedding": (sonic.Output(shape=(4,)), (3, 4)),
     "matrix": (sonic.Output(shape=(2, 3)), (3, 2, 3)),
     "labels": (sonic.Output(["a", "b"]), (3, 2)),
-    "weights": (of_elements(of="x"), (3, 2)),
     "vectors": (of_elements(shape=(2,), of="x"), (3, 2, 2)),
     "nodes": (of_elements(shape=(2,), of="f"), (3, 2)),
     "pairs": (of_elements(axes=2, of="x"), (3, 2, 2)),
     "assignment": (of_elements(["q", "b"], axes=2, choose="argmax", of="x"), (3, 2, 2)),
-    "best": (of_elements(choose="argmax", of="x"), (3, 2)),
     "chosen": (of_elements(None, "int64", choose="slot", of="x"), (3, 1)),
     "clusters": (sonic.Output(shape=(3,), splits="s"), (3, 3)),
 }
@@ -297,27 +260,28 @@ JETS = ak.Array([[{"pf": [{"pt": 1.0}, {"pt": 2.0}]}, {"pf": []}], [], [{"pf": [
 def test_the_type_is_the_same_without_rows_and_without_data(name: str) -> None:
     output, shape = OUTPUTS[name]
     layouts = {"x": sonic.Padded("pf.pt", 2), "f": sonic.Flat("pf.pt")}
-    inputs = bind_inputs(layouts, JETS)
     answer = {name: np.zeros(shape, output.dtype), "s": np.asarray([0, 1, 1, 3])}
+    inputs, none = (bind_inputs(layouts, jets) for jets in (JETS, JETS[:0]))
     assembly = ByRow(name, output, inputs)
     assembly.place(slice(0, 3), 3, answer)
     whole = inputs.rows.unflatten(assembly.content())
-    none = bind_inputs(layouts, JETS[:0])
     empty = none.rows.unflatten(ByRow(name, output, none).content())
-    assert str(whole.type.content) == str(empty.type.content)
-    traced = trace(layouts, {name: output}, ak.Array(JETS.layout.to_typetracer(forget_length=True)))
-    shown = str(traced.type.content)
-    # What is truncated is None, in any chunk.
-    if name in ("weights", "vectors", "pairs"):
+    tracer = ak.Array(JETS.layout.to_typetracer(forget_length=True))
+    shown = str(trace(layouts, {name: output}, tracer).type.content)
+    if name in ("vectors", "pairs"):  # what is truncated is None, in any chunk
         assert "?" in shown or "option[" in shown
         shown = shown.replace("?", "").replace("option[", "").replace("]", "")
-    assert shown == str(whole.type.content)
+    assert shown == str(whole.type.content) == str(empty.type.content)
     assert ak.concatenate([whole, empty]).tolist() == whole.tolist()
 
 
 def test_servers_tell_the_shape_that_nobody_declares() -> None:
     """Chunks concatenate, and an array of any length has the type of every other."""
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None})
+    inputs = {"x": sonic.Row("pt")}
+    model, declared, *wrong = (
+        sonic.Model("m", inputs, {"y": sonic.Output(shape=shape)})
+        for shape in (None, (4,), (3,), (), (4, 4))
+    )
     served = FakeModel(
         inputs={"x": ("float32", [1])},
         outputs={"y": ("float32", [4])},
@@ -329,35 +293,13 @@ def test_servers_tell_the_shape_that_nobody_declares() -> None:
         assert str(full.type) == "3 * var * 4 * float32"
         assert str(empty.type) == "0 * var * 4 * float32"
         assert model(events[1:2]).type == ak.concatenate([empty, full])[1:2].type
-        inputs = {"x": sonic.Row("pt")}
-        declared = sonic.Model("m", inputs, {"y": sonic.Output(shape=(4,))})
-        assert declared(events).tolist() == full.tolist()
-        assert str(declared(events).type) == str(full.type)
-        for shape in ((3,), (), (4, 4)):
-            wrong = sonic.Model("m", inputs, {"y": sonic.Output(shape=shape)})
-            for ask in (lambda wrong=wrong: wrong(events), wrong.check):
+        assert ak.array_equal(declared(events), full, dtype_exact=True)
+        for other in wrong:
+            for ask in (lambda other=other: other(events), other.check):
                 with pytest.raises(errors.ContractError, match="'y' is declared with shape"):
                     ask()
-        # What a graph has promised cannot be mended when it is computed.
-        declare_it = r"declare it, as sonic.Output\(shape=\(4,\)"
-        with pytest.raises(errors.ContractError, match=declare_it):
-            Submission((model,), of_partition=True).send(events).result()
-        partition = Submission((declared,), of_partition=True).send(events).result()
-        assert partition.tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"
-
-
-def test_scores_are_made_of_the_numbers() -> None:
-    numbers = np.log(np.asarray([[1, 2, 5], [1, 1, 2], [4, 4, 2]], np.float32))
-    soft = sonic.Output(["a", "b", "c"], function="softmax", groups={"ab": ["a", "b"], "c": "c"})
-    for row, ab in zip(scored(soft, numbers), (3 / 8, 0.5, 0.8), strict=True):
-        assert row == pytest.approx({"ab": ab, "c": 1 - ab}, rel=1e-6)
-    by_slice = sonic.Output(groups={"bc": slice(1, 3)}, scale=2.0, shift=1.0)
-    sums = [row["bc"] for row in scored(by_slice, np.ones((3, 3), np.float32))]
-    assert sums == [6.0] * 3
-    logistic = sonic.Output(function="sigmoid")
-    assert scored(logistic, np.zeros((3, 1), np.float32)) == [0.5] * 3
 
 
 RANKS = {"t1": 3, "t2": 3, "H": 2}
@@ -375,74 +317,77 @@ def network(counts: list[int]) -> dict[str, Any]:
 
 
 def greedy(event: dict[str, Any], choices: int) -> list[dict[str, Any]]:
-    """Assign one event's constituents, in plain Python."""
-    length = len(event["H"])
+    """Assign one event's constituents, in plain Python: places, and the logarithm."""
     banned: set[Any] = set()
     out = []
     for _ in range(choices):
-        free, chosen = set(range(length)), dict.fromkeys(RANKS)
+        free, chosen = set(range(len(event["H"]))), dict.fromkeys(RANKS)
         for _ in RANKS:
             options = [
                 (np.asarray(event[name])[at], name, at)
                 for name, rank in RANKS.items()
                 if chosen[name] is None
                 for at in permutations(sorted(free), rank)
-                if (name, frozenset(at[:2]), at[2:]) not in banned
+                if (name, unordered(at)) not in banned
             ]
             if options:
-                _, name, at = max(options)
-                chosen[name] = (at, np.exp(np.asarray(event[name])[at]))
+                logarithm, name, at = max(options)
+                chosen[name] = (unordered(at), pytest.approx(np.exp(logarithm)))
                 free -= set(at)
-        for name, choice in chosen.items():
-            if choice is not None:
-                banned.add((name, frozenset(choice[0][:2]), choice[0][2:]))
+        banned |= {(name, choice[0]) for name, choice in chosen.items() if choice is not None}
         out.append(chosen)
     return out
+
+
+def unordered(at: Any) -> Any:
+    """The first two constituents of a target may be swapped."""
+    return frozenset(at[:2]), *at[2:]
 
 
 def test_choices_are_those_of_one_event_after_the_other() -> None:
     counts = [8, 6, 9, 3, 2, 0, 8]
     outputs = network(counts)
     assigned = sonic.assignments(outputs, choices=3)
-    for number in range(len(counts)):
+    for number, choices in enumerate(assigned.to_list()):
         event = {name: array[number].to_list() for name, array in outputs.items()}
-        expected = greedy(event, 3) if counts[number] else [dict.fromkeys(RANKS)] * 3
-        for choice, wanted in zip(assigned[number].to_list(), expected, strict=True):
-            for name, target in wanted.items():
-                if target is None:
-                    assert choice[name] == {"index": None, "probability": None}
-                    continue
-                at, probability = target
-                assert {*choice[name]["index"][:2]} == {*at[:2]}
-                assert choice[name]["index"][2:] == [*at[2:]]
-                assert choice[name]["probability"] == pytest.approx(probability)
+        assert [
+            {
+                name: None if a["index"] is None else (unordered(a["index"]), a["probability"])
+                for name, a in choice.items()
+            }
+            for choice in choices
+        ] == (greedy(event, 3) if counts[number] else [dict.fromkeys(RANKS)] * 3)
     jets = ak.Array([[10.0 * n for n in range(count)] for count in counts])
     first = ak.drop_none(assigned.H.index[:, 0], axis=0)
     there = jets[~ak.is_none(assigned.H.index[:, 0])]
     assert (there[first] == 10.0 * first).to_list() == [[True, True]] * len(first)
 
 
+PAIRS = ak.Array([[[0.9, np.nan, 0.1], [np.nan, 0.8, 0.0], [0.1, 0.0, 0.9]], [], [[0.5]]])
+
+
 def test_nothing_is_assigned_that_has_no_probability() -> None:
-    nan = float("nan")
-    pairs = ak.Array([[[0.9, nan, 0.1], [nan, 0.8, 0.0], [0.1, 0.0, 0.9]], [], [[0.5]]])
-    assigned = sonic.assignments({"H": pairs}, choices=2, log=False)
+    assigned = sonic.assignments({"H": PAIRS}, choices=2, log=False)
     assert assigned.H.index.to_list() == [[[0, 2], [1, 2]], [None, None], [None, None]]
     assert assigned.H.probability.to_list() == [[0.1, 0.0], [None, None], [None, None]]
-    nothing = sonic.assignments({"H": pairs[:0]}, choices=2, log=False)
+    nothing = sonic.assignments({"H": PAIRS[:0]}, choices=2, log=False)
     assert nothing.type.content == assigned.type.content
-    masked = sonic.assignments({"H": ak.mask(pairs, [True, False, True])}, log=False)
+    masked = sonic.assignments({"H": ak.mask(PAIRS, [True, False, True])}, log=False)
     assert masked.H.index.to_list() == [[[0, 2]], [None], [None]]
-    with pytest.raises(InputError, match="different numbers of events: H 3, b 2"):
-        sonic.assignments({"H": pairs, "b": ak.Array([[0.5]] * 2)})
-    for nothing in ({}, None, {"b": None}, {"b": ak.Array([0.5])}):
-        with pytest.raises(InputError, match="expected a dict of targets"):
-            sonic.assignments(nothing)
-    with pytest.raises(
-        errors.ConfigError, match="expected choices to be a number of at least 1, got -1"
-    ):
-        sonic.assignments({"b": ak.Array([[0.5]])}, choices=-1)
-    with pytest.raises(InputError, match="target 'b': expected 3 constituents in each axis"):
-        sonic.assignments({"H": pairs[:1], "b": ak.Array([[0.5, 0.1]])}, log=False)
+
+
+@pytest.mark.parametrize(
+    ("targets", "choices", "message"),
+    [
+        ({"H": PAIRS, "b": ak.Array([[0.5]] * 2)}, 1, "different numbers of events: H 3, b 2"),
+        ({"H": PAIRS[:1], "b": ak.Array([[0.5]])}, 1, "'b': expected 3 constituents in each axis"),
+        *((nothing, 1, "a dict of targets") for nothing in ({}, None, {"b": ak.Array([0.5])})),
+        ({"b": ak.Array([[0.5]])}, -1, "expected choices to be a number of at least 1, got -1"),
+    ],
+)
+def test_assignments_of_other_arrays_are_refused(targets: Any, choices: Any, message: str) -> None:
+    with pytest.raises((InputError, errors.ConfigError), match=message):
+        sonic.assignments(targets, choices=choices)
 
 
 @pytest.mark.parametrize(
@@ -460,9 +405,3 @@ def test_what_one_number_does_not_have_is_refused(output: Any, message: str) -> 
         ByRow("y", output, inputs).expect((1,))
     with pytest.raises(errors.ConfigError, match=message):
         ByRow("y", output, inputs).place(slice(0, 1), 1, {"y": np.zeros((1, 1), "f4")})
-
-
-def test_discriminants_are_of_labels_with_dots() -> None:
-    output = sonic.Output(["a.b", "q"], discriminants={"d": "a.b + q"})
-    numbers = np.asarray([[2.0, 3.0]] * 3, np.float32)
-    assert scored(output, numbers) == [{"a.b": 2.0, "q": 3.0, "d": 5.0}] * 3

@@ -11,8 +11,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.layouts import Batch, Bound, Elements, Feature, Layout, Source, bind_columns
-from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
 
 JETS = ak.Array([[{"pt": [1.0, 2.0, 4.0]}, {"pt": []}], [], [{"pt": [8.0]}]])
 
@@ -43,25 +41,17 @@ class Histogram(Layout):
             row[:] = np.histogram(values[start : start + count], self.edges)[0]
 
 
-@pytest.fixture
-def model() -> sonic.Model:
-    inputs = {"counts": Histogram("pt", (0, 3, 5, 9)), "mask": sonic.Mask(4)}
-    return sonic.Model("m", inputs, {"y": ["low", "middle"]})
-
-
-def test_layouts_of_ones_own_are_scored(model: sonic.Model) -> None:
-    served = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["counts"][:, :2]}, max_rows=2)
-    with FakeServer({"m": served}) as server, Pool(Settings.make(server.url)) as pool:
-        scores = model(JETS, pool=pool)
-        masks = [request.inputs["mask"].sum(axis=(1, 2)).tolist() for request in server.requests]
-        again = model(JETS, pool=pool, deduplicate=True)
-        assert len(server.requests) == 4
-    assert sorted(masks) == [[1], [3, 0]]
+def test_layouts_of_ones_own_are_scored(sonic_server: Any) -> None:
+    layout = Histogram("pt", (0, 3, 5, 9))
+    inputs = {"counts": layout, "mask": sonic.Mask(4)}
+    model = sonic.Model("m", inputs, {"y": ["low", "middle"]})
+    server = sonic_server(model, functions={"m": lambda i: {"y": 2 * i["counts"][:, :2]}})
+    scores = model(JETS)
+    (request,) = server.requests
+    assert request.inputs["mask"].sum(axis=(1, 2)).tolist() == [3, 0, 1]
     assert scores.low.tolist() == [[4, 0], [], [0]]
     assert scores.middle.tolist() == [[2, 0], [], [0]]
-    assert again.tolist() == scores.tolist()
-    layout = model.inputs["counts"]
-    assert layout.pack(JETS).tolist() == [[2, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert model(JETS, deduplicate=True).tolist() == scores.tolist()
     with pytest.raises(sonic.errors.ConfigError, match="Histogram has no inverse"):
         layout.unpack(np.zeros((3, 3)), JETS)
     traced = model(ak.Array(JETS.layout.to_typetracer(forget_length=True)))

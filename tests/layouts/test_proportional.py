@@ -24,25 +24,16 @@ NUMBERS = np.arange(ROWS * EACH, dtype=np.float32) % 101
 
 HALF = Index8((np.arange(len(NUMBERS)) % 2).astype(np.int8))
 EACH_ONE = Index64(np.arange(len(NUMBERS)))
+NONE_MISSING = Index8(np.zeros(len(NUMBERS), np.int8))
 COLUMNS = {
     "float32": NumpyArray(NUMBERS),
-    "float16": NumpyArray(NUMBERS.astype(np.float16)),
-    "int16": NumpyArray(NUMBERS.astype(np.int16)),
     "strided": NumpyArray(np.repeat(NUMBERS, 2)[::2]),
-    "optional": ByteMaskedArray(
-        Index8(np.zeros(len(NUMBERS), np.int8)), NumpyArray(NUMBERS), False
-    ),
+    "optional": ByteMaskedArray(NONE_MISSING, NumpyArray(NUMBERS), valid_when=False),
     "mixed": UnionArray(HALF, EACH_ONE, [NumpyArray(NUMBERS.astype(t)) for t in ("f4", "i8")]),
 }
 SELECTIONS = [slice(50_000, 50_010), np.arange(90_000, 0, -9_000)]
 X = sonic.Feature("x", scale=2.0)
-LAYOUTS = [
-    sonic.Padded("x", 8),
-    sonic.Padded("x", 8, sort_by="x"),
-    sonic.Padded("x", 8, dtype="int32"),
-    sonic.Padded(X, 8, dtype="float16"),
-    sonic.Flat(X),
-]
+LAYOUTS = [sonic.Padded("x", 8, sort_by="x"), sonic.Padded(X, 8, dtype="float16"), sonic.Flat(X)]
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +64,10 @@ def test_binding_takes_memory_for_the_rows_alone(
     assert peak(lambda: layout.pack({"x": some})) < MOST_BYTES
 
 
-def test_events_of_nested_lists(large: dict[str, ak.Array]) -> None:
-    # Ten lists of ten would be pairs.
-    events = ak.unflatten(large["float32"], np.full(ROWS // 5, 5))[1000:1001]
-    assert peak(lambda: sonic.Padded("x", 8, sort_by="x").pack({"x": events})) < MOST_BYTES
-
-
-@pytest.mark.parametrize("bucketed", [False, True])
+@pytest.mark.parametrize("layout", [sonic.Bucketed("x", (4, 8, 16)), sonic.Padded("x", 16)])
 def test_blocks_and_answers_take_memory_for_their_rows(
-    large: dict[str, ak.Array], *, bucketed: bool
+    large: dict[str, ak.Array], layout: Any
 ) -> None:
-    layout = sonic.Bucketed("x", (4, 8, 16)) if bucketed else sonic.Padded("x", 16)
     layouts = {"in": layout, "mask": sonic.Mask(), "any": sonic.Mask(of="x")}
     inputs = bind_inputs(layouts, {"x": large["float32"]})
     output = ByRow("y", sonic.Output(per="constituent"), inputs)
@@ -95,7 +79,5 @@ def test_blocks_and_answers_take_memory_for_their_rows(
         inputs.pack(20, 30)
         output.place(inputs.selection(20, 30), 10, answer)
 
-    assert peak(block) < MOST_BYTES
-    assert peak(some.count_elements) < MOST_BYTES
-    assert peak(lambda: EqualRows(some, "scope")) < MOST_BYTES
-    assert EqualRows(some, "scope").sent.tolist() == list(range(10))
+    for work in (block, some.count_elements, lambda: EqualRows(some, "scope")):
+        assert peak(work) < MOST_BYTES

@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def events(jets: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> ak.Array:
+def events(jets: ak.Array) -> ak.Array:
     """The jets, with columns that no model needs."""
+    ht = ak.fill_none(ak.sum(jets.pt, axis=2), 0)
     constituents = ak.with_field(jets, jets.pt * 2, "mass")
-    return ak.zip(
-        {
-            "pf": constituents,
-            "ht": ak.fill_none(ak.sum(jets.pt, axis=2), 0),
-            "other": ak.fill_none(ak.num(jets, axis=2), 0),
-        },
-        depth_limit=2,
-    )
+    return ak.zip({"pf": constituents, "ht": ht, "other": ht}, depth_limit=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +34,12 @@ def lazy(events: ak.Array, as_lazy: Any) -> Any:
     return as_lazy(ak.zip({"jets": events}, depth_limit=1), 300)
 
 
-MODEL = sonic.Model(
-    "tagger",
-    inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 8), "mask": sonic.Mask(8)},
-    outputs={"scores": ["qcd", "top"]},
-)
+INPUTS = {"features": sonic.Padded(["pf.pt", "pf.eta"], 8), "mask": sonic.Mask(8)}
+MODEL = sonic.Model("tagger", INPUTS, {"scores": ["qcd", "top"]})
 WEIGHTS = sonic.Model(
     "tagger",
-    inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 8), "mask": sonic.Mask(8)},
-    outputs={"scores": ["qcd", "top"], "weights": sonic.Output(["a", "b"], per="constituent")},
+    INPUTS,
+    {"scores": ["qcd", "top"], "weights": sonic.Output(["a", "b"], per="constituent")},
 )
 
 
@@ -152,38 +143,34 @@ class OfNothing(Varied):
         return {"ht": ak.sum(events.jets.ht)}
 
 
-def of_unknown_length(lazy: Any) -> Any:
-    """Return events whose number is only known when they are computed."""
+@pytest.fixture
+def some(lazy: Any) -> Any:
+    """Events whose number is only known when they are computed."""
     return lazy[dak.sum(lazy.jets.ht, axis=1) > 1]
 
 
-def test_variations_are_as_lazy(lazy: Any, uncontacted: str) -> None:
-    jets = of_unknown_length(lazy).jets
+def test_variations_are_as_lazy(some: Any, uncontacted: str) -> None:
     with sonic.connect(uncontacted):
-        scores = MODEL(sonic.Variations(nominal=jets, up=jets))
+        scores = MODEL(sonic.Variations(nominal=some.jets, up=some.jets))
         assert {name: type(array) for name, array in scores.items()} == dict.fromkeys(
             ("nominal", "up"), dak.Array
         )
         with pytest.raises(errors.InputError, match="variation 'up' is not lazy"):
-            MODEL(sonic.Variations(nominal=jets, up=ak.Array([{"pf": []}])))
+            MODEL(sonic.Variations(nominal=some.jets, up=ak.Array([{"pf": []}])))
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_processor_of_variations(server: sonic.LocalServer, lazy: Any, cut: bool) -> None:
-    events = of_unknown_length(lazy) if cut else lazy
-    whole = events.compute(scheduler="sync")
+def test_a_processor_of_variations(server: sonic.LocalServer, some: Any) -> None:
     with sonic.connect(server):
-        (out,) = dask.compute(Varied().process(events), scheduler="sync")
-        top = ak.sum(MODEL(whole.jets).top)
+        (out,) = dask.compute(Varied().process(some), scheduler="sync")
+        top = ak.sum(MODEL(some.compute(scheduler="sync").jets).top)
     assert out == {"nominal": pytest.approx(top, rel=1e-5), "up": pytest.approx(top, rel=1e-5)}
 
 
 @pytest.mark.usefixtures("uncontacted")
-def test_a_processor_that_sends_nothing(lazy: Any) -> None:
-    events = of_unknown_length(lazy)
-    out = OfNothing().process(events)
+def test_a_processor_that_sends_nothing(some: Any) -> None:
+    out = OfNothing().process(some)
     assert type(out) is dict
-    expected = ak.sum(events.compute(scheduler="sync").jets.ht)
+    expected = ak.sum(some.compute(scheduler="sync").jets.ht)
     assert out["ht"].compute(scheduler="sync") == pytest.approx(expected, rel=1e-5)
 
 
@@ -208,14 +195,14 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     tracks = sonic.within_cone(nano.FatJet, nano.PFCand, 0.8)
     directions = {f"{c}_{x}" for c in ("FatJet", "PFCand") for x in ("eta", "phi")}
     assert _columns(pt(tracks)) == {"nFatJet", "nPFCand", "PFCand_pt", *directions}
-    assert _columns(pt(sonic.constituents(nano))) == {
-        "nFatJet",
-        "nFatJetPFCand",
-        "FatJetPFCand_jetIdx",
-        "FatJetPFCand_pfCandIdx",
-        "nPFCand",
-        "PFCand_pt",
-    }
+    links = {"nFatJet", "nFatJetPFCand", "FatJetPFCand_jetIdx", "FatJetPFCand_pfCandIdx"}
+    assert _columns(pt(sonic.constituents(nano))) == {*links, "nPFCand", "PFCand_pt"}
+    jets = ak.zip({"pt": nano.FatJet["pt"]})
+    up = ak.zip({"pt": nano.FatJet["pt"] + nano.FatJet["msoftdrop"]})
+    row = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"]})
+    scores = row(sonic.Variations(nominal=jets, up=up))
+    assert _columns(scores["nominal"]) == {"FatJet_pt", "nFatJet"}
+    assert _columns(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -235,16 +222,6 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     plain = plain[ak.argsort(plain.msoftdrop, axis=1)]
     assert found.tolist() == plain[plain.pt > 300][whole.event % 2 == 0].parts.tolist()
     assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
-
-
-@pytest.mark.usefixtures("uncontacted")
-def test_branches_of_variations_of_a_nanoaod_file(nano: Any) -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"]})
-    jets = ak.zip({"pt": nano.FatJet["pt"]})
-    up = ak.zip({"pt": nano.FatJet["pt"] + nano.FatJet["msoftdrop"]})
-    scores = model(sonic.Variations(nominal=jets, up=up))
-    assert _columns(scores["nominal"]) == {"FatJet_pt", "nFatJet"}
-    assert _columns(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
 
 
 def test_jets_of_a_nanoaod_file(nano: Any) -> None:

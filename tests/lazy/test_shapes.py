@@ -25,43 +25,27 @@ VECTOR = ["Jet.pt", "Jet.eta", "Jet.phi", "Jet.mass"]
 TOKENS = sonic.Tokens({"Jet": sonic.Padded(["Jet.pt"], 3), "MET": sonic.Row(["MET.pt"])})
 NUMBER = {"y": sonic.Output(shape=[1])}
 ALL = {f"Jet.{name}" for name in ("pt", "eta", "phi", "mass")}
+DOUBLED = sonic.Row(sonic.Feature("e", expression="MET.pt * 2"))
+LEADING = sonic.Row(["Jet[:2].pt", "MET.pt"], missing=0.0)
+REFERENCE = sonic.Padded([sonic.Feature("Muon.pt", index="Jet.muon")], 3, missing=0.0)
+STRINGS = sonic.Padded("Jet.kind", 3, axis_order="L", dtype="string")
+OF_STRINGS = sonic.Output(dtype="string", per="constituent")
+CHOSEN = sonic.Output(["q", "b"], choose="argmax", **PAIR)
+SLOT = sonic.Output(["q"], "int64", per="constituent", choose="slot")
+PT = {"Jet.pt"}
 # Inputs, outputs, and the columns that are read.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     "tokens": ({"x": TOKENS, "mask": sonic.Mask()}, {"y": ["a", "b"]}, {"Jet.pt", "MET.pt"}),
     "pairwise": ({"x": sonic.Pairwise(VECTOR, 3)}, NUMBER, ALL),
-    "leading": (
-        {"x": sonic.Row(["Jet[:2].pt", "MET.pt"], missing=0.0)},
-        NUMBER,
-        {"Jet.pt", "MET.pt"},
-    ),
+    "leading": ({"x": LEADING}, NUMBER, {"Jet.pt", "MET.pt"}),
     "broadcast": ({"x": sonic.Padded(["Jet.pt", "MET.pt"], 3)}, NUMBER, {"Jet.pt", "MET.pt"}),
-    "reference": (
-        {"x": sonic.Padded([sonic.Feature("Muon.pt", index="Jet.muon")], 3, missing=0.0)},
-        NUMBER,
-        {"Muon.pt", "Jet.muon"},
-    ),
-    "expression": (
-        {"x": sonic.Row([sonic.Feature("e", expression="MET.pt * 2")])},
-        NUMBER,
-        {"MET.pt"},
-    ),
-    "strings": (
-        {"x": sonic.Padded("Jet.kind", 3, axis_order="L", dtype="string")},
-        {"y": sonic.Output(dtype="string", per="constituent")},
-        {"Jet.kind"},
-    ),
-    "shape": ({"x": JETS}, {"y": sonic.Output(shape=(2, 3))}, {"Jet.pt"}),
-    "pairs": ({"x": JETS}, {"y": sonic.Output(**PAIR)}, {"Jet.pt"}),
-    "choice": (
-        {"x": JETS},
-        {"y": sonic.Output(["q", "b"], choose="argmax", **PAIR), "z": ["a"]},
-        {"Jet.pt"},
-    ),
-    "slot": (
-        {"x": JETS},
-        {"y": sonic.Output(["q"], "int64", per="constituent", choose="slot")},
-        {"Jet.pt"},
-    ),
+    "reference": ({"x": REFERENCE}, NUMBER, {"Muon.pt", "Jet.muon"}),
+    "expression": ({"x": DOUBLED}, NUMBER, {"MET.pt"}),
+    "strings": ({"x": STRINGS}, {"y": OF_STRINGS}, {"Jet.kind"}),
+    "shape": ({"x": JETS}, {"y": sonic.Output(shape=(2, 3))}, PT),
+    "pairs": ({"x": JETS}, {"y": sonic.Output(**PAIR)}, PT),
+    "choice": ({"x": JETS}, {"y": CHOSEN, "z": ["a"]}, PT),
+    "slot": ({"x": JETS}, {"y": SLOT}, PT),
 }
 
 
@@ -135,34 +119,39 @@ def test_lazy_versions_are_the_eager_ones(lazy: Any) -> None:
         assert {request.version for request in server.requests} == {"1", "2"}
 
 
+FOLDED: dict[str, Any] = {
+    "each": lambda events: {"fold": events.event % 2},
+    "mean": lambda _: {"fold": None},
+    "formula": lambda events: {"fold": "event % 2", "events": events},
+    "masked fold": lambda events: {"fold": ak.mask(events.event % 2, events.event > 3)},
+    "mask": lambda events: {"fold": events.event % 2, "mask": events.event > 3, "default": -1.0},
+}
+
+
+@pytest.mark.parametrize("case", FOLDED)
 @pytest.mark.parametrize("named", [False, True])
-def test_lazy_folds_are_the_eager_ones(lazy: Any, *, named: bool) -> None:
+def test_lazy_folds_are_the_eager_ones(lazy: Any, case: str, *, named: bool) -> None:
     models = [sonic.Model(f"m{k}", {"x": JETS}, {"y": ["a"]}) for k in range(2)]
     folds = sonic.Folds(models)
     served = {m.name: FakeModel.of(m, answers(m, k + 1.0)) for k, m in enumerate(models)}
     with FakeServer(served) as server, sonic.connect(server.url):
-        objects = {"x": lazy} if named else lazy
-        each, mean = folds(objects, fold=lazy.event % 2), folds(objects, fold=None)
-        (read,) = dak.report_necessary_columns(each).values()
-        assert read == {"Jet.pt", "event"}
-        whole = lazy.compute(scheduler="sync")
-        eager = folds(whole, fold=whole.event % 2)
-        assert ak.array_equal(each.compute(scheduler="sync"), eager, dtype_exact=True)
-        assert ak.array_equal(
-            mean.compute(scheduler="sync"), folds(whole, fold=None), dtype_exact=True
-        )
-        assert each._meta.type.content == eager.type.content
-        declared = sonic.Folds(models, fold="event % 2")(objects, events=lazy)
-        (read,) = dak.report_necessary_columns(declared).values()
-        assert read == {"Jet.pt", "event"}
-        assert ak.array_equal(declared.compute(scheduler="sync"), eager, dtype_exact=True)
-        masked = folds(objects, fold=dak.mask(lazy.event % 2, lazy.event > 3))
-        computed = masked.compute(scheduler="sync")
-        assert computed.tolist() == [None] * 4 + eager[4:].tolist()
-        assert computed.type.content == masked._meta.type.content
-        chosen = folds(objects, fold=lazy.event % 2, mask=lazy.event > 3, default=-1.0)
-        eager = folds(whole, fold=whole.event % 2, mask=whole.event > 3, default=-1.0)
-        assert ak.array_equal(chosen.compute(scheduler="sync"), eager, dtype_exact=True)
-        assert ak.any(eager.a == -1.0, axis=None)
-        with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
-            folds(lazy, fold=whole.event % 2)
+        scores = folds({"x": lazy} if named else lazy, **FOLDED[case](lazy))
+        (read,) = dak.report_necessary_columns(scores).values()
+        assert read == ({"Jet.pt"} if case == "mean" else {"Jet.pt", "event"})
+        whole, computed = lazy.compute(scheduler="sync"), scores.compute(scheduler="sync")
+        eager = folds(whole, **FOLDED[case](whole))
+        assert ak.array_equal(computed, eager, dtype_exact=True)
+        assert scores._meta.type.content == eager.type.content
+        if case == "each":
+            with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
+                folds(lazy, fold=whole.event % 2)
+
+
+def test_shapes_that_graphs_have_not_promised_are_refused(lazy: Any) -> None:
+    model = sonic.Model("m", {"x": JETS}, {"y": None})
+    promised = sonic.Model("m", {"x": JETS}, {"y": sonic.Output(shape=(4,))})
+    with FakeServer({"m": FakeModel.of(promised)}) as server, sonic.connect(server.url):
+        scores = model(lazy)
+        with pytest.raises(errors.ContractError, match=r"as sonic.Output\(shape=\(4,\)"):
+            scores.compute(scheduler="sync")
+        assert promised(lazy).compute(scheduler="sync").type == promised(lazy.compute()).type

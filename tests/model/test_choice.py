@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
@@ -76,18 +75,13 @@ def server(running: FakeServer) -> Iterator[FakeServer]:
 
 case = st.none() | st.integers(0, 2)
 flags = st.none() | st.booleans()
-constituents = st.lists(st.integers(0, 2).map(float), max_size=3)
+# Of no constituent are the numbers that pad.
+constituents = st.lists(st.integers(1, 3).map(float), max_size=3)
 objects = st.none() | st.fixed_dictionaries(
     {"pt": st.integers(0, 3).map(float), "k": case, "m": flags, "pf": constituents}
 )
-event = st.fixed_dictionaries(
-    {
-        "jets": st.none() | st.lists(objects, max_size=3),
-        "k": case,
-        "m": flags,
-        "event": st.integers(0, 5),
-    }
-)
+jets = st.none() | st.lists(objects, max_size=3)
+event = st.fixed_dictionaries({"jets": jets, "k": case, "m": flags, "event": st.integers(0, 5)})
 # Whatever is drawn has the type of an array that holds everything.
 NOTHING = {"pt": 0.0, "k": None, "m": None, "pf": [], "region": None}
 SOMETHING = {"pt": 1.0, "k": 0, "m": True, "pf": [1.0], "region": "A"}
@@ -216,6 +210,8 @@ EVENTS = ak.Array(
         [{"pt": 4.0, "pf": [4.0], "region": "A"}],
     ]
 )
+ONE, TWO = PLAIN[:2]
+MASK = EVENTS.pt > 1.5
 NUMBERED = ak.zip({"jets": EVENTS, "event": [5, 3, 4, 6]}, depth_limit=1)
 BY_EVENT = [[3.0, 6.0], [], [None, 6.0], [4.0]]
 MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
@@ -228,11 +224,10 @@ def test_scores_are_those_of_copies_and_of_plain_arrays(server: FakeServer) -> N
         scores = declared(NUMBERED.jets, events=NUMBERED)
         copy = pickle.loads(pickle.dumps(declared))
         assert copy(NUMBERED.jets, events=NUMBERED).tolist() == scores.tolist()
-        assert scores.y.a.tolist() == (BY_REGION if declared is CHOICE else BY_EVENT)
         assert scores.attrs["sonic"]["model"] == declared.name
-    of_columns = sonic.Choice({"A": PLAIN[0], "B": PLAIN[1]}, by="region")
     columns = {name: EVENTS[name] for name in ("pt", "region")}
-    assert of_columns(columns).b.tolist() == [[1.0, 3.0], [], [None, None], [4.0]]
+    of_columns = sonic.Choice({"A": PLAIN[0], "B": PLAIN[1]}, by="region")(columns)
+    assert of_columns.a.tolist() == [[1.0, 2.0], [], [None, None], [4.0]]
     by_list = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], [1, 1], [None]])
     assert by_list.y.a.tolist() == [[1.0, 6.0], [], [None, 6.0], [None]]
     masked = np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])
@@ -242,8 +237,7 @@ def test_scores_are_those_of_copies_and_of_plain_arrays(server: FakeServer) -> N
 def test_scores_name_the_models_that_made_them(server: FakeServer) -> None:
     scores = sonic.Folds(FOLDS)(EVENTS, fold=np.array([2, 0, 1, 2]))
     made_by = provenance.of_scores(scores)["models"]
-    assert [record["model"] for record in made_by] == ["fold_1", "fold_2"]
-    assert {record["version"] for record in made_by} == {"1"}
+    assert [(m["model"], m["version"]) for m in made_by] == [("fold_1", "1"), ("fold_2", "1")]
 
 
 class Analysis(sonic.SonicProcessor):
@@ -268,7 +262,6 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
     with pytest.raises(errors.ConfigError, match="which fold"):
         sonic.Folds(FOLDS)(EVENTS)
     assert len(server.requests) == before
-    assert Analysis(sonic.Folds(FOLDS, fold=None)).process(NUMBERED)["a"] == MEANS
 
 
 @pytest.mark.parametrize(
@@ -278,6 +271,7 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
         (sonic.Folds(FOLDS), {"fold": lambda events: events.event % 3}, BY_EVENT),
         (sonic.Folds(FOLDS), {"fold": lambda _: "event % 3"}, BY_EVENT),
         (sonic.Folds(FOLDS, fold=None), {"fold": lambda _: np.array([2, 0, 1, 0])}, BY_EVENT),
+        (sonic.Folds(FOLDS, fold=None), {}, MEANS),
         (sonic.Folds(FOLDS, fold="event % 3"), {"fold": lambda _: None}, MEANS),
         (sonic.Folds(FOLDS, fold=None), {"version": lambda _: 1}, MEANS),
         (FOLDS[1], {"version": lambda events: events.event // events.event}, MEANS),
@@ -288,13 +282,11 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
 def test_processors_choose_by_objects_or_by_events(
     server: FakeServer, model: Any, options: Any, expected: Any
 ) -> None:
-    assert Analysis(model, **options).process(NUMBERED)["a"] == expected
-
-
-def test_blocks_have_folds_of_their_own_events(server: FakeServer) -> None:
-    blocks = Analysis(sonic.Folds(FOLDS, fold="event % 3"))
-    blocks.block_size = 3
-    assert blocks.process(NUMBERED)["a"] == BY_EVENT
+    analysis = Analysis(model, **options)
+    assert analysis.process(NUMBERED)["a"] == expected
+    analysis.block_size = 3
+    if not options:  # whose arrays are those of a block
+        assert analysis.process(NUMBERED)["a"] == expected
 
 
 def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
@@ -308,31 +300,18 @@ def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
         Analysis(sonic.Choice({1: FOLDS[0], 2: FOLDS[1]}, by="ran")).process(NUMBERED)
 
 
-def test_variations_of_folds_are_sent_at_once_and_counted(server: FakeServer) -> None:
-    up = ak.with_field(EVENTS, EVENTS.pt + 10, "pt")
-    server.hold()
-    varied = sonic.Variations(nominal=EVENTS, up=up, same=EVENTS)
-    pending = sonic.Folds(FOLDS).submit(varied, fold=ak.Array([2, 0, 1, 0]))
-    assert not pending.done()
-    server.release()
-    scores = pending.result()
-    assert scores["nominal"].y.a.tolist() == scores["same"].y.a.tolist() == BY_EVENT
-    assert scores["up"].y.a.tolist() == [[33.0, 36.0], [], [None, 26.0], [14.0]]
-    statistics = sonic.report(pending).statistics
-    assert (statistics.objects, statistics.deduplicated, statistics.total().rows) == (12, 4, 8)
-
-
 def test_variations_have_numbers_and_masks_of_their_own_objects(server: FakeServer) -> None:
     folded = ak.with_field(EVENTS, ak.Array([[0, 2], [], [1, 1], [0]]), "number")
-    varied = sonic.Variations(nominal=folded, cut=folded[:, 1:])
     folds = sonic.Folds(FOLDS, fold="number")
-    scores = folds(varied, mask={"nominal": EVENTS.pt > 1, "cut": EVENTS.pt[:, 1:] < 3})
+    varied = sonic.Variations(nominal=folded, cut=folded[:, 1:])
+    pending = folds.submit(varied, mask={"nominal": MASK, "cut": EVENTS.pt[:, 1:] < 3})
+    scores = pending.result()
     assert scores["nominal"].y.a.tolist() == [[None, 6.0], [], [None, 6.0], [4.0]]
     assert scores["cut"].y.a.tolist() == [[6.0], [], [None], []]
+    assert sonic.report(pending).statistics.objects == 4
     # Of the events, if the objects do not have it: the same in each variation.
-    varied = sonic.Variations(nominal=NUMBERED.jets, cut=NUMBERED.jets[:, 1:])
-    scores = sonic.Folds(FOLDS, fold="event % 3")(varied, events=NUMBERED)
-    assert scores["cut"].y.a.tolist() == [[6.0], [], [6.0], []]
+    by_event = sonic.Folds(FOLDS, fold="event % 3")
+    assert by_event(varied, events=NUMBERED)["cut"].y.a.tolist() == [[6.0], [], [6.0], []]
     with pytest.raises(errors.InputError, match="'cut' has 3 events, and there are 4 folds"):
         folds(sonic.Variations(nominal=EVENTS, cut=EVENTS[1:]), fold=np.zeros(4, int))
 
@@ -348,15 +327,11 @@ def test_changed_outputs_are_those_of_each_model(server: FakeServer) -> None:
 def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
     """Those of another model's objects, and of objects that a mask leaves out."""
     shower = sonic.Model("plain_1", {"x": sonic.Row("shower")}, {"y": LABELS})
-    objects = ak.Array(
-        [
-            [{"pt": 1.0, "shower": np.nan, "ee": 0}, {"pt": 2.0, "shower": 5.0, "ee": 1}],
-            [{"pt": np.nan, "shower": 6.0, "ee": 1}],
-        ]
-    )
-    choice = sonic.Choice({0: PLAIN[0], 1: shower}, by="ee")
+    columns = {"pt": [[1.0, 2.0], [np.nan]], "shower": [[np.nan, 5.0], [6.0]], "ee": [[0, 1], [1]]}
+    objects = ak.zip({name: ak.Array(column) for name, column in columns.items()})
+    choice = sonic.Choice({0: ONE, 1: shower}, by="ee")
     assert choice(objects).a.tolist() == [[1.0, 5.0], [6.0]]
-    assert PLAIN[0](objects, mask=objects.pt > 0).a.tolist() == [[1.0, 2.0], [None]]
+    assert ONE(objects, mask=objects.pt > 0).a.tolist() == [[1.0, 2.0], [None]]
     with pytest.raises(errors.InputError, match="'shower' is NaN"):
         choice(ak.with_field(objects, 1, "ee"))
 
@@ -364,13 +339,10 @@ def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
 def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     jets = ak.Array([[{"eta": 0.5, "r": "EB"}], [], [{"eta": 2.0, "r": "EE"}]])
     events = ak.zip({"Jet": jets, "pt": [1.0, 2.0, 3.0]}, depth_limit=1)
-    by_number = sonic.Choice({1: PLAIN[0], 0: PLAIN[1]}, by="abs(Jet[0].eta) < 1.5")
-    by_text = sonic.Choice({"EB": PLAIN[0], "EE": PLAIN[1]}, by="Jet[0].r")
-    tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
+    by_number = sonic.Choice({1: ONE, 0: TWO}, by="abs(Jet[0].eta) < 1.5")
+    by_text = sonic.Choice({"EB": ONE, "EE": TWO}, by="Jet[0].r")
     for choice in (by_number, by_text):
         assert choice(events).b.tolist() == [1.0, None, 4.0]
-        for some in (events[:1], events[:0], tracer):
-            assert str(choice(some).type.content) == str(choice(events).type.content)
     photons = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 3.0}], []])
     assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
@@ -378,12 +350,12 @@ def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
 def test_models_of_different_shapes_are_refused() -> None:
     models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (2, 3)]
     served = {
-        model.name: FakeModel(
+        f"m{n}": FakeModel(
             inputs={"x": ("float32", (1,))},
             outputs={"y": ("float32", (n,))},
             function=lambda inputs, n=n: {"y": np.tile(inputs["x"], n)},
         )
-        for n, model in enumerate(models, 2)
+        for n in (2, 3)
     }
     choice = sonic.Choice(dict(zip("AB", models, strict=True)), by="region")
     with FakeServer(served) as running, sonic.connect(running.url):
@@ -405,107 +377,89 @@ def test_pools_check_declarations(server: FakeServer) -> None:
             pool.check(wrong)
 
 
-# Masks.
-
-
 def test_none_stays_for_rows_that_servers_lost(server: FakeServer) -> None:
     for lost in (PLAIN[0], sonic.Folds(PLAIN, fold=None)):
         server.fail(grpc.StatusCode.INVALID_ARGUMENT)
-        scores = lost(EVENTS, mask=EVENTS.pt > 1.5, default=-1.0, on_error="mask")
+        scores = lost(EVENTS, mask=MASK, default=-1.0, on_error="mask")
         assert scores.a.tolist() == [[-1.0, None], [], [None, None], [None]]
 
 
 def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
-    scores = WHOLE(EVENTS, mask=EVENTS.pt > 1.5, default=-1)
+    scores = WHOLE(EVENTS, mask=MASK, default=-1)
     assert scores.y.b.tolist() == [[-1.0, 11.0], [], [None, 12.0], [13.0]]
     assert scores.z.tolist() == [[-1, 2], [], [None, 3], [4]]
     assert scores.type == WHOLE(EVENTS).type
-    jets = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], []])
-    for some in (jets, jets[1:]):
-        numbers, mask = "{a: float32, b: float32}", some.pt > 1
-        assert str(ONE(some).type.content) == f"var * {numbers}"
-        assert str(ONE(some, mask=mask).type.content) == f"var * ?{numbers}"
-        assert str(ONE(some, mask=mask, default=-1).type.content) == f"var * {numbers}"
 
 
 def test_masks_of_columns_may_be_described(server: FakeServer) -> None:
-    events = sample(entry_stop=20)
-    jets = events.FatJet
-    mask = (jets.pt > 400) & (abs(jets.eta) < 2)
-    of_events = ak.num(jets) > 1
-    for some in (mask, of_events, ak.with_parameter(of_events, "__doc__", "the union of bits")):
-        scores = PLAIN[0](jets, mask=some)
-        expected = ak.broadcast_arrays(some, jets.pt)[0]
-        assert (~ak.is_none(scores.a, axis=1)).tolist() == expected.tolist()
-        assert ak.any(expected)
-    assert not ak.all(mask, axis=None)
+    for mask in (MASK, ak.num(EVENTS) > 1):
+        described = ak.with_parameter(mask, "__doc__", "the union of bits")
+        scores = ONE(EVENTS, mask=described)
+        assert scores.tolist() == ONE(EVENTS, mask=mask).tolist()
 
 
 def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
     """None of them would be scored, without a word."""
-    events = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}, {"pt": 4.0}])
-    mask = EVENTS.pt > 1.5
-    for wrong in (mask, ak.mask(mask, [True, False, True, True])):
+    for wrong in (MASK, ak.mask(MASK, [True, False, True, True])):
         with pytest.raises(errors.InputError, match="same objects"):
-            PLAIN[0](events, mask=wrong)
+            ONE(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0]}), mask=wrong)
 
 
 def test_defaults_are_for_numbers() -> None:
     outputs = {"each": sonic.Output(["a"], per="constituent"), "vector": sonic.Output(shape=(2,))}
     lists = sonic.Model("lists", {"x": sonic.Padded("x", 3)}, outputs)
     vector = sonic.Model("lists", lists.inputs, {"vector": outputs["vector"]})
-    objects = ak.Array([{"x": [1.0, 2.0]}, {"x": [3.0]}])
+    objects, mask = ak.Array([{"x": [1.0, 2.0]}, {"x": [3.0]}]), [True, False]
 
     def function(inputs: Any) -> Any:
         return {"each": inputs["x"].transpose(0, 2, 1), "vector": inputs["x"][:, 0, :2]}
 
     fake = FakeModel.of(lists, function)
     with FakeServer({"lists": fake}) as server, sonic.connect(server.url):
-        mask = np.asarray([True, False])
         assert vector(objects, mask=mask, default=-1.0).tolist() == [[1.0, 2.0], [-1.0, -1.0]]
         assert lists(objects, mask=mask).each.a.tolist() == [[1.0, 2.0], None]
         with pytest.raises(errors.ConfigError, match="numbers, and not for lists or strings"):
             lists(objects, mask=mask, default=-1.0)
 
 
-ONE, TWO = PLAIN[:2]
-MASK = EVENTS.pt > 1.5
 LISTS = "the folds do not have the same objects"
 WHOLES = [plain(number, y=sonic.Output(["a"], "int64")) for number in range(2)]
 
 
-def choose(models: Any, by: Any = "x") -> sonic.Choice:
-    return sonic.Choice(models, by=by)
+def folds(models: Any, fold: Any = None) -> Any:
+    return lambda: sonic.Folds(models, fold=fold)
+
+
+def choose(models: Any, by: Any = "x", objects: Any = None) -> Any:
+    def make() -> Any:
+        choice = sonic.Choice(models, by=by)
+        return choice if objects is None else choice(objects)
+
+    return make
 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sonic.Folds([ONE]), "two models or more"),
-        (lambda: sonic.Folds([ONE, FOLDS[1]]), "'plain_0' and 'fold_1' give other"),
-        (lambda: sonic.Folds(["a", "b"]), "expected models, got str"),
-        (lambda: sonic.Folds({"a": ONE}), "expected a list of models, got dict"),
-        (lambda: sonic.Folds(PLAIN, fold="event %"), "expression 'event %' cannot be read"),
-        (lambda: sonic.Folds(PLAIN, fold=3), "expected a field or an expression as a str"),
-        (
-            lambda: sonic.Folds(WHOLES)(EVENTS, fold=None),
-            "output 'y' has no mean over folds, as it has no fractions; .* % 2",
-        ),
-        (lambda: choose([ONE, TWO]), "expected a dict of two models or more"),
-        (lambda: choose({"EB": ONE}), "two models or more"),
-        (lambda: choose({"EB": ONE, 1: TWO}), "numbers or strings as keys"),
-        (lambda: choose({0.5: ONE, 1: TWO}), "numbers or strings as keys"),
-        (lambda: choose({0: ONE, 1: "endcap"}), "expected models, got str"),
-        (lambda: choose({0: ONE, 1: TWO}, 3), "as a str, got int"),
-        (lambda: choose({0: ONE, 1: TWO}, "eta <"), "cannot be read"),
-        (
-            lambda: choose({"A": ONE, "HF": TWO}, "region")(EVENTS),
-            "region: event 0 has B, which has no model; expected one of A, HF",
-        ),
-        (lambda: choose({1: ONE, 2: TWO}, "region")(EVENTS), "region"),
-        (lambda: choose({1: ONE, 2: TWO}, "pt / 2")(EVENTS), "event 0 has 0.5"),
-        (lambda: choose({"1": ONE, "2": TWO}, "pt")(EVENTS), "pt"),
+        (folds([ONE]), "two models or more"),
+        (folds([ONE, FOLDS[1]]), "'plain_0' and 'fold_1' give other"),
+        (folds(["a", "b"]), "expected models, got str"),
+        (folds({"a": ONE}), "expected a list of models, got dict"),
+        (folds(PLAIN, "event %"), "expression 'event %' cannot be read"),
+        (folds(PLAIN, 3), "expected a field or an expression as a str"),
+        (lambda: sonic.Folds(WHOLES)(EVENTS, fold=None), "'y' has no mean .* no fractions; .* % 2"),
+        (choose([ONE, TWO]), "expected a dict of two models or more"),
+        (choose({"EB": ONE}), "two models or more"),
+        (choose({"EB": ONE, 1: TWO}), "numbers or strings as keys"),
+        (choose({0.5: ONE, 1: TWO}), "numbers or strings as keys"),
+        (choose({0: ONE, 1: "endcap"}), "expected models, got str"),
+        (choose({0: ONE, 1: TWO}, 3), "as a str, got int"),
+        (choose({0: ONE, 1: TWO}, "eta <"), "cannot be read"),
+        (choose({"A": ONE, "HF": TWO}, "region", EVENTS), "event 0 has B, .*; expected one of A"),
+        (choose({1: ONE, 2: TWO}, "region", EVENTS), "region"),
+        (choose({1: ONE, 2: TWO}, "pt / 2", EVENTS), "event 0 has 0.5"),
+        (choose({"1": ONE, "2": TWO}, "pt", EVENTS), "pt"),
     ],
 )
 def test_bad_declarations_are_refused(make: Any, message: str) -> None:
@@ -513,14 +467,14 @@ def test_bad_declarations_are_refused(make: Any, message: str) -> None:
         make()
 
 
+NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
+
+
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"fold": [0, 1, 2, 3]},
-            "fold: event 3 has 3, which has no model; expected one of 0, 1, 2, or None",
-        ),
+        ({"fold": [0, 1, 2, 3]}, "event 3 has 3, which has no model; expected one of 0, 1, 2, or"),
         ({"fold": [0, 1, -1, 0]}, "fold: event 2 has -1"),
         ({"fold": [0, 1, 2]}, "a fold for each of 4 events, got 3"),
         ({"fold": [0]}, "a fold for each of 4 events, got 1"),
@@ -529,12 +483,10 @@ def test_bad_declarations_are_refused(make: Any, message: str) -> None:
         ({"fold": [float("nan"), 1, 2, 1]}, "fold: event 0 has nan, which has no model"),
         ({"fold": ["a", "b", "c", "d"]}, "fold: "),
         ({"fold": [[0], [], [1, 1], [0]]}, LISTS),
-        ({"fold": [[0], [0], [0], [0]]}, LISTS),
         ({"fold": np.zeros((4, 1), int)}, LISTS),
         ({"fold": [[[0], [0]], [], [[1], [1]], [[0]]]}, LISTS),
         ({"fold": [0, "a", 1, 0]}, "fold: expected one value for each"),
         ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
-        ({"fold": object()}, "fold: expected an array, got object"),
         ({"fold": 1}, "fold: expected an array, got int"),
         ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
         ({"fold": "event %"}, "cannot be read"),
@@ -545,15 +497,12 @@ def test_bad_declarations_are_refused(make: Any, message: str) -> None:
         ({"mask": EVENTS}, "mask: expected True or False for each event or object"),
         ({"mask": [True, [True], [], []]}, "mask: expected True or False for each"),
         ({"version": [1.0, 1.0, 1.0, 1.0]}, "version: expected a whole number for each"),
-        (
-            {"version": ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")},
-            "version: expected a whole number for each",
-        ),
+        ({"version": NO_INTEGERS}, "version: expected a whole number for each"),
         ({"default": -1.0}, "default= is the score of objects that mask= leaves out"),
         ({"mask": MASK, "default": "x"}, "expected default to be a number, got 'x'"),
-        ({"mask": MASK, "default": 0.5}, "the scores are int64, which cannot be default=0.5"),
-        ({"mask": MASK, "default": 1e300}, "the scores are float32, which cannot be default=1e"),
-        ({"mask": MASK, "default": 2**63}, "the scores are int64, which cannot be default=92"),
+        ({"mask": MASK, "default": 0.5}, "the scores: int64 cannot hold the default 0.5"),
+        ({"mask": MASK, "default": 1e300}, "the scores: float32 cannot hold the default 1e"),
+        ({"mask": MASK, "default": 2**63}, "the scores: int64 cannot hold the default 92"),
     ],
 )
 def test_bad_folds_masks_and_defaults_are_refused(options: Any, message: str) -> None:

@@ -22,20 +22,11 @@ from sonic_coffea.demo.samples import DATA
 def linked(names: tuple[str, str, str]) -> ak.Array:
     """Events whose links are not in the order of the jets, and one that leads to no jet."""
     table, index, candidates = names
-    links = ak.zip(
-        {
-            "jetIdx": ak.Array([[1, 0, 1, -1], [], [0]]),
-            index: ak.Array([[2, 0, 1, 3], [], [1]]),
-        }
-    )
-    return ak.zip(
-        {
-            "FatJet": ak.zip({"pt": ak.Array([[1.0, 2.0], [], [3.0, 4.0]])}),
-            table: links,
-            candidates: ak.zip({"pt": ak.Array([[10.0, 11.0, 12.0, 13.0], [14.0], [15.0, 16.0]])}),
-        },
-        depth_limit=1,
-    )
+    links = {"jetIdx": [[1, 0, 1, -1], [], [0]], index: [[2, 0, 1, 3], [], [1]]}
+    pt = {"FatJet": [[1.0, 2.0], [], [3.0, 4.0]]}
+    pt |= {candidates: [[10.0, 11.0, 12.0, 13.0], [14.0], [15.0, 16.0]]}
+    columns = {name: ak.zip({"pt": numbers}) for name, numbers in pt.items()}
+    return ak.zip(columns | {table: ak.zip(links)}, depth_limit=1)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +56,12 @@ def test_constituents_are_found_by_tables_of_all_releases(
 @pytest.mark.parametrize("candidate", [-2, 1])
 def test_links_that_lead_nowhere_are_refused(candidate: int) -> None:
     """Not to be taken for a candidate of another event."""
-    links = ak.zip({"jetIdx": [[0], [0]], "pfCandIdx": [[1], [candidate]]})
-    events = ak.zip(
-        {
-            "FatJet": ak.zip({"pt": ak.Array([[1.0], [2.0]])}),
-            "FatJetPFCand": links,
-            "PFCand": ak.zip({"pt": ak.Array([[10.0, 11.0], [12.0], [13.0]][:2])}),
-        },
-        depth_limit=1,
-    )
+    columns = {
+        "FatJet": {"pt": [[1.0], [2.0]]},
+        "FatJetPFCand": {"jetIdx": [[0], [0]], "pfCandIdx": [[1], [candidate]]},
+        "PFCand": {"pt": [[10.0, 11.0], [12.0]]},
+    }
+    events = ak.zip({name: ak.zip(each) for name, each in columns.items()}, depth_limit=1)
     message = f"pfCandIdx {candidate} in event 1, which has 1 of 'PFCand'"
     with pytest.raises(errors.InputError, match=message) as caught:
         sonic.constituents(events)
@@ -97,38 +85,28 @@ def sample() -> tuple[ak.Array, list[Any]]:
     return events, expected
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        slice(None),
-        slice(20, 90),
-        slice(None, None, -1),
-        [5, 5, 140, 0],
-        slice(90, 20, -3),
-        slice(0),
-    ],
-    ids=str,
-)
+CHOSEN = [slice(None), slice(20, 90), [5, 5, 140, 0], slice(90, 20, -3), slice(0)]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
 def test_constituents_of_a_selection(sample: tuple[ak.Array, list[Any]], chosen: Any) -> None:
     events, expected = sample
-    selected = np.arange(len(expected))[chosen]
     candidates = sonic.constituents(events[chosen])
-    assert candidates.pt.tolist() == [expected[i] for i in selected]
-    assert ak.num(candidates).tolist() == ak.num(events.FatJet[chosen]).tolist()
+    assert candidates.pt.tolist() == [expected[i] for i in np.arange(len(expected))[chosen]]
 
 
 def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
     log: list[Any] = []
-    events = sample_of(access_log=log, entry_stop=50)
-    candidates = sonic.constituents(events)
-    read = {getattr(entry, "branch", entry) for entry in log}
-    assert read <= {"nFatJet", "nFatJetPFCand", "nPFCand"} | {
-        "FatJetPFCand_jetIdx",
-        "FatJetPFCand_pfCandIdx",
-    }
+
+    def read() -> set[str]:
+        return {getattr(entry, "branch", entry) for entry in log}
+
+    candidates = sonic.constituents(sample_of(access_log=log, entry_stop=50))
+    links = {"FatJetPFCand_jetIdx", "FatJetPFCand_pfCandIdx"}
+    assert read() <= {"nFatJet", "nFatJetPFCand", "nPFCand"} | links
     log.clear()
     np.asarray(ak.flatten(candidates.eta, axis=None))
-    assert {getattr(entry, "branch", entry) for entry in log} == {"PFCand_eta"}
+    assert read() == {"PFCand_eta"}
 
 
 def calibrated(events: ak.Array) -> ak.Array:
@@ -150,9 +128,10 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("is_kept", [True, False], ids=["file kept", "file gone"])
+@pytest.mark.parametrize(
+    ("mode", "is_kept"), [("virtual", True), ("virtual", False), ("eager", True)]
+)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("mode", ["virtual", "eager"])
 def test_changed_jets_keep_their_constituents(mode: str, change: Any, is_kept: bool) -> None:
     file = sample_of(mode=mode, entry_stop=150)
     expected = sonic.constituents(file)
@@ -178,31 +157,26 @@ def test_vertices_by_a_table_follow_jets_that_noted_their_positions() -> None:
     events = linked(("FatJetSVs", "sVIdx", "SV"))
     jets = ak.with_field(events.FatJet, ak.local_index(events.FatJet, axis=1), "file_position")
     events = ak.with_field(events, jets[:, ::-1], "FatJet")
-    assert sonic.secondary_vertices(events).pt.tolist() == [
-        [[12.0, 11.0], [10.0]],
-        [],
-        [[], [16.0]],
-    ]
+    expected = [[[12.0, 11.0], [10.0]], [], [[], [16.0]]]
+    assert sonic.secondary_vertices(events).pt.tolist() == expected
 
 
 def test_jets_whose_positions_are_not_known_are_refused(sample: tuple[ak.Array, list[Any]]) -> None:
-    message = (
-        "'FatJet' are not those of the file.*not known: .*{}.*'file_position'. = ak.local_index"
-    )
-    sorted_jets = linked(("FatJetSVs", "sVIdx", "SV"))
-    sorted_jets["FatJet"] = sorted_jets.FatJet[ak.argsort(-sorted_jets.FatJet.pt)]
-    with pytest.raises(errors.InputError, match=message.format("do not know their file")):
-        sonic.secondary_vertices(sorted_jets)
-    events = sample[0][:]
-    smeared = ak.with_field(events.FatJet, np.float32(0.1), "eta")
-    events["FatJet"] = ak.zip({name: smeared[name] + 0 for name in smeared.fields})
-    with pytest.raises(errors.InputError, match=message.format("0 of them with the eta and phi")):
-        sonic.constituents(events)
-    copied = ak.zip({name: sample[0].FatJet[name] + 0 for name in smeared.fields})
-    events["FatJet"] = copied[:, ::-1]
-    del events["event"]
-    with pytest.raises(errors.InputError, match=message.format("without 'event'")):
-        sonic.constituents(events)
+    of_table = linked(("FatJetSVs", "sVIdx", "SV"))
+    of_table["FatJet"] = of_table.FatJet[ak.argsort(-of_table.FatJet.pt)]
+    jets = {name: sample[0].FatJet[name] + 0 for name in sample[0].FatJet.fields}
+    smeared, without_event = sample[0][:], sample[0][:]
+    smeared["FatJet"] = ak.zip({**jets, "eta": ak.full_like(jets["eta"], 0.1)})
+    without_event["FatJet"] = ak.zip(jets)[:, ::-1]
+    del without_event["event"]
+    for events, find, reason in (
+        (of_table, sonic.secondary_vertices, "do not know their file"),
+        (smeared, sonic.constituents, "0 of them with the eta and phi"),
+        (without_event, sonic.constituents, "without 'event'"),
+    ):
+        message = f"'FatJet' are not those of the file.*{reason}.*'file_position'. = ak.local_index"
+        with pytest.raises(errors.InputError, match=message):
+            find(events)
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["file kept", "file gone"])
@@ -223,28 +197,11 @@ def test_indices_of_the_file_lead_to_the_same_object(is_kept: bool) -> None:
     assert 0 < only.sum() < only.size
     np.testing.assert_array_equal(layout.pack(electrons)[:, 0], np.where(only, expected[:, 0], -9))
     # An index that the file does not have counts in the candidates as they are.
-    links = ak.with_field(electrons.FatJetPFCand, 0, "first")
     mine = sonic.Feature("PFCand.pdgId", index="FatJetPFCand.first")
+    links = ak.with_field(electrons.FatJetPFCand, 0, "first")
     some = ak.with_field(electrons, links, "FatJetPFCand")
     some = some[(ak.num(some.PFCand) > 0) & (ak.num(some.FatJetPFCand) > 0)]
-    packed = sonic.Padded([mine], 1).pack(some)
-    assert packed[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
-
-
-# A vertex that the file does not store is left out.
-WITHOUT_ONE: list[Any] = [[[], [12.0, 11.0]], [], [[16.0], []]]
-
-
-def with_columns(names: tuple[str, str, str], columns: tuple[str, ...]) -> ak.Array:
-    """Events with a vertex that is not stored, and a table that says more than where they are."""
-    table, index, objects = names
-    events = linked(names)
-    numbers = ak.local_index(events[table]["jetIdx"]) + 10 * np.arange(3)
-    links = events[table]
-    links[index] = ak.Array([[2, -1, 1, 3], [], [1]])
-    for name in columns:
-        links[name] = numbers
-    return ak.with_field(ak.with_field(events, links, table), events[objects], objects)
+    assert sonic.Padded([mine], 1).pack(some)[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
 
 
 def read_without_data(events: ak.Array) -> set[tuple[Any, ...]]:
@@ -257,14 +214,20 @@ def read_without_data(events: ak.Array) -> set[tuple[Any, ...]]:
 
 
 def test_columns_of_the_table_are_fields() -> None:
-    columns = ("costhetasvpv", "pt", "sVIdxG", "jetIdxG")
-    events = with_columns(("FatJetSVs", "sVIdx", "SV"), columns)
-    expected = [[[], [0, 2]], [], [[20], []]]
+    """But for indices; and a vertex that the file does not store is left out."""
+    events = linked(("FatJetSVs", "sVIdx", "SV"))
+    links = events.FatJetSVs
+    links["sVIdx"] = ak.Array([[2, -1, 1, 3], [], [1]])
+    for name in ("costhetasvpv", "pt", "sVIdxG", "jetIdxG"):
+        links[name] = ak.local_index(links.jetIdx) + 10 * np.arange(3)
+    events["FatJetSVs"] = links
+    pt = [[[], [12.0, 11.0]], [], [[16.0], []]]
     for chosen in (slice(None), slice(None, None, -1), [2, 0]):
         vertices = sonic.secondary_vertices(events[chosen])
         assert vertices.fields == ["pt", "costhetasvpv"]
-        assert vertices.costhetasvpv.tolist() == [expected[n] for n in np.arange(3)[chosen]]
-        assert vertices.pt.tolist() == [WITHOUT_ONE[n] for n in np.arange(3)[chosen]]
+        expected = ak.Array([[[], [0, 2]], [], [[20], []]])[chosen]
+        assert vertices.costhetasvpv.tolist() == expected.tolist()
+        assert vertices.pt.tolist() == [pt[n] for n in np.arange(3)[chosen]]
     assert read_without_data(events) == {("FatJetSVs", None, name) for name in ("jetIdx", "sVIdx")}
 
 
@@ -323,9 +286,8 @@ def test_objects_within_a_cone_are_those_that_loops_find(
 
 
 def test_cones_of_jets_that_are_none() -> None:
-    jets = objects([[(0.0, 0.0), (0.1, 0.0)]], 2)
-    chosen = ak.mask(jets, jets.id != 1)
-    inside = sonic.within_cone(chosen, jets, 0.4).id
+    chosen = ak.mask(JETS, JETS.id != 1)
+    inside = sonic.within_cone(chosen, JETS, 0.4).id
     assert inside.tolist() == [[[0, 1], []], [[2, 3], [2, 3]]]
 
 
@@ -360,27 +322,22 @@ def test_other_tables_and_radii_are_not_guessed() -> None:
 
 
 def test_vertices_and_tracks_of_the_sample(sample: tuple[ak.Array, list[Any]]) -> None:
-    """Of the right radius, read only where it is needed, and ready for a layout."""
+    """Of the right radius, and ready for a layout."""
     events = sample[0]
     vertices = objects([[(0.0, 0.0), (1.0, 2.0)], []], len(events))
     events = ak.with_field(ak.with_field(events, vertices, "SV"), vertices, "LostTrack")
-    for jets, radius in (("FatJet", 0.8), ("Jet", 0.4)):
-        if jets not in events.fields:
-            continue
+    for jets, radius in (("Jet", 0.4), ("FatJet", 0.8)):
         expected = sonic.within_cone(events[jets], vertices, radius)
         assert sonic.secondary_vertices(events, jets).id.tolist() == expected.id.tolist()
         assert sonic.lost_tracks(events, jets).id.tolist() == expected.id.tolist()
-        wide = sonic.secondary_vertices(events, jets, radius=9.0)
-        assert ak.all(ak.num(wide, axis=2) == ak.num(vertices))
-    jets = ak.with_field(events.FatJet, sonic.secondary_vertices(events), "sv")
+    wide = sonic.secondary_vertices(events, radius=9.0)
+    assert ak.all(ak.num(wide, axis=2) == ak.num(vertices))
+    jets = ak.with_field(events.FatJet, expected, "sv")
     assert sonic.Padded(["sv.eta", "sv.phi"], 3).pack(jets).shape[1:] == (2, 3)
 
 
-def test_vertices_without_data_read_links_or_directions() -> None:
+def test_vertices_without_data_read_directions() -> None:
     """And no other field of a vertex."""
-    by_table = linked(("FatJetSVs", "sVIdx", "SV"))
-    links = {("FatJetSVs", None, name) for name in ("jetIdx", "sVIdx")}
-    assert read_without_data(by_table) == links
     directed = objects([[(0.0, 0.0)]], 3)
     by_cone = ak.zip({"FatJet": directed, "SV": directed}, depth_limit=1)
     eta_phi = {(name, None, k) for name in ("FatJet", "SV") for k in ("eta", "phi")}

@@ -21,7 +21,7 @@ from tests.network.toxics import ToxicProxy
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.ml_tools import triton_wrapper
-from sonic_coffea.model._declaration import _warn_of_unlisted_tensors
+from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import connect_transport
@@ -112,7 +112,7 @@ def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
 @pytest.fixture
 def unlisted() -> Iterator[FakeServer]:
     """It does not list what its model takes and gives."""
-    _warn_of_unlisted_tensors.cache_clear()
+    warn_once.cache_clear()
     with FakeServer(served(lists_tensors=False), extensions=()) as running:
         yield running
 

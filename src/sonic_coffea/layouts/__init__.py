@@ -23,7 +23,7 @@ from sonic_coffea.layouts._file_positions import (
     touch_position,
 )
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
-from sonic_coffea.layouts._options import checked, dtype_name
+from sonic_coffea.layouts._options import checked, dtype_name, held
 from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
@@ -76,6 +76,7 @@ __all__ = [
     "file_positions",
     "found",
     "giving_back",
+    "held",
     "is_lazy",
     "is_tracer",
     "named",

@@ -217,8 +217,9 @@ class Layout(ABC):
         """Return the bytes of a number, or of the longest string and its length."""
         if self.dtype != STRING:
             return int(self.dtype.itemsize)
-        columns = bound.columns.terms.values()
-        return max(len(s) for data, _, _ in columns for s in (b"", *data)) + 4
+        # Numbers sort them, or refer to them.
+        texts = (data for data, _, _ in bound.columns.terms.values() if data.dtype == STRING)
+        return max((len(s) for data in texts for s in data), default=0) + 4
 
     def row_bytes(self, bound: Bound, batch: Batch) -> int | Int64:
         """Return the bytes of a row in a request: all the same, or of each of the rows."""

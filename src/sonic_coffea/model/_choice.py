@@ -65,15 +65,15 @@ class Choice:
         kind, expected = type(self).__name__, "a dict of two models or more"
         if not isinstance(declared, Mapping) or len(models) < 2:
             raise ConfigError(f"{kind}: expected {expected}, got {models!r}")
-        first, *others = models.values()
-        for model in (first, *others):
+        first = next(iter(models.values()))
+        for model in models.values():
             if not isinstance(model, Model):
                 raise ConfigError(f"{kind}: expected models, got {type(model).__name__}")
         if not any(all(isinstance(key, of) for key in models) for of in (int, str)):
             raise ConfigError(
                 f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
             )
-        for model in others:
+        for model in models.values():
             if model.outputs != first.outputs:
                 raise ConfigError(
                     f"{kind}: models {first.name!r} and {model.name!r} give other outputs "

@@ -11,7 +11,6 @@ from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import xxhash
 
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, nearest, printable
@@ -42,7 +41,6 @@ _RESERVED = (
     *("priority", "timeout", "headers", "binary_data_output"),
     *("sequence_id", "sequence_start", "sequence_end"),
 )
-_LONGEST_S = 1e9
 
 Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
@@ -105,9 +103,7 @@ class Declaration(WithPool):
         check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
-        carried: Any = {} if parameters is None else parameters
-        if not isinstance(carried, Mapping):
-            raise ConfigError(f"model {name!r}: expected a dict for parameters, got {carried!r}")
+        carried = {} if parameters is None else parameters
         self.parameters = _parameters(name, carried, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
@@ -127,8 +123,7 @@ class Declaration(WithPool):
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared.
-        more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
-        more += self.parameters
+        more: tuple[Any, ...] = (*filter(None, [self.one_request_per]), *self.parameters)
         now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
         hashed = self._hashed
         if hashed is None or hashed[0] != now:
@@ -215,7 +210,12 @@ class Declaration(WithPool):
                     **place,
                 )
         if not contract.lists_tensors:
-            _warn_of_unlisted_tensors(self.name, server)
+            warn_once(
+                "%s does not list what model %s takes and gives, so nobody has compared the "
+                "declaration with it",
+                server,
+                self.name,
+            )
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)
 
     def fitted(self, contract: Contract, *, server: str) -> Contract:
@@ -237,9 +237,8 @@ class Declaration(WithPool):
         try:
             yield
         except FieldError as error:
-            names: list[str] = list(objects) if isinstance(objects, Mapping) else []
-            if isinstance(objects, ak.Array):
-                names = objects.fields
+            is_dict = isinstance(objects, Mapping)
+            names = list(objects if is_dict else getattr(objects, "fields", ()))
             paths = {path for each in self.inputs.values() for path in each.columns}
             roots = {path.partition(".")[0] for path in paths}
             fields = {name: getattr(records_of(objects[name]), "fields", ()) for name in names}
@@ -247,7 +246,7 @@ class Declaration(WithPool):
             if not fit:
                 raise
             hint = f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}"
-            if isinstance(objects, Mapping) and fit == names != fit[:1]:
+            if is_dict and fit == names != fit[:1]:
                 hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
             raise error.because(hint) from None
 
@@ -290,14 +289,11 @@ class Declaration(WithPool):
         )
 
 
-def _parameters(
-    model: str,
-    parameters: Mapping[str, bool | int | float | str],
-    priority: int | None,
-    server_timeout_s: float | None,
-) -> Parameters:
+def _parameters(model: str, given: Any, priority: Any, server_timeout_s: Any) -> Parameters:
     """Return the parameters of each request by Triton's names; refuse other names and types."""
-    for name, value in parameters.items():
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"model {model!r}: expected a dict for parameters, got {given!r}")
+    for name, value in given.items():
         if name in _RESERVED:
             raise ConfigError(
                 f"model {model!r}: parameter {name!r} is not free; declare priority= or "
@@ -308,39 +304,34 @@ def _parameters(
                 f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
                 f"{type(value).__name__}"
             )
-    carried = dict(parameters)
+    carried = dict(given)
     if priority is not None:
         if type(priority) is not int or priority < 1:
             raise ConfigError(f"model {model!r}: expected priority of 1 or more, got {priority!r}")
         carried["priority"] = priority
     if server_timeout_s is not None:
-        if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < _LONGEST_S:
+        most_s = 2**63 / 1e6  # Triton has microseconds as an int64
+        if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < most_s:
             raise ConfigError(
-                f"model {model!r}: expected server_timeout_s above 0 s and below {_LONGEST_S:g} s, "
+                f"model {model!r}: expected server_timeout_s above 0 s and below {most_s:g} s, "
                 f"got {server_timeout_s!r}"
             )
-        carried["timeout"] = max(1, round(server_timeout_s * 1e6))
+        carried["timeout"] = max(1, round(float(server_timeout_s) * 1e6))
     return tuple(carried.items())
 
 
 @cache
-def _warn_of_unlisted_tensors(model: str, server: str) -> None:
-    """Warn, once in a process."""
-    logger.warning(
-        "%s does not list what model %s takes and gives, so nobody has compared the declaration "
-        "with it",
-        server,
-        model,
-    )
+def warn_once(message: str, *arguments: str) -> None:
+    """Warn, once in a process rather than at every chunk."""
+    logger.warning(message, *arguments)
 
 
 def _listed(tensors: Mapping[str, Sequence[str]], kind: str) -> str:
     """Return tensors with their labels or fields; of many, the first, the last and the count."""
     shown = []
-    for tensor, names in tensors.items():
-        several = ", ".join(names)
+    for tensor, all_names in tensors.items():
+        names = list(all_names)
         if len(names) > _MOST_NAMES:
-            first = ", ".join(names[: _MOST_NAMES - 2])
-            several = f"{first}, ..., {names[-1]}: {len(names)} {kind}"
-        shown.append(f"{tensor} ({several})" if names else tensor)
+            names[_MOST_NAMES - 2 :] = ["...", f"{names[-1]}: {len(names)} {kind}"]
+        shown.append(f"{tensor} ({', '.join(names)})" if names else tensor)
     return printable(", ".join(shown))

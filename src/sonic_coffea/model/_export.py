@@ -57,8 +57,8 @@ def export(
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
     """Compare a declaration with that of a file of training data; see `Model.check_export`."""
-    made_by, *others = provenance.read(path)["models"]
-    if others or "inputs" not in made_by:
+    records = provenance.read(path)["models"]
+    if len(records) != 1 or "inputs" not in (made_by := records[0]):
         raise ConfigError(f"expected a file that export has written, got {path}")
     declared = {name: repr(layout) for name, layout in model.inputs.items()}
     if model.config_hash == made_by["config_hash"] or declared == made_by["inputs"]:
@@ -121,13 +121,12 @@ def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> An
             raise InputError(f"{what}: event {event} has None; mask it in the objects, too")
         return values[index]
     layout = {what: Row(Feature(label, expression=label), "float64")}
-    for number, record in enumerate(records):
-        try:
-            inputs = bind_inputs(layout, record)
-        except FieldError:
-            if number + 1 == len(records):
-                raise
-            continue
-        values = inputs.pack_all()[what][:, 0]
-        return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)
-    raise InputError(f"{what}: expected an array")
+    first, *others = records
+    try:
+        inputs = bind_inputs(layout, first)
+    except FieldError:
+        if not others:
+            raise
+        return _label(rows, label, others, what)
+    values = inputs.pack_all()[what][:, 0]
+    return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)

@@ -126,15 +126,7 @@ class Model(Declaration):
         >>> Model.from_weaver("tagger", file, labels=["qcd", "top"], rename={"pt": "pf.pt"})
         Model('tagger', inputs: pf_features (pf.pt); outputs: softmax (qcd, top))
         """
-        layouts, names = weaver.read(
-            preprocess,
-            prefix=prefix,
-            labels=labels,
-            rename=rename,
-            inputs=inputs,
-            order=order,
-            pad_mode=pad_mode,
-        )
+        layouts, names = weaver.read(preprocess, prefix, labels, rename, inputs, order, pad_mode)
         return cls(name, layouts, {output or weaver.usual_output(layouts): names}, version)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -26,20 +26,10 @@ from sonic_coffea.layouts import (
 Association = tuple[str, str, str]
 """A table, its index into a collection, and the collection."""
 
-# NanoAODv15, and PFNano, whose releases differ in the names.
-_CANDIDATES = (
-    ("{jets}PFCand", "pfCandIdx", "PFCand"),
-    ("{jets}PFCands", "pFCandsIdx", "PFCands"),
-    ("{jets}PFCands", "candIdx", "PFCands"),
-    ("JetPFCands{radius}", "pFCandsIdx", "PFCands"),
-    ("JetPFCands{radius}", "candIdx", "PFCands"),
-)
-_VERTICES = (
-    ("{jets}SVs", "sVIdx", "SV"),
-    ("{jets}SVs", "svIdx", "SV"),
-    ("JetSVs{radius}", "sVIdx", "SV"),
-    ("JetSVs{radius}", "svIdx", "SV"),
-)
+# How names of tables end in NanoAODv15, and in releases of PFNano, and what they lead to.
+_CANDIDATES = {"PFCand": "PFCand", "PFCands": "PFCands"}
+_VERTICES = {"SVs": "SV"}
+_INDICES = ("pfCandIdx", "pFCandsIdx", "candIdx", "sVIdx", "svIdx")
 _LOST_TRACKS = ("LostTrack", "LostTracks")
 
 # The radius with which a collection was clustered.
@@ -204,8 +194,7 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     both = {"jets": jets, "others": others}
     radius = checked("float", radius, "within_cone: expected radius to be")
     if is_lazy(both):
-        label = "within-cone"
-        function = partial(_within_cone, radius=radius)
+        function, label = partial(_within_cone, radius=radius), "within-cone"
         return over_partitions(function, both, label=label, token=f"{label}-{radius}")
     return _within_cone(both, radius=radius)
 
@@ -220,8 +209,7 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
             f"expected jets and objects of the same events, got {len(jets)} and {len(others)}"
         )
     jet, other = ak.unzip(ak.cartesian(directions, nested=True))
-    turn = abs(jet.phi - other.phi) % (2 * np.pi)
-    turn = np.minimum(turn, 2 * np.pi - turn)
+    turn = (jet.phi - other.phi + np.pi) % (2 * np.pi) - np.pi
     inside = (jet.eta - other.eta) ** 2 + turn**2 < radius**2
     number = ak.local_index(inside, axis=2)[inside]
     chosen = others[ak.flatten(number, axis=2)]
@@ -325,10 +313,11 @@ def _of_each(jets: Any, elements: Any) -> ak.Array:
     return nested
 
 
-def _association(events: Any, jets: str, patterns: Iterable[Association]) -> Association | None:
+def _association(events: Any, jets: str, tables: Mapping[str, str]) -> Association | None:
     known = set(events.fields)
-    for pattern, index, candidates in patterns:
-        table = pattern.format(jets=jets, radius=_RADIUS_NAMES.get(jets, jets))
-        if {table, candidates} <= known and index in events[table].fields:
-            return table, index, candidates
+    for end, objects in tables.items():
+        for table in (f"{jets}{end}", f"Jet{end}{_RADIUS_NAMES.get(jets, jets)}"):
+            for index in _INDICES if {table, objects} <= known else ():
+                if index in events[table].fields:
+                    return table, index, objects
     return None

@@ -24,7 +24,7 @@ from sonic_coffea.errors import (
     brief,
     printable,
 )
-from sonic_coffea.layouts import Structure
+from sonic_coffea.layouts import Structure, held
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics
@@ -101,23 +101,15 @@ class Pending:
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        state = f"{len(self.rows)} rows, {self._state}"
+        state = f"{len(self.rows)} rows, {'done' if self.done() else 'on its way'}"
         state = state if self._ready is None else f"later, as {self._ready!r}"
         return f"<Pending {printable(self._name)}{varied}: {state}>"
 
     @property
     def statistics(self) -> Statistics:
         """Statistics of the call's requests so far."""
-        total = Statistics() + self.unsent
-        for part in self.parts:
-            total += part.call.statistics
-        return total
-
-    @property
-    def _state(self) -> str:
-        if not self.done():
-            return "on its way"
-        return "failed" if any(part.call.failure for part in self.parts) else "done"
+        each = (part.call.statistics for part in self.parts)
+        return sum(each, Statistics() + self.unsent)
 
     def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
@@ -337,15 +329,8 @@ def _all(form: Form, default: float) -> Content:
             return _all(content.content.form, default)
         if not content.is_numpy:
             return None
-        numbers, fits = content.data, False
-        with contextlib.suppress(OverflowError), np.errstate(all="ignore"):
-            numbers = np.full_like(content.data, default)
-            is_real = numbers.dtype.kind == "f"
-            same = np.isfinite(numbers) == np.isfinite(default) if is_real else numbers == default
-            fits = bool(np.all(same))
-        if not fits:
-            raise ConfigError(f"the scores are {numbers.dtype}, which cannot be default={default}")
-        return NumpyArray(numbers)
+        held(default, content.data.dtype, "the scores", "default")
+        return NumpyArray(np.full_like(content.data, default))
 
     one = form.length_one_array(highlevel=False)
     filled: Content = ak.transform(fill, one, highlevel=False)

@@ -126,7 +126,7 @@ def filled_in(
         # axes of the same length is which.
         is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
         is_told = type(layout) in (Row, Padded, Dense) and not is_square
-        if layout is not None and is_told and _fields(layout) == features:
+        if layout is not None and is_told and getattr(layout, "features", ()) == features:
             layouts[spec.name] = layout
         else:
             lines.append(_entry(spec, layout, remark))
@@ -142,16 +142,12 @@ def filled_in(
     return layouts, {s.name: _output(s, outputs.get(s.name)) for s in contract.outputs}
 
 
-def _fields(layout: Layout | None) -> Sequence[Feature]:
-    fields: Sequence[Feature] = getattr(layout, "features", ())
-    return fields
-
-
 def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
     """Return entries, as Python, that fit a contract, with a declaration's fields and labels."""
     known = {name: output.labels for name, output in outputs.items()}
+    fields = {name: getattr(layout, "features", ()) for name, layout in inputs.items()}
     lines = [
-        *(_entry(s, *_layout(s, contract, _fields(inputs.get(s.name)))) for s in contract.inputs),
+        *(_entry(s, *_layout(s, contract, fields.get(s.name, ()))) for s in contract.inputs),
         *(_output_entry(spec, known.get(spec.name)) for spec in contract.outputs),
     ]
     return "what would fit:\n" + textwrap.indent(textwrap.dedent("\n".join(lines)), "    ")
@@ -187,8 +183,8 @@ def _numbers(
     count, length = max(sizes.get("F", 1), 1), sizes.get("L", 1)
     named = _named(count, fields)
     if length == 1:
-        numbers = "numbers" if order else "a number"
-        return Row(named, dtype, axis_order=order), f"{numbers} of each object"
+        remark = f"{'numbers' if order else 'a number'} of each object"
+        return Row(named, dtype, axis_order=order), remark
     remark = f"{f'{count} fields' if 'F' in order else 'a number'} of each constituent"
     if not is_sure:
         remark += f"; or {length} of them, with the axes the other way round"
@@ -245,8 +241,7 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
     per = "constituent" if len(spec.shape) == 2 and spec.shape[0] < 0 else "row"
     inner = spec.shape[1:] if per == "constituent" else spec.shape
     is_array = declared is None and math.prod(inner) > 1 and min(inner) > 0
-    shape = inner if is_array else None
-    return Output(declared, dtype or "float32", shape=shape, per=per)
+    return Output(declared, dtype or "float32", shape=inner if is_array else None, per=per)
 
 
 def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> str:

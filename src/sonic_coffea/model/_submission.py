@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -38,6 +37,7 @@ from sonic_coffea.layouts import (
     over_partitions,
     trace,
 )
+from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -188,8 +188,9 @@ class Submission:
     @property
     def _is_optional(self) -> bool:
         """Whether objects that are there may have no score, by the types of the options."""
-        is_left_out = self.case is not None and is_optional(self.case)
-        return self.default is None and (is_left_out or self.mask is not None)
+        levels = () if self.case is None else Source(self.case).place(()).levels
+        is_left_out = self.mask is not None or not all(level.is_list for level in levels)
+        return self.default is None and is_left_out
 
     @property
     def _arrays(self) -> dict[str, Any]:
@@ -345,7 +346,12 @@ class Submission:
             return None
         if contract.digest or settings.cache_trusts_versions:
             return ScoreCache(settings.cache, settings.cache_bytes)
-        _warn_of_missing_digest(model.name, contract.version)
+        warn_once(
+            "scores of %r are not kept: its servers do not all say what file version %r is (a "
+            "fallback never does); cache_trusts_versions=True takes the number's word for it",
+            model.name,
+            contract.version,
+        )
         return None
 
     def _by_version(
@@ -362,17 +368,6 @@ class Submission:
             raise InputError("expected a version for each event, got None for some")
         for version in dict.fromkeys(of_rows.tolist()):
             yield str(version), inputs.only(rows[of_rows == version])
-
-
-@cache
-def _warn_of_missing_digest(model: str, version: str) -> None:
-    """Warn, once in a process rather than at every chunk."""
-    logger.warning(
-        "scores of %r are not kept: its servers do not all say what file version %r is (a fallback "
-        "never does); cache_trusts_versions=True takes the number's word for it",
-        model,
-        version,
-    )
 
 
 def _is_single(version: Any) -> bool:
@@ -439,8 +434,3 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[ak.Array, I
     place: Any = Source(values).place(())
     index = rows.align(place, ("the objects", f"the {what}s"))
     return ak.Array(place.node[place.at]), np.arange(len(rows)) if index is None else index
-
-
-def is_optional(numbers: ak.Array) -> bool:
-    """Return whether some of the numbers may be None, by their type."""
-    return any(not level.is_list for level in Source(numbers).place(()).levels)

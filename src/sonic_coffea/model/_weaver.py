@@ -22,13 +22,12 @@ _CLASSES = "truth_label"
 
 def read(
     preprocess: str | Path | Mapping[str, Any],
-    *,
-    prefix: str | Mapping[str, str] = "",
-    labels: str | Path | Sequence[str] | None = None,
-    rename: Mapping[str, str] | None = None,
-    inputs: Mapping[str, Layout] | None = None,
-    order: str = "cmssw",
-    pad_mode: str = "constant",
+    prefix: str | Mapping[str, str],
+    labels: str | Path | Sequence[str] | None,
+    rename: Mapping[str, str] | None,
+    inputs: Mapping[str, Layout] | None,
+    order: str,
+    pad_mode: str,
 ) -> tuple[dict[str, Layout], list[str]]:
     """Return the layouts of the inputs, and the labels of the output.
 
@@ -101,10 +100,9 @@ def read(
 def _layout(
     features: list[Feature], fills: list[float], lengths: list[int] | None, pad_mode: str
 ) -> Layout:
-    if lengths is None:
-        return Row(features, axis_order="" if len(features) == 1 else "F")
-    if lengths == [1]:
-        return Row(features, axis_order="FL")
+    if lengths in (None, [1]):
+        order = "FL" if lengths else "F" if len(features) > 1 else ""
+        return Row(features, axis_order=order)
     if len(lengths) == 1:
         return Padded(features, lengths[0], fill=fills, pad_mode=pad_mode)
     return Bucketed(features, lengths, fill=fills, pad_mode=pad_mode)

@@ -40,12 +40,11 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected the model's name as `model`, got {name!r}")
     inputs = _mapping(known.get("inputs"), f"{path}, inputs")
     outputs = _mapping(known.get("outputs"), f"{path}, outputs")
-    others = {key: known[key] for key in _OPTIONS if key in known}
     return {
         "name": name,
         "inputs": {k: _layout(v, f"{path}, input {k!r}") for k, v in inputs.items()},
         "outputs": {k: _output(v, f"{path}, output {k!r}") for k, v in outputs.items()},
-        **others,
+        **{key: known[key] for key in _OPTIONS if key in known},
     }
 
 
