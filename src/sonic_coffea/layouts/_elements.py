@@ -137,18 +137,19 @@ class Elements:
         self.at: RowSelection = rows
         self._indexes: dict[tuple[int, bool], tuple[Int64, Tensor | None]] = {}
         if columns.offsets is not None:
-            firsts, total = columns.offsets[:-1][rows], int(self.counts.sum())
+            firsts = columns.offsets[:-1][rows]
             kept = self.counts if longest is None else np.minimum(self.counts, longest)
             if order is not None:
                 sent = ranges(np.cumsum(self.counts) - self.counts, kept)
                 self.at, self.counts = np.repeat(firsts, kept) + order[sent], kept
-            elif not isinstance(rows, slice) or 2 * int(kept.sum()) < total:
+            elif not isinstance(rows, slice):
                 self.at, self.counts = ranges(firsts, kept), kept
-            else:
-                first = int(firsts[0]) if len(firsts) else 0
-                self.at = slice(first, first + total)
-        self.starts = np.cumsum(self.counts) - self.counts
-        self.size = int(self.counts.sum())
+            elif len(firsts):
+                self.at = slice(int(firsts[0]), int(firsts[-1] + self.counts[-1]))
+                if 2 * int(kept.sum()) < self.at.stop - self.at.start:  # most are not sent
+                    self.at, self.counts = ranges(firsts, kept), kept
+        stops = np.cumsum(self.counts)
+        self.starts, self.size = stops - self.counts, int(stops[-1]) if len(stops) else 0
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
@@ -203,44 +204,29 @@ class Elements:
         features, missing = self.columns.features, self.columns.missing
         if out is None:
             out = np.empty((len(features), self.size), dtype)
+        each, gaps = [*zip(features, out, strict=True)], {}
         with np.errstate(all="ignore"):
-            for channel, (feature, sent) in enumerate(zip(features, out, strict=True)):
+            valid = []
+            for channel, (feature, sent) in enumerate(each):
                 raw, absent = self.raw(feature)
-                if dtype == STRING:
-                    sent[:] = raw
-                else:
-                    self._convert(feature, raw, sent, absent)
-                if absent is not None and missing is not None:
-                    sent[absent] = missing[channel]
+                valid.append(_convert(feature, raw, sent))
+                if absent is not None:
+                    gaps[channel] = absent
+            if False in valid or (None in valid and not all_finite(out)):
+                for (feature, sent), is_valid in zip(each, valid, strict=True):
+                    if is_valid is False or (is_valid is None and not all_finite(sent)):
+                        self._refuse_unsent(feature, dtype)
+        if missing is not None:
+            for channel, absent in gaps.items():
+                out[channel, absent] = missing[channel]
         return out
 
-    def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
-        """Write numbers as they are sent, refusing those that cannot be."""
-        values, limits, is_real = raw, (feature.lower, feature.upper), out.dtype.kind not in "iub"
-        is_finite = is_wrong = False
-        if not feature.plain:
-            real = np.result_type(raw.dtype, np.float32)
-            work = out if out.dtype == real else np.empty(len(raw), real)
-            values = feature.computed(raw, work)
-            is_hidden = feature.nonfinite is None and limits != (None, None)
-            if is_hidden or feature.categories:
-                is_wrong = not all_finite(values)
-            is_finite = None not in limits and work is out
-            values = feature.standardised(values, work)
-        if not is_real:
-            is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
-        if values is not out:
-            np.copyto(out, values, casting="unsafe")
-        if is_wrong or (is_real and not is_finite and not all_finite(out)):
-            self._refuse_unsent(feature, raw, out.dtype, absent)
-
-    def _refuse_unsent(
-        self, feature: Feature, raw: Tensor, target: np.dtype[Any], absent: Tensor | None
-    ) -> None:
+    def _refuse_unsent(self, feature: Feature, target: np.dtype[Any]) -> None:
         """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
+        raw, absent = self.raw(feature)
         before = feature.computed(raw, np.empty(len(raw), np.result_type(raw, np.float32)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
@@ -301,6 +287,32 @@ def padding(
         except InputError as error:
             raise error.within(f"fill {fill}, padded before the transformation") from None
     return each
+
+
+def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
+    """Write numbers as they are sent, and return whether they can be.
+
+    None stands for: if they are finite.
+    """
+    if out.dtype == STRING:
+        out[:] = raw
+        return True
+    values, is_real = raw, out.dtype.kind not in "iub"
+    is_finite = is_wrong = False
+    if not feature.plain:
+        limits = feature.lower, feature.upper
+        real = np.result_type(raw.dtype, np.float32)
+        work = out if out.dtype == real else np.empty(len(raw), real)
+        values = feature.computed(raw, work)
+        if feature.categories or (feature.nonfinite is None and limits != (None, None)):
+            is_wrong = not all_finite(values)
+        is_finite = None not in limits and work is out
+        values = feature.standardised(values, work)
+    if not is_real:
+        is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
+    if values is not out:
+        np.copyto(out, values, casting="unsafe")
+    return None if is_real and not is_finite and not is_wrong else not is_wrong
 
 
 def _within(counts: Int64) -> Int64:
@@ -367,7 +379,8 @@ def bind_columns(
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(term for feature in named for term in feature.terms)
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
-    places = {term: place for term, (place, _, _) in read.items()}
+    alike = _alike({term: place for term, (place, _, _) in read.items()})
+    places = {term: read[term][0] for term in dict.fromkeys(alike.values())}
     depths = {term: place.depth for term, place in places.items()}
     known = [depths[term] for term, place in places.items() if not place.node.is_unknown]
     top = max(known or [int(jagged), *depths.values()])
@@ -389,16 +402,16 @@ def bind_columns(
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
     columns = Columns(rows, offsets, tuple(features), {}, stands, key)
-    aligned: dict[tuple[Levels, bool], Int64 | None] = {}
+    aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
         by_row = jagged and depths[term] < top
-        where = place.levels, by_row
-        if where not in aligned:
-            lies = rows if by_row else Structure(rows.events, levels)
-            aligned[where] = lies.align(place, (first[0], term[0]))
-        index = aligned[where]
+        lies = rows if by_row else Structure(rows.events, levels)
+        index = lies.align(place, (first[0], term[0]))
         _check_gaps(columns, index, place, term, by_row=by_row)
-        columns.terms[term] = (*chosen(*read[term][1:], index), by_row)
+        aligned[term] = index, by_row
+    for term, (_, data, at) in read.items():
+        index, by_row = aligned[alike[term]]
+        columns.terms[term] = (*chosen(data, at, index), by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -407,6 +420,15 @@ def bind_columns(
         if feature.index is not None:
             columns.terms[_term_of(feature)] = _referred(source, columns, feature, strings=strings)
     return columns
+
+
+def _alike(places: dict[Term, Structure]) -> dict[Term, Term]:
+    """Return for each field the first of the same records: what is asked of that holds for all."""
+    firsts: dict[Any, Term] = {}
+    return {
+        term: firsts.setdefault((term[0][:-1], x.levels, x.events, x.node.is_unknown), term)
+        for term, x in places.items()
+    }
 
 
 def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structure]:

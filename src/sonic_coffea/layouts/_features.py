@@ -90,6 +90,8 @@ class Feature:
 
     Attributes
     ----------
+    terms : tuple of Term
+        The fields that lie as the rows do, or their elements.
     plain : bool
         Whether the numbers pass unchanged.
 
@@ -115,6 +117,7 @@ class Feature:
     index: str | None = None
     replace: Any = None
     nonfinite_last: bool = False
+    terms: tuple[Term, ...] = field(init=False, default=())
     plain: bool = field(init=False, default=True)
     _hides: bool = field(init=False, default=False)
 
@@ -131,21 +134,17 @@ class Feature:
             "nonfinite_last= needs nonfinite=": self.nonfinite_last and self.nonfinite is None,
         }
         refuse(what, cases)
+        terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+        if self.expression is not None:
+            terms = expression_of(self.expression)[0]
+        declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         for path in self.paths:
             path_of(path)
-        declare(self, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))
             declare(self, _hides=bool(hidden.any()))
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """The fields that lie as the rows do, or their elements."""
-        if self.expression is not None:
-            return expression_of(self.expression)[0]
-        return ((path_of(self.index or self.name), ""),)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -210,10 +209,11 @@ class Feature:
         """Return ``clip((value - shift) * scale, lower, upper)``, in `out` if that changes them."""
         if not self.nonfinite_last:
             values = self._finite(values, out)
+        real = out.dtype.type
         if self.shift != 0.0:
-            values = np.subtract(values, out.dtype.type(self.shift), out=out)
+            values = np.subtract(values, real(self.shift), out=out)
         if self.scale != 1.0:
-            values = np.multiply(values, out.dtype.type(self.scale), out=out)
+            values = np.multiply(values, real(self.scale), out=out)
         values = _clipped(values, self.lower, self.upper, out)
         return self._finite(values, out) if self.nonfinite_last else values
 
@@ -237,9 +237,9 @@ def all_finite(values: Tensor) -> bool:
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
     if lower is None and upper is None:
         return values
-    limits = (None if limit is None else out.dtype.type(limit) for limit in (lower, upper))
-    clipped: Tensor = np.clip(values, *limits, out=out)
-    return clipped
+    least: Any = None if lower is None else out.dtype.type(lower)
+    most: Any = None if upper is None else out.dtype.type(upper)
+    return values.clip(least, most, out)
 
 
 def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Tensor:

@@ -72,7 +72,10 @@ class Level:
 Levels = tuple[Level, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+NOTHING = contents.EmptyArray()
+
+
+@dataclass(slots=True, eq=False)  # each field of each input has one, and frozen ones take longer
 class Structure:
     """The lists and options above rows or numbers, from the outside in, and what is below them.
 
@@ -90,7 +93,7 @@ class Structure:
 
     events: int
     levels: Levels
-    node: Content = field(default_factory=contents.EmptyArray)
+    node: Content = NOTHING
     at: slice | Int64 = field(default_factory=lambda: slice(0, 0))
 
     def __len__(self) -> int:
@@ -280,10 +283,8 @@ def whole(node: Content) -> Structure:
 
 def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Structure:
     """Go down through lists and options to numbers, records or strings; only lists are read."""
-    while not (node.is_record or node.is_unknown or node.parameter("__array__") in STRINGS):
+    while not _is_leaf(node):
         if node.is_numpy:
-            if not node.inner_shape:
-                break
             node = node.to_RegularArray()
         elif node.is_union:
             has_none = node.contents[0].is_option  # then all of them are
@@ -302,28 +303,32 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
                 at = present
             node = node.content
         else:
-            starts, stops = (np.asarray(ends[at], np.int64) for ends in _ends(node))
-            size = node.size if node.is_regular else None
-            levels = (*levels, Level(offsets_of(stops - starts), size=size))
-            node, at = node.content, _joined(starts, stops - starts)
+            offsets, at = _lists_of(node, at)
+            levels = (*levels, Level(offsets, size=node.size if node.is_regular else None))
+            node = node.content
     return Structure(events, levels, node, at)
 
 
-def _ends(node: Content) -> tuple[Tensor, Tensor]:
-    """Return where the lists of a node start and stop, reading each buffer once."""
+def _is_leaf(node: Content) -> bool:
+    if node.is_numpy:
+        return not node.inner_shape
+    return node.is_record or node.is_unknown or node.parameter("__array__") in STRINGS
+
+
+def _lists_of(node: Content, at: slice | Int64) -> tuple[Int64, slice | Int64]:
+    """Return the offsets of some lists, and where their elements lie; buffers are read once."""
     if hasattr(node, "offsets"):
-        offsets = read(node.offsets)
-        return offsets[:-1], offsets[1:]
-    return read(node.starts), read(node.stops)
-
-
-def _joined(starts: Int64, counts: Int64) -> slice | Int64:
-    """Return the elements of lists: a range, if each list follows the one before."""
-    if not len(starts):
-        return slice(0, 0)
-    if np.array_equal(starts[1:], starts[:-1] + counts[:-1]):
-        return slice(int(starts[0]), int(starts[-1] + counts[-1]))
-    return ranges(starts, counts)
+        offsets = np.asarray(read(node.offsets), np.int64)
+        if isinstance(at, slice) and at.start < at.stop:  # they lie one after the other
+            offsets = offsets[at.start : at.stop + 1]
+            return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
+        starts, stops = offsets[:-1][at], offsets[1:][at]
+    else:
+        starts, stops = (np.asarray(read(x)[at], np.int64) for x in (node.starts, node.stops))
+    counts = stops - starts
+    if len(starts) and np.array_equal(starts[1:], stops[:-1]):
+        return offsets_of(counts), slice(int(starts[0]), int(stops[-1]))
+    return offsets_of(counts), ranges(starts, counts)
 
 
 def _index_of(node: Content, at: slice | Int64) -> Int64:
