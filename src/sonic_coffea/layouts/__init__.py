@@ -2,87 +2,49 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._assignments import assignments
-from sonic_coffea.layouts._batch import Inputs, Segment, bind_inputs, check_told_apart, declared
-from sonic_coffea.layouts._elements import Elements, bind_columns
-from sonic_coffea.layouts._features import (
-    Feature,
-    Metadata,
-    OneHot,
-    Scaled,
-    named,
-    read_json,
-    read_text,
-)
-from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
-from sonic_coffea.layouts._file_positions import (
-    FilePositions,
-    file_of,
-    file_positions,
-    found,
-    touch_position,
-)
-from sonic_coffea.layouts._layout import Batch, Bound, Layout
-from sonic_coffea.layouts._options import checked, dtype_name
-from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
-from sonic_coffea.layouts._pairwise import Pairwise
-from sonic_coffea.layouts._source import (
-    Source,
-    columns_of,
-    giving_back,
-    is_lazy,
-    is_tracer,
-    over_partitions,
-    records_of,
-)
-from sonic_coffea.layouts._structure import Int64, Structure
-from sonic_coffea.layouts._tokens import Tokens
-
-__all__ = [
-    "Batch",
-    "Bound",
-    "Bucketed",
-    "ByRow",
-    "Dense",
-    "Elements",
-    "Feature",
-    "FilePositions",
-    "Flat",
-    "Inputs",
-    "Int64",
-    "Layout",
-    "Mask",
-    "Metadata",
-    "OneHot",
-    "Output",
-    "Outputs",
-    "Padded",
-    "Pairwise",
-    "Row",
-    "Scaled",
-    "Segment",
-    "Source",
-    "Structure",
-    "Tokens",
-    "assignments",
-    "bind_columns",
-    "bind_inputs",
-    "check_told_apart",
-    "checked",
-    "columns_of",
-    "declared",
-    "dtype_name",
-    "file_of",
-    "file_positions",
-    "found",
-    "giving_back",
-    "is_lazy",
-    "is_tracer",
-    "named",
-    "over_partitions",
-    "read_json",
-    "read_text",
-    "records_of",
-    "touch_position",
-    "trace",
-]
+from sonic_coffea.layouts._assignments import assignments as assignments
+from sonic_coffea.layouts._batch import Inputs as Inputs
+from sonic_coffea.layouts._batch import Segment as Segment
+from sonic_coffea.layouts._batch import bind_inputs as bind_inputs
+from sonic_coffea.layouts._batch import check_told_apart as check_told_apart
+from sonic_coffea.layouts._batch import declared as declared
+from sonic_coffea.layouts._elements import Elements as Elements
+from sonic_coffea.layouts._elements import bind_columns as bind_columns
+from sonic_coffea.layouts._features import Feature as Feature
+from sonic_coffea.layouts._features import Metadata as Metadata
+from sonic_coffea.layouts._features import OneHot as OneHot
+from sonic_coffea.layouts._features import Scaled as Scaled
+from sonic_coffea.layouts._features import named as named
+from sonic_coffea.layouts._features import read_json as read_json
+from sonic_coffea.layouts._features import read_text as read_text
+from sonic_coffea.layouts._fields import Bucketed as Bucketed
+from sonic_coffea.layouts._fields import Dense as Dense
+from sonic_coffea.layouts._fields import Flat as Flat
+from sonic_coffea.layouts._fields import Mask as Mask
+from sonic_coffea.layouts._fields import Padded as Padded
+from sonic_coffea.layouts._fields import Row as Row
+from sonic_coffea.layouts._file_positions import FilePositions as FilePositions
+from sonic_coffea.layouts._file_positions import file_of as file_of
+from sonic_coffea.layouts._file_positions import file_positions as file_positions
+from sonic_coffea.layouts._file_positions import found as found
+from sonic_coffea.layouts._file_positions import touch_position as touch_position
+from sonic_coffea.layouts._layout import Batch as Batch
+from sonic_coffea.layouts._layout import Bound as Bound
+from sonic_coffea.layouts._layout import Layout as Layout
+from sonic_coffea.layouts._options import checked as checked
+from sonic_coffea.layouts._options import dtype_name as dtype_name
+from sonic_coffea.layouts._outputs import ByRow as ByRow
+from sonic_coffea.layouts._outputs import Output as Output
+from sonic_coffea.layouts._outputs import Outputs as Outputs
+from sonic_coffea.layouts._outputs import trace as trace
+from sonic_coffea.layouts._pairwise import Pairwise as Pairwise
+from sonic_coffea.layouts._source import Source as Source
+from sonic_coffea.layouts._source import columns_of as columns_of
+from sonic_coffea.layouts._source import giving_back as giving_back
+from sonic_coffea.layouts._source import is_lazy as is_lazy
+from sonic_coffea.layouts._source import is_tracer as is_tracer
+from sonic_coffea.layouts._source import over_partitions as over_partitions
+from sonic_coffea.layouts._source import records_of as records_of
+from sonic_coffea.layouts._structure import Int64 as Int64
+from sonic_coffea.layouts._structure import Structure as Structure
+from sonic_coffea.layouts._tokens import Tokens as Tokens

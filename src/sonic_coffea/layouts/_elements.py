@@ -250,7 +250,7 @@ class Elements:
         self.refuse(wrong, message, values, absent)
 
     def refuse(
-        self, wrong: Tensor, message: str, values: Tensor, absent: Tensor | None = None
+        self, wrong: Tensor, message: str, values: Any, absent: Tensor | None = None
     ) -> None:
         """Raise a message of the first element that is wrong, and sent."""
         if absent is not None:
@@ -265,9 +265,7 @@ class Elements:
             raise InputError(message, rows=(number, number + 1))
 
 
-def padding(
-    columns: Columns, fills: Sequence[Any], dtype: np.dtype[Any], rows: RowSelection
-) -> Tensor:
+def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelection) -> Tensor:
     """Return ``[F, n]``: what pads some rows, if numbers are padded before they are transformed.
 
     An element of padding has the fill in the place of each number of an element, and the row's own

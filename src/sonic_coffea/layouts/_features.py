@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
 
 
+Name = str | tuple[str | int, ...]
+"""A field: its path with dots, or a tuple of names that may hold dots."""
+
+
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Feature:
     """One channel: a field, an expression or a reference, transformed.
@@ -103,7 +107,7 @@ class Feature:
     ((-1, 0), (0, 1), (1, 2))
     """
 
-    name: Any
+    name: Name
     shift: float = 0.0
     scale: float = 1.0
     lower: float | None = None
@@ -111,7 +115,7 @@ class Feature:
     nonfinite: float | None = None
     function: str | None = None
     power: float | None = None
-    within: Any = None
+    within: tuple[float | None, float | None] | None = None
     categories: Any = None
     expression: str | None = None
     index: str | None = None
@@ -256,7 +260,15 @@ def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Te
     return result
 
 
-def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
+Field = Name | float | Feature | Sequence[Feature]
+Fields = Field | Sequence[Field]
+"""What names the channels of a tensor."""
+
+SortBy = Name | Feature | None
+"""What the elements of a row are sorted by."""
+
+
+def OneHot(name: Name, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
     """Return one channel for each of some values of a field: 1 where it has the value, else 0.
 
     All channels are 0 for any other value.
@@ -336,7 +348,7 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 
-def key_of(sort_by: Any, layout: str) -> Feature | None:
+def key_of(sort_by: SortBy, layout: str) -> Feature | None:
     """Return what elements are sorted by: a field, or what an expression gives."""
     if sort_by is None or isinstance(sort_by, Feature):
         return sort_by

@@ -102,7 +102,7 @@ class Output:
         "per": ("row", "constituent"),
     }
 
-    labels: Any = None
+    labels: Sequence[str] | None = None
     dtype: Any = "float32"
     _: KW_ONLY
     shape: Any = None
@@ -257,8 +257,6 @@ class Output:
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
         each = tensor.shape[1:]
-        if len(tensor):
-            self.check_each(each)
         if self.labels is not None:
             each = (len(self.labels),)
         elif self.shape is not None:

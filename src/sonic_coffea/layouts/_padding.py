@@ -60,7 +60,7 @@ def pad(
     values: Tensor,
     starts: Int64,
     counts: Int64,
-    fills: Sequence[Any] | Tensor,
+    fills: Any,
     *,
     wrap: bool = False,
 ) -> None:
@@ -143,11 +143,11 @@ class Scatter:
     ) -> None:
         self._axes, self._each = axes, each
         self._counts = [
-            np.full(rows, before + after)
+            np.full(rows, before + after, np.int64)
             + (0 if columns is None else columns.counts(slice(0, rows)))
             for columns, before, after in axes
         ]
-        self._offsets = offsets_of(np.prod([np.ones(rows, np.int64), *self._counts], axis=0))
+        self._offsets = offsets_of(math.prod(self._counts, start=np.ones(rows, np.int64)))
         self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
         self._kept = np.ones(len(self._values), np.bool_)
         """Which values are there, and not truncated."""
