@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +30,7 @@ from sonic_coffea.layouts._structure import (
     offsets_of,
     ranges,
     read,
+    real_of,
     through,
     without_options,
 )
@@ -92,7 +92,7 @@ class Columns:
         wrong = ~np.isfinite(keys) if absent is None else absent | ~np.isfinite(keys)
         what = f"field {key.text!r}, by which constituents are sorted, is None, NaN or infinite"
         elements.refuse(wrong, f"{what} in event {{event}}", keys)
-        dtype = keys.dtype if keys.dtype.kind in "iub" else np.result_type(keys, np.float32)
+        dtype = keys.dtype if keys.dtype.kind in "iub" else real_of(keys.dtype)
         numbers = NumpyArray(np.ascontiguousarray(keys, dtype.newbyteorder("=")))
         lists = ak.Array(ListOffsetArray(Index64(offsets_of(elements.counts)), numbers))
         order = ak.argsort(lists, axis=1, ascending=False, stable=True).layout
@@ -103,8 +103,7 @@ class Columns:
     ) -> Iterator[tuple[slice, Elements]]:
         """Yield ranges of some rows, and the rows' elements, which fit into the cache."""
         counts = self.counts(rows)
-        blocks = max(1, math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES))
-        step = max(1, math.ceil(len(counts) / blocks))
+        step = max(1, len(counts) * BLOCK_BYTES // max(1, int(counts.sum()) * bytes_each))
         first = rows.indices(len(self.rows))[0] if isinstance(rows, slice) else 0
         for start in range(0, len(counts), step):
             stop = min(start + step, len(counts))
@@ -176,7 +175,7 @@ class Elements:
         """Return the numbers of a feature before they are transformed, and which are missing."""
         gaps, values = None, {}
         if feature.expression is None:
-            return self.take(self.columns.terms[_term_of(feature)])
+            return self.take(self.columns.terms[feature.number])
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
@@ -227,7 +226,7 @@ class Elements:
         It computes again what the numbers become, one step after the other.
         """
         raw, absent = self.raw(feature)
-        before = feature.computed(raw, np.empty(len(raw), np.result_type(raw, np.float32)))
+        before = feature.computed(raw, np.empty(len(raw), real_of(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
         known = [key for key, _ in feature.categories or ()]
@@ -256,7 +255,7 @@ class Elements:
         if absent is not None:
             wrong = wrong & ~absent
         if self._longest is not None and wrong.any():
-            wrong = wrong & (_within(self.counts) < self._longest)
+            wrong = wrong & (ranges(0 * self.counts, self.counts) < self._longest)
         for element in np.flatnonzero(wrong)[:1].tolist():
             row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))
             number = int(self.columns.numbers(self.rows)[row])
@@ -276,7 +275,7 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
         terms: dict[Any, Column] = {}
         for term, (data, index, by_row) in columns.terms.items():
-            constant = np.asarray([fill], np.result_type(data.dtype, np.float32))
+            constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         alone = Columns(columns.rows, None, (feature,), terms, missing)
@@ -299,7 +298,7 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     is_finite = is_wrong = False
     if not feature.plain:
         limits = feature.lower, feature.upper
-        real = np.result_type(raw.dtype, np.float32)
+        real = real_of(raw.dtype)
         work = out if out.dtype == real else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
@@ -311,11 +310,6 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     if values is not out:
         np.copyto(out, values, casting="unsafe")
     return None if is_real and not is_finite and not is_wrong else not is_wrong
-
-
-def _within(counts: Int64) -> Int64:
-    """Return the index in its row of each element."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -333,10 +327,6 @@ def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     fits = (sent >= limits.min) & (sent < limits.max + 1.0)
     # A fraction that a transformation leaves is dropped; one in the file is a mistake.
     return np.asarray(~(fits & (np.trunc(sent) == sent)) if feature.plain else ~fits)
-
-
-def _term_of(feature: Feature) -> Any:
-    return feature.terms[0] if feature.index is None else (feature.name, feature.index)
 
 
 def bind_columns(
@@ -416,7 +406,7 @@ def bind_columns(
         )
     for feature in features:
         if feature.index is not None:
-            columns.terms[_term_of(feature)] = _referred(source, columns, feature, strings=strings)
+            columns.terms[feature.number] = _referred(source, columns, feature, strings=strings)
     return columns
 
 

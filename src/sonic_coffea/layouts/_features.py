@@ -32,6 +32,7 @@ from sonic_coffea.layouts._options import (
     refuse,
     several,
 )
+from sonic_coffea.layouts._structure import real_of
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
@@ -96,6 +97,8 @@ class Feature:
     ----------
     terms : tuple of Term
         The fields that lie as the rows do, or their elements.
+    number : Term, or tuple of str
+        What its numbers are known by, if it is no expression.
     plain : bool
         Whether the numbers pass unchanged.
 
@@ -122,6 +125,7 @@ class Feature:
     replace: Any = None
     nonfinite_last: bool = False
     terms: tuple[Term, ...] = field(init=False, default=())
+    number: Any = field(init=False, default=None)
     plain: bool = field(init=False, default=True)
     _hides: bool = field(init=False, default=False)
 
@@ -141,7 +145,12 @@ class Feature:
         terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
         if self.expression is not None:
             terms = expression_of(self.expression)[0]
-        declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
+        declare(
+            self,
+            terms=terms,
+            number=(self.name, self.index) if self.index else next(iter(terms), None),
+        )
+        declare(self, plain=not set(self.options) - {"expression", "index"})
         for path in self.paths:
             path_of(path)
         if self.nonfinite is None and self.function != "isfinite":
@@ -223,7 +232,7 @@ class Feature:
 
     def transformed(self, raw: Tensor) -> Tensor:
         """Return numbers as they are sent, in new memory."""
-        out = np.empty(len(raw), np.result_type(raw.dtype, np.float32))
+        out = np.empty(len(raw), real_of(raw.dtype))
         return self.standardised(self.computed(raw, out), out)
 
     def _finite(self, values: Tensor, out: Tensor) -> Tensor:
@@ -251,7 +260,7 @@ def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Te
     kept = default is raw and all(
         np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
     )
-    result = np.empty(len(raw), raw.dtype if kept else np.result_type(raw.dtype, np.float32))
+    result = np.empty(len(raw), raw.dtype if kept else real_of(raw.dtype))
     result[:] = default
     if not all_finite(raw):
         np.copyto(result, raw, where=~np.isfinite(raw))

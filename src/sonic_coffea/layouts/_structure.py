@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -270,6 +271,12 @@ def read(buffer: Any) -> Tensor:
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
+@cache
+def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which numpy computes with numbers of a type and real ones."""
+    return np.result_type(dtype, np.float32)
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Return numbers in a type that awkward has, and can reduce: of 16 bits, in float32."""
     half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
@@ -364,7 +371,7 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
     tags = tags[index >= 0]
     one = _in_order(tags, kinds)
     are_lists = [kind.is_list and kind.parameter("__array__") not in STRINGS for kind in kinds]
-    types = [getattr(_leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
+    types = [getattr(leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
     if any(are_lists) != all(are_lists) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
         raise InputError(f"mixes types ({union.form.type}); expected one")
     if one.is_union and all(are_lists):  # of records that differ
@@ -385,7 +392,7 @@ def _in_order(tags: Tensor, kinds: Sequence[Content]) -> Content:
     return contents.UnionArray.simplified(Index8(tags), Index64(index), kinds, mergebool=True)
 
 
-def _leaf(node: Content) -> Content:
+def leaf(node: Content) -> Content:
     """Return what is below lists, options and indexes."""
     is_list = node.is_list and node.parameter("__array__") not in STRINGS
-    return _leaf(node.content) if is_list or node.is_option or node.is_indexed else node
+    return leaf(node.content) if is_list or node.is_option or node.is_indexed else node
