@@ -250,8 +250,10 @@ def _segments(
     bound: Mapping[str, Bound], rows: Structure, numbers: Int64, one_request_per: str | None
 ) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    buckets = np.max([each.buckets_of(numbers) for each in bound.values()], axis=0)
-    units = None
+    buckets, units, begins = np.zeros(len(numbers), np.int64), None, [0][: len(numbers)]
+    for each in bound.values():
+        if len(each.layout.lengths) > 1:
+            buckets = np.maximum(buckets, each.buckets_of(numbers))
     if one_request_per is not None:  # the rows of a request share the largest bucket
         units = numbers if one_request_per == "row" else rows.event_numbers()[numbers]
         _, unit = np.unique(units, return_inverse=True)
@@ -262,7 +264,7 @@ def _segments(
         sorting = np.argsort(buckets, kind="stable")
         numbers, buckets = numbers[sorting], buckets[sorting]
         units = None if units is None else units[sorting]
-    begins = np.flatnonzero(np.diff(buckets, prepend=-1)).tolist()
+        begins = np.flatnonzero(np.diff(buckets, prepend=-1)).tolist()
     segments = []
     for start, stop in pairwise([*begins, len(numbers)]):
         cuts = None

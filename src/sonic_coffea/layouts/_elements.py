@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +30,7 @@ from sonic_coffea.layouts._structure import (
     offsets_of,
     ranges,
     read,
+    real_of,
     through,
     without_options,
 )
@@ -92,7 +92,7 @@ class Columns:
         wrong = ~np.isfinite(keys) if absent is None else absent | ~np.isfinite(keys)
         what = f"field {key.text!r}, by which constituents are sorted, is None, NaN or infinite"
         elements.refuse(wrong, f"{what} in event {{event}}", keys)
-        dtype = keys.dtype if keys.dtype.kind in "iub" else np.result_type(keys, np.float32)
+        dtype = keys.dtype if keys.dtype.kind in "iub" else real_of(keys.dtype)
         numbers = NumpyArray(np.ascontiguousarray(keys, dtype.newbyteorder("=")))
         lists = ak.Array(ListOffsetArray(Index64(offsets_of(elements.counts)), numbers))
         order = ak.argsort(lists, axis=1, ascending=False, stable=True).layout
@@ -103,8 +103,7 @@ class Columns:
     ) -> Iterator[tuple[slice, Elements]]:
         """Yield ranges of some rows, and the rows' elements, which fit into the cache."""
         counts = self.counts(rows)
-        blocks = max(1, math.ceil(int(counts.sum()) * bytes_each / BLOCK_BYTES))
-        step = max(1, math.ceil(len(counts) / blocks))
+        step = max(1, len(counts) * BLOCK_BYTES // max(1, int(counts.sum()) * bytes_each))
         first = rows.indices(len(self.rows))[0] if isinstance(rows, slice) else 0
         for start in range(0, len(counts), step):
             stop = min(start + step, len(counts))
@@ -137,18 +136,19 @@ class Elements:
         self.at: RowSelection = rows
         self._indexes: dict[tuple[int, bool], tuple[Int64, Tensor | None]] = {}
         if columns.offsets is not None:
-            firsts, total = columns.offsets[:-1][rows], int(self.counts.sum())
+            firsts = columns.offsets[:-1][rows]
             kept = self.counts if longest is None else np.minimum(self.counts, longest)
             if order is not None:
                 sent = ranges(np.cumsum(self.counts) - self.counts, kept)
                 self.at, self.counts = np.repeat(firsts, kept) + order[sent], kept
-            elif not isinstance(rows, slice) or 2 * int(kept.sum()) < total:
+            elif not isinstance(rows, slice):
                 self.at, self.counts = ranges(firsts, kept), kept
-            else:
-                first = int(firsts[0]) if len(firsts) else 0
-                self.at = slice(first, first + total)
-        self.starts = np.cumsum(self.counts) - self.counts
-        self.size = int(self.counts.sum())
+            elif len(firsts):
+                self.at = slice(int(firsts[0]), int(firsts[-1] + self.counts[-1]))
+                if 2 * int(kept.sum()) < self.at.stop - self.at.start:  # most are not sent
+                    self.at, self.counts = ranges(firsts, kept), kept
+        stops = np.cumsum(self.counts)
+        self.starts, self.size = stops - self.counts, int(stops[-1]) if len(stops) else 0
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
@@ -175,7 +175,7 @@ class Elements:
         """Return the numbers of a feature before they are transformed, and which are missing."""
         gaps, values = None, {}
         if feature.expression is None:
-            return self.take(self.columns.terms[_term_of(feature)])
+            return self.take(self.columns.terms[feature.number])
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
@@ -203,45 +203,30 @@ class Elements:
         features, missing = self.columns.features, self.columns.missing
         if out is None:
             out = np.empty((len(features), self.size), dtype)
+        each, gaps = [*zip(features, out, strict=True)], {}
         with np.errstate(all="ignore"):
-            for channel, (feature, sent) in enumerate(zip(features, out, strict=True)):
+            valid = []
+            for channel, (feature, sent) in enumerate(each):
                 raw, absent = self.raw(feature)
-                if dtype == STRING:
-                    sent[:] = raw
-                else:
-                    self._convert(feature, raw, sent, absent)
-                if absent is not None and missing is not None:
-                    sent[absent] = missing[channel]
+                valid.append(_convert(feature, raw, sent))
+                if absent is not None:
+                    gaps[channel] = absent
+            if False in valid or (None in valid and not all_finite(out)):
+                for (feature, sent), is_valid in zip(each, valid, strict=True):
+                    if is_valid is False or (is_valid is None and not all_finite(sent)):
+                        self._refuse_unsent(feature, dtype)
+        if missing is not None:
+            for channel, absent in gaps.items():
+                out[channel, absent] = missing[channel]
         return out
 
-    def _convert(self, feature: Feature, raw: Tensor, out: Tensor, absent: Tensor | None) -> None:
-        """Write numbers as they are sent, refusing those that cannot be."""
-        values, limits, is_real = raw, (feature.lower, feature.upper), out.dtype.kind not in "iub"
-        is_finite = is_wrong = False
-        if not feature.plain:
-            real = np.result_type(raw.dtype, np.float32)
-            work = out if out.dtype == real else np.empty(len(raw), real)
-            values = feature.computed(raw, work)
-            is_hidden = feature.nonfinite is None and limits != (None, None)
-            if is_hidden or feature.categories:
-                is_wrong = not all_finite(values)
-            is_finite = None not in limits and work is out
-            values = feature.standardised(values, work)
-        if not is_real:
-            is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
-        if values is not out:
-            np.copyto(out, values, casting="unsafe")
-        if is_wrong or (is_real and not is_finite and not all_finite(out)):
-            self._refuse_unsent(feature, raw, out.dtype, absent)
-
-    def _refuse_unsent(
-        self, feature: Feature, raw: Tensor, target: np.dtype[Any], absent: Tensor | None
-    ) -> None:
+    def _refuse_unsent(self, feature: Feature, target: np.dtype[Any]) -> None:
         """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
-        before = feature.computed(raw, np.empty(len(raw), np.result_type(raw, np.float32)))
+        raw, absent = self.raw(feature)
+        before = feature.computed(raw, np.empty(len(raw), real_of(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
         known = [key for key, _ in feature.categories or ()]
@@ -264,13 +249,13 @@ class Elements:
         self.refuse(wrong, message, values, absent)
 
     def refuse(
-        self, wrong: Tensor, message: str, values: Tensor, absent: Tensor | None = None
+        self, wrong: Tensor, message: str, values: Any, absent: Tensor | None = None
     ) -> None:
         """Raise a message of the first element that is wrong, and sent."""
         if absent is not None:
             wrong = wrong & ~absent
         if self._longest is not None and wrong.any():
-            wrong = wrong & (_within(self.counts) < self._longest)
+            wrong = wrong & (ranges(0 * self.counts, self.counts) < self._longest)
         for element in np.flatnonzero(wrong)[:1].tolist():
             row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))
             number = int(self.columns.numbers(self.rows)[row])
@@ -279,9 +264,7 @@ class Elements:
             raise InputError(message, rows=(number, number + 1))
 
 
-def padding(
-    columns: Columns, fills: Sequence[Any], dtype: np.dtype[Any], rows: RowSelection
-) -> Tensor:
+def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelection) -> Tensor:
     """Return ``[F, n]``: what pads some rows, if numbers are padded before they are transformed.
 
     An element of padding has the fill in the place of each number of an element, and the row's own
@@ -292,7 +275,7 @@ def padding(
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
         terms: dict[Any, Column] = {}
         for term, (data, index, by_row) in columns.terms.items():
-            constant = np.asarray([fill], np.result_type(data.dtype, np.float32))
+            constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         alone = Columns(columns.rows, None, (feature,), terms, missing)
@@ -303,9 +286,30 @@ def padding(
     return each
 
 
-def _within(counts: Int64) -> Int64:
-    """Return the index in its row of each element."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
+    """Write numbers as they are sent, and return whether they can be.
+
+    None stands for: if they are finite.
+    """
+    if out.dtype == STRING:
+        out[:] = raw
+        return True
+    values, is_real = raw, out.dtype.kind not in "iub"
+    is_finite = is_wrong = False
+    if not feature.plain:
+        limits = feature.lower, feature.upper
+        real = real_of(raw.dtype)
+        work = out if out.dtype == real else np.empty(len(raw), real)
+        values = feature.computed(raw, work)
+        if feature.categories or (feature.nonfinite is None and limits != (None, None)):
+            is_wrong = not all_finite(values)
+        is_finite = None not in limits and work is out
+        values = feature.standardised(values, work)
+    if not is_real:
+        is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
+    if values is not out:
+        np.copyto(out, values, casting="unsafe")
+    return None if is_real and not is_finite and not is_wrong else not is_wrong
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -323,10 +327,6 @@ def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     fits = (sent >= limits.min) & (sent < limits.max + 1.0)
     # A fraction that a transformation leaves is dropped; one in the file is a mistake.
     return np.asarray(~(fits & (np.trunc(sent) == sent)) if feature.plain else ~fits)
-
-
-def _term_of(feature: Feature) -> Any:
-    return feature.terms[0] if feature.index is None else (feature.name, feature.index)
 
 
 def bind_columns(
@@ -367,7 +367,8 @@ def bind_columns(
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(term for feature in named for term in feature.terms)
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
-    places = {term: place for term, (place, _, _) in read.items()}
+    alike = _alike({term: place for term, (place, _, _) in read.items()})
+    places = {term: read[term][0] for term in dict.fromkeys(alike.values())}
     depths = {term: place.depth for term, place in places.items()}
     known = [depths[term] for term, place in places.items() if not place.node.is_unknown]
     top = max(known or [int(jagged), *depths.values()])
@@ -389,24 +390,33 @@ def bind_columns(
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
     columns = Columns(rows, offsets, tuple(features), {}, stands, key)
-    aligned: dict[tuple[Levels, bool], Int64 | None] = {}
+    aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
         by_row = jagged and depths[term] < top
-        where = place.levels, by_row
-        if where not in aligned:
-            lies = rows if by_row else Structure(rows.events, levels)
-            aligned[where] = lies.align(place, (first[0], term[0]))
-        index = aligned[where]
+        lies = rows if by_row else Structure(rows.events, levels)
+        index = lies.align(place, (first[0], term[0]))
         _check_gaps(columns, index, place, term, by_row=by_row)
-        columns.terms[term] = (*chosen(*read[term][1:], index), by_row)
+        aligned[term] = index, by_row
+    for term, (_, data, at) in read.items():
+        index, by_row = aligned[alike[term]]
+        columns.terms[term] = (*chosen(data, at, index), by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
         )
     for feature in features:
         if feature.index is not None:
-            columns.terms[_term_of(feature)] = _referred(source, columns, feature, strings=strings)
+            columns.terms[feature.number] = _referred(source, columns, feature, strings=strings)
     return columns
+
+
+def _alike(places: dict[Term, Structure]) -> dict[Term, Term]:
+    """Return for each field the first of the same records: what is asked of that holds for all."""
+    firsts: dict[Any, Term] = {}
+    return {
+        term: firsts.setdefault((term[0][:-1], x.levels, x.events, x.node.is_unknown), term)
+        for term, x in places.items()
+    }
 
 
 def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structure]:

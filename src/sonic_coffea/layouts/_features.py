@@ -32,9 +32,14 @@ from sonic_coffea.layouts._options import (
     refuse,
     several,
 )
+from sonic_coffea.layouts._structure import real_of
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._structure import Tensor
+
+
+Name = str | tuple[str | int, ...]
+"""A field: its path with dots, or a tuple of names that may hold dots."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -90,6 +95,10 @@ class Feature:
 
     Attributes
     ----------
+    terms : tuple of Term
+        The fields that lie as the rows do, or their elements.
+    number : Term, or tuple of str
+        What its numbers are known by, if it is no expression.
     plain : bool
         Whether the numbers pass unchanged.
 
@@ -101,7 +110,7 @@ class Feature:
     ((-1, 0), (0, 1), (1, 2))
     """
 
-    name: Any
+    name: Name
     shift: float = 0.0
     scale: float = 1.0
     lower: float | None = None
@@ -109,12 +118,14 @@ class Feature:
     nonfinite: float | None = None
     function: str | None = None
     power: float | None = None
-    within: Any = None
+    within: tuple[float | None, float | None] | None = None
     categories: Any = None
     expression: str | None = None
     index: str | None = None
     replace: Any = None
     nonfinite_last: bool = False
+    terms: tuple[Term, ...] = field(init=False, default=())
+    number: Any = field(init=False, default=None)
     plain: bool = field(init=False, default=True)
     _hides: bool = field(init=False, default=False)
 
@@ -131,21 +142,22 @@ class Feature:
             "nonfinite_last= needs nonfinite=": self.nonfinite_last and self.nonfinite is None,
         }
         refuse(what, cases)
+        terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+        if self.expression is not None:
+            terms = expression_of(self.expression)[0]
+        declare(
+            self,
+            terms=terms,
+            number=(self.name, self.index) if self.index else next(iter(terms), None),
+        )
+        declare(self, plain=not set(self.options) - {"expression", "index"})
         for path in self.paths:
             path_of(path)
-        declare(self, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))
             declare(self, _hides=bool(hidden.any()))
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """The fields that lie as the rows do, or their elements."""
-        if self.expression is not None:
-            return expression_of(self.expression)[0]
-        return ((path_of(self.index or self.name), ""),)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -210,16 +222,17 @@ class Feature:
         """Return ``clip((value - shift) * scale, lower, upper)``, in `out` if that changes them."""
         if not self.nonfinite_last:
             values = self._finite(values, out)
+        real = out.dtype.type
         if self.shift != 0.0:
-            values = np.subtract(values, out.dtype.type(self.shift), out=out)
+            values = np.subtract(values, real(self.shift), out=out)
         if self.scale != 1.0:
-            values = np.multiply(values, out.dtype.type(self.scale), out=out)
+            values = np.multiply(values, real(self.scale), out=out)
         values = _clipped(values, self.lower, self.upper, out)
         return self._finite(values, out) if self.nonfinite_last else values
 
     def transformed(self, raw: Tensor) -> Tensor:
         """Return numbers as they are sent, in new memory."""
-        out = np.empty(len(raw), np.result_type(raw.dtype, np.float32))
+        out = np.empty(len(raw), real_of(raw.dtype))
         return self.standardised(self.computed(raw, out), out)
 
     def _finite(self, values: Tensor, out: Tensor) -> Tensor:
@@ -237,9 +250,9 @@ def all_finite(values: Tensor) -> bool:
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
     if lower is None and upper is None:
         return values
-    limits = (None if limit is None else out.dtype.type(limit) for limit in (lower, upper))
-    clipped: Tensor = np.clip(values, *limits, out=out)
-    return clipped
+    least: Any = None if lower is None else out.dtype.type(lower)
+    most: Any = None if upper is None else out.dtype.type(upper)
+    return values.clip(least, most, out)
 
 
 def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Tensor:
@@ -247,7 +260,7 @@ def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Te
     kept = default is raw and all(
         np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
     )
-    result = np.empty(len(raw), raw.dtype if kept else np.result_type(raw.dtype, np.float32))
+    result = np.empty(len(raw), raw.dtype if kept else real_of(raw.dtype))
     result[:] = default
     if not all_finite(raw):
         np.copyto(result, raw, where=~np.isfinite(raw))
@@ -256,7 +269,15 @@ def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Te
     return result
 
 
-def OneHot(name: Any, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
+Field = Name | float | Feature | Sequence[Feature]
+Fields = Field | Sequence[Field]
+"""What names the channels of a tensor."""
+
+SortBy = Name | Feature | None
+"""What the elements of a row are sorted by."""
+
+
+def OneHot(name: Name, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa: N802
     """Return one channel for each of some values of a field: 1 where it has the value, else 0.
 
     All channels are 0 for any other value.
@@ -336,7 +357,7 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 
-def key_of(sort_by: Any, layout: str) -> Feature | None:
+def key_of(sort_by: SortBy, layout: str) -> Feature | None:
     """Return what elements are sorted by: a field, or what an expression gives."""
     if sort_by is None or isinstance(sort_by, Feature):
         return sort_by

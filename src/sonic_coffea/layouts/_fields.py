@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._elements import Column, Columns, bind_columns, padding
+from sonic_coffea.layouts._elements import Column, Columns, Elements, bind_columns, padding
 from sonic_coffea.layouts._expressions import column_of, path_of
-from sonic_coffea.layouts._features import Feature, as_features, key_of
+from sonic_coffea.layouts._features import Feature, Fields, Name, SortBy, as_features, key_of
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape, shaped
 from sonic_coffea.layouts._options import DType, check_options, declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import content_of, listed, pad
@@ -42,7 +42,7 @@ class FieldsLayout(Layout):
 
     __slots__ = ()
     named: ClassVar[str] = "fields"
-    sort_by: Any = None
+    sort_by: SortBy = None
     missing: Any = None
 
     @property
@@ -151,7 +151,7 @@ class Row(FieldsLayout):
     length: ClassVar[int] = 1
     choices: ClassVar = {"axis_order": ("F", "FL", "LF", "")}
 
-    fields: Any
+    fields: Fields
     dtype: Any = "float32"
     _: KW_ONLY
     axis_order: str = "F"
@@ -189,7 +189,7 @@ class Dense(FieldsLayout):
     axis_order = ""
     length: ClassVar[int] = 1
 
-    field: Any
+    field: Fields
     shape: Any = None
     dtype: Any = "float32"
 
@@ -314,13 +314,13 @@ class Padded(FieldsLayout):
         "pad_mode": ("constant", "wrap"),
     }
 
-    fields: Any
-    length: Any
-    fill: Any = None
+    fields: Fields
+    length: int | Sequence[int]
+    fill: Constants = None
     axis_order: str = "FL"
     dtype: Any = "float32"
     _: KW_ONLY
-    sort_by: Any = None
+    sort_by: SortBy = None
     pad_mode: str = "constant"
     missing: Constants = None
     pad: str = "after"
@@ -480,12 +480,12 @@ class Flat(FieldsLayout):
     holds_strings = True
     choices: ClassVar = {"axis_order": ("LF", "FL", "L")}
 
-    fields: Any
+    fields: Fields
     splits: str | None = "row_splits"
     _: KW_ONLY
     batch: str | None = None
     dtype: Any = "float32"
-    sort_by: Any = None
+    sort_by: SortBy = None
     missing: Constants = None
     axis_order: str = "LF"
     refers_to: str | None = None
@@ -562,15 +562,14 @@ class Flat(FieldsLayout):
         """Let the numbers of each row count on from the elements of the rows before it."""
         largest = np.repeat(sizes, counts)[:, np.newaxis]
         wrong = np.any((numbers < 0) | (numbers >= largest), axis=1)
-        for element in np.flatnonzero(wrong)[:1].tolist():
-            place = int(np.searchsorted(np.cumsum(counts), element, side="right"))
-            row = int(bound.columns.numbers(batch.rows)[place])
-            raise InputError(
-                f"field {self.features[0].text!r}, or one beside it, refers to no element of input "
-                f"{self.refers_to!r} in event {bound.rows.event_of(row)}: got "
-                f"{numbers[element].tolist()} of {sizes[place]} elements; numbers count within "
-                "the row, from 0 on",
-                rows=(row, row + 1),
+        if wrong.any():
+            what = f"field {self.features[0].text!r}, or one beside it, refers to no element of"
+            each = zip(numbers.tolist(), largest[:, 0], strict=True)
+            Elements(bound.columns, batch.rows).refuse(
+                wrong,
+                f"{what} input {self.refers_to!r} in event {{event}}: got {{value}} elements; "
+                "numbers count within the row, from 0 on",
+                [f"{got} of {size}" for got, size in each],
             )
         numbers += np.repeat(np.cumsum(sizes) - sizes, counts)[:, np.newaxis].astype(numbers.dtype)
 
@@ -604,8 +603,8 @@ class Mask(Layout):
 
     choices: ClassVar = {"axis_order": ("FL", "LF", "L")}
 
-    length: Any = None
-    of: Any = None
+    length: int | Sequence[int] | None = None
+    of: Name | None = None
     _: KW_ONLY
     beside: str | None = None
     axis_order: str = "FL"

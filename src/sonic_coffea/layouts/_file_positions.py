@@ -11,7 +11,7 @@ import numpy as np
 from awkward.contents import NumpyArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._structure import offsets_of, ranges
+from sonic_coffea.layouts._structure import leaf, offsets_of, ranges
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -135,8 +135,8 @@ def touch_position(events: Any, name: str, file: Any) -> None:
 
 def _is_of_file(objects: Any, known: Any) -> bool:
     """Whether a column of a collection is still the file's own, behind indexes; nothing is read."""
-    here, own = (_records(array.layout) for array in (objects, known))
-    if here is None or own is None:
+    here, own = (leaf(array.layout) for array in (objects, known))
+    if not (here.is_record and own.is_record):
         return False
     names = set(here.fields).intersection(own.fields)
     return any(here.content(name) is own.content(name) for name in names)
@@ -186,14 +186,6 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
     is_there, row = number >= 0, np.searchsorted(offsets, number, side="right") - 1
     sizes[event[is_there]] = np.diff(offsets)[row[is_there]]
     return FilePositions(event, np.where(is_there, number - offsets[row], -1), sizes)
-
-
-def _records(node: Content) -> Content | None:
-    while not node.is_record:
-        if node.is_numpy or node.is_unknown or node.is_union:
-            return None
-        node = node.content
-    return node
 
 
 def _numbered(node: Content) -> Content:

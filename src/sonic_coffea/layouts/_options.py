@@ -125,12 +125,6 @@ def _groups(groups: Any) -> tuple[tuple[str, Any], ...]:
     return named
 
 
-def _function(name: Any) -> Any:
-    if not isinstance(name, str) or name not in ONE_ARGUMENT:
-        raise TypeError
-    return name
-
-
 def _target(dtype: Any) -> DType:
     """Return the type of a tensor; numpy has no bfloat16, and no such strings."""
     if isinstance(dtype, str) and dtype == "bfloat16":
@@ -152,7 +146,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "discriminants": (lambda texts: tuple(dict(texts).items()), "a dict of expressions"),
     "dtype": (_target, "the type of a tensor"),
     "formulae": (_names, "a list of strings"),
-    "function": (_function, "a function of one argument"),
+    "function": (lambda name: ONE_ARGUMENT[ONE_ARGUMENT.index(name)], "a function of one argument"),
     "groups": (_groups, "a dict of names, each with labels, indices or a slice of them"),
     "labels": (_names, "a list of names"),
     "length": (_length, "a number of at least 1"),

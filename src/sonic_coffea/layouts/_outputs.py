@@ -19,7 +19,7 @@ from sonic_coffea.layouts._batch import bind_inputs
 from sonic_coffea.layouts._expressions import expression_of, text_of
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
 from sonic_coffea.layouts._padding import Scatter, content_of, places_of
-from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, widened
+from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, real_of, widened
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -102,7 +102,7 @@ class Output:
         "per": ("row", "constituent"),
     }
 
-    labels: Any = None
+    labels: Sequence[str] | None = None
     dtype: Any = "float32"
     _: KW_ONLY
     shape: Any = None
@@ -257,8 +257,6 @@ class Output:
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
         each = tensor.shape[1:]
-        if len(tensor):
-            self.check_each(each)
         if self.labels is not None:
             each = (len(self.labels),)
         elif self.shape is not None:
@@ -278,7 +276,7 @@ class Output:
             with np.errstate(all="ignore"):
                 score = compute({term: scores[text_of(term[0])] for term in terms})
             score = np.broadcast_to(score, len(flat))
-            scores[name] = score.astype(np.result_type(values.dtype, np.float32))
+            scores[name] = score.astype(real_of(values.dtype))
         columns = [content_of(column) for column in scores.values()]
         return contents.RecordArray(columns, list(scores), length=len(flat))
 
@@ -290,7 +288,7 @@ class Output:
         """Return ``function(value) * scale + shift`` of the values to which this applies."""
         if self.function is None and not self._is_scaled:
             return values
-        scores = values.astype(np.result_type(values.dtype, np.float32))
+        scores = values.astype(real_of(values.dtype))
         over = slice(None) if self.over is None else self.over
         part: Any = (..., over if isinstance(over, slice) else list(over)) if scores.ndim else ...
         x = scores[part]

@@ -10,13 +10,14 @@ import numpy as np
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
-from sonic_coffea.layouts._fields import FieldsLayout
+from sonic_coffea.layouts._fields import Constants, FieldsLayout
 from sonic_coffea.layouts._options import declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import pad
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from sonic_coffea.layouts._features import Fields, SortBy
     from sonic_coffea.layouts._layout import Batch, Bound
     from sonic_coffea.layouts._structure import Tensor
 
@@ -117,14 +118,14 @@ class Pairwise(FieldsLayout):
     jagged = True
     choices: ClassVar = {"axis_order": ("CLL", "LLC")}
 
-    fields: Any
-    length: Any
-    formulae: Any = DEFAULT
-    fill: Any = 0.0
+    fields: Fields
+    length: int | Sequence[int]
+    formulae: str | Sequence[str] = DEFAULT
+    fill: Constants = 0.0
     _: KW_ONLY
     axis_order: str = "CLL"
     dtype: Any = "float32"
-    sort_by: Any = None
+    sort_by: SortBy = None
 
     def __post_init__(self) -> None:
         if isinstance(self.formulae, str):

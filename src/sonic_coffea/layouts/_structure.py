@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -72,7 +73,10 @@ class Level:
 Levels = tuple[Level, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+NOTHING = contents.EmptyArray()
+
+
+@dataclass(slots=True, eq=False)  # each field of each input has one, and frozen ones take longer
 class Structure:
     """The lists and options above rows or numbers, from the outside in, and what is below them.
 
@@ -90,7 +94,7 @@ class Structure:
 
     events: int
     levels: Levels
-    node: Content = field(default_factory=contents.EmptyArray)
+    node: Content = NOTHING
     at: slice | Int64 = field(default_factory=lambda: slice(0, 0))
 
     def __len__(self) -> int:
@@ -267,6 +271,12 @@ def read(buffer: Any) -> Tensor:
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
+@cache
+def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which numpy computes with numbers of a type and real ones."""
+    return np.result_type(dtype, np.float32)
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Return numbers in a type that awkward has, and can reduce: of 16 bits, in float32."""
     half = tensor.dtype.kind not in "biuO" and tensor.dtype.itemsize < 4
@@ -280,10 +290,8 @@ def whole(node: Content) -> Structure:
 
 def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Structure:
     """Go down through lists and options to numbers, records or strings; only lists are read."""
-    while not (node.is_record or node.is_unknown or node.parameter("__array__") in STRINGS):
+    while not _is_leaf(node):
         if node.is_numpy:
-            if not node.inner_shape:
-                break
             node = node.to_RegularArray()
         elif node.is_union:
             has_none = node.contents[0].is_option  # then all of them are
@@ -302,28 +310,32 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
                 at = present
             node = node.content
         else:
-            starts, stops = (np.asarray(ends[at], np.int64) for ends in _ends(node))
-            size = node.size if node.is_regular else None
-            levels = (*levels, Level(offsets_of(stops - starts), size=size))
-            node, at = node.content, _joined(starts, stops - starts)
+            offsets, at = _lists_of(node, at)
+            levels = (*levels, Level(offsets, size=node.size if node.is_regular else None))
+            node = node.content
     return Structure(events, levels, node, at)
 
 
-def _ends(node: Content) -> tuple[Tensor, Tensor]:
-    """Return where the lists of a node start and stop, reading each buffer once."""
+def _is_leaf(node: Content) -> bool:
+    if node.is_numpy:
+        return not node.inner_shape
+    return node.is_record or node.is_unknown or node.parameter("__array__") in STRINGS
+
+
+def _lists_of(node: Content, at: slice | Int64) -> tuple[Int64, slice | Int64]:
+    """Return the offsets of some lists, and where their elements lie; buffers are read once."""
     if hasattr(node, "offsets"):
-        offsets = read(node.offsets)
-        return offsets[:-1], offsets[1:]
-    return read(node.starts), read(node.stops)
-
-
-def _joined(starts: Int64, counts: Int64) -> slice | Int64:
-    """Return the elements of lists: a range, if each list follows the one before."""
-    if not len(starts):
-        return slice(0, 0)
-    if np.array_equal(starts[1:], starts[:-1] + counts[:-1]):
-        return slice(int(starts[0]), int(starts[-1] + counts[-1]))
-    return ranges(starts, counts)
+        offsets = np.asarray(read(node.offsets), np.int64)
+        if isinstance(at, slice) and at.start < at.stop:  # they lie one after the other
+            offsets = offsets[at.start : at.stop + 1]
+            return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
+        starts, stops = offsets[:-1][at], offsets[1:][at]
+    else:
+        starts, stops = (np.asarray(read(x)[at], np.int64) for x in (node.starts, node.stops))
+    counts = stops - starts
+    if len(starts) and np.array_equal(starts[1:], stops[:-1]):
+        return offsets_of(counts), slice(int(starts[0]), int(stops[-1]))
+    return offsets_of(counts), ranges(starts, counts)
 
 
 def _index_of(node: Content, at: slice | Int64) -> Int64:
@@ -359,7 +371,7 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
     tags = tags[index >= 0]
     one = _in_order(tags, kinds)
     are_lists = [kind.is_list and kind.parameter("__array__") not in STRINGS for kind in kinds]
-    types = [getattr(_leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
+    types = [getattr(leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
     if any(are_lists) != all(are_lists) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
         raise InputError(f"mixes types ({union.form.type}); expected one")
     if one.is_union and all(are_lists):  # of records that differ
@@ -380,7 +392,7 @@ def _in_order(tags: Tensor, kinds: Sequence[Content]) -> Content:
     return contents.UnionArray.simplified(Index8(tags), Index64(index), kinds, mergebool=True)
 
 
-def _leaf(node: Content) -> Content:
+def leaf(node: Content) -> Content:
     """Return what is below lists, options and indexes."""
     is_list = node.is_list and node.parameter("__array__") not in STRINGS
-    return _leaf(node.content) if is_list or node.is_option or node.is_indexed else node
+    return leaf(node.content) if is_list or node.is_option or node.is_indexed else node
