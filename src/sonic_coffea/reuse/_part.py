@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 4096
-
 
 class EqualRows:
     """The rows of a call by what would be sent for them: of equal rows, the first is sent.
@@ -55,8 +53,8 @@ class EqualRows:
         self._keys: dict[int, bytes] = {}
         inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
         for segment in inputs.segments:
-            for start in range(segment.start, segment.stop, _BLOCK):
-                rows = inputs.numbers(start, min(start + _BLOCK, segment.stop)).tolist()
+            for start in range(segment.start, segment.stop, 4096):
+                rows = inputs.numbers(start, min(start + 4096, segment.stop)).tolist()
                 tensors = inputs.pack(start, start + len(rows))
                 self._keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
         first: dict[bytes, int] = {}
@@ -114,10 +112,6 @@ def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
         return tensor
     each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)
     return np.frombuffer(b"".join(each), np.uint8).reshape(len(tensor), -1)
-
-
-# How long servers may take to name their digest again when a call ends; then it is unknown.
-_ASKED_WITHIN_S = 3.0
 
 
 class Part:
@@ -254,10 +248,15 @@ class Part:
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
 
-    def settle(self) -> None:
+    def settle(self, asked_within_s: float = 3.0) -> None:
         """Ask for the digest once more if it can have changed, and keep the scores if it has not.
 
         A warning says if scores cannot be kept.
+
+        Parameters
+        ----------
+        asked_within_s : float
+            How long servers may take to name their digest; then it is unknown.
 
         Raises
         ------
@@ -275,8 +274,8 @@ class Part:
         asked = [server for server in servers if not is_in_process(server)]
         if contract.digest and asked:
             times = MAX_MISSES if kept else 1
-            outcomes = self._pool.digests(contract, asked, times, _ASKED_WITHIN_S)
-            self._check_same(outcomes)
+            outcomes = self._pool.digests(contract, asked, times, asked_within_s)
+            self._check_same(outcomes, asked_within_s)
             others = [outcome for outcome in outcomes if outcome != contract.digest]
             self._is_sure = not others
             problem = (others[0] or "not all servers tell the digest any more") if others else None
@@ -291,16 +290,15 @@ class Part:
             if problem is not None:
                 logger.warning("scores are not kept in %s: %s", self.cache.path, problem)
 
-    def _check_same(self, outcomes: Sequence[str | SonicError]) -> None:
+    def _check_same(self, outcomes: Sequence[str | SonicError], within_s: float) -> None:
         """Raise if a digest is another one than before; the next call asks for it anew."""
         contract = self._contract
         for digest in outcomes:
             if isinstance(digest, str) and digest not in ("", contract.digest):
                 with contextlib.suppress(SonicError):
-                    within = Deadline.after(_ASKED_WITHIN_S)
-                    self._pool.contract(
-                        contract.model, self.call.version, anew=True, deadline=within
-                    )
+                    deadline = Deadline.after(within_s)
+                    version = self.call.version
+                    self._pool.contract(contract.model, version, anew=True, deadline=deadline)
                 raise ContractError(
                     f"the model's file had the digest {contract.digest} before rows were scored, "
                     f"and has {digest} now: it was replaced, or servers have different files, so "
