@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,12 +59,10 @@ class EqualRows:
                 rows = inputs.numbers(start, min(start + 4096, segment.stop)).tolist()
                 tensors = inputs.pack(start, start + len(rows))
                 self._keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
-        first: dict[bytes, int] = {}
-        firsts = [first.setdefault(key, row) for row, key in self._keys.items()]
-        self.sent = np.fromiter(first.values(), np.int64, len(first))
-        order = np.argsort(firsts, kind="stable")
-        self._members = np.fromiter(self._keys, np.int64, len(self._keys))[order]
-        self._firsts = np.asarray(firsts, np.int64)[order]
+        self._rows: defaultdict[bytes, list[int]] = defaultdict(list)
+        for row, key in self._keys.items():
+            self._rows[key].append(row)
+        self.sent = np.asarray([equal[0] for equal in self._rows.values()], np.int64)
 
     def keys(self, rows: Int64) -> list[bytes]:
         """Return the keys of some rows."""
@@ -70,11 +70,10 @@ class EqualRows:
 
     def expand(self, rows: Int64) -> tuple[Int64, Int64]:
         """Return all rows that are equal to `rows`, and the index in `rows` of each one's equal."""
-        start = np.searchsorted(self._firsts, rows, "left")
-        counts = np.searchsorted(self._firsts, rows, "right") - start
-        places = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self._members[start[places] + within], places
+        equal = [self._rows[key] for key in self.keys(rows)]
+        counts = np.asarray([len(each) for each in equal], np.int64)
+        members = np.fromiter(chain.from_iterable(equal), np.int64, counts.sum())
+        return members, np.repeat(np.arange(len(rows)), counts)
 
     def members(self, rows: Int64) -> Int64:
         """Return all rows that are equal to `rows`."""
