@@ -1,6 +1,7 @@
 """processor: scoring inside coffea's processors."""
 
 from sonic_coffea.processor._mixin import Request as Request
+from sonic_coffea.processor._mixin import Scores as Scores
 from sonic_coffea.processor._mixin import SonicFilter as SonicFilter
 from sonic_coffea.processor._mixin import SonicProcessor as SonicProcessor
 from sonic_coffea.processor._run import EVENT_ID as EVENT_ID
