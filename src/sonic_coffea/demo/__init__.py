@@ -1,3 +1,7 @@
 """demo: an analysis from NanoAOD to plots, with a Triton and a dask cluster it starts."""
 
-from sonic_coffea.demo.workflow import run as run
+from __future__ import annotations
+
+from sonic_coffea.demo.workflow import run
+
+__all__ = ["run"]

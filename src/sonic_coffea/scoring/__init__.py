@@ -1,5 +1,7 @@
 """scoring: from files of events to files of scores."""
 
-from sonic_coffea.scoring._files import ScoredFiles as ScoredFiles
-from sonic_coffea.scoring._files import export_files as export_files
-from sonic_coffea.scoring._files import score_files as score_files
+from __future__ import annotations
+
+from sonic_coffea.scoring._files import ScoredFiles, export_files, score_files
+
+__all__ = ["ScoredFiles", "export_files", "score_files"]
