@@ -21,6 +21,8 @@ CASES ?= 20000
 SECONDS ?= 30
 # How many small calls `make soak` makes.
 CALLS ?= 100000
+# Where `make tagger` keeps the jets that it trains with.
+JETS ?= sonic-training
 # Which tests `make pytest` runs.
 MARKED ?= not slow and not benchmark
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
@@ -132,10 +134,10 @@ bench-page: $(VENV)/.dev-installed
 	$(BIN)/python benchmarks/document.py $(RESULTS)
 
 sample: $(VENV)/.simulation-installed
-	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data
+	$(BIN)/python examples/simulation/generate.py src/sonic_coffea/demo/data
 
 tagger: $(VENV)/.simulation-installed $(VENV)/.training-installed
-	$(BIN)/python examples/training/train_toptagger.py
+	$(BIN)/python examples/training/train_toptagger.py --data $(JETS)
 
 clean:
 	rm -rf $(VENV) .nox $(TOOLS) sonic-demo $(RESULTS) docs/_build

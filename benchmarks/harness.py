@@ -267,17 +267,11 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Return the options that all benchmarks have."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--json", type=Path, help="where the results go as JSON")
-    options.add_argument(
-        "--quick", action="store_true", help="small and few: shows that it runs, not how fast"
-    )
+    options.add_argument("--quick", action="store_true", help="shows that it runs, not how fast")
     return options
 
 
-def run(
-    doc: str | None,
-    title: str,
-    measure: Callable[..., None],
-) -> None:
+def run(doc: str | None, title: str, measure: Callable[..., None]) -> None:
     """Run a benchmark as a command.
 
     Parameters

@@ -199,12 +199,7 @@ class Simulation:
         ]
 
     def join(
-        self,
-        number: int,
-        at: float = 0.0,
-        *,
-        within_s: float = 0.0,
-        scheduler: int = 0,
+        self, number: int, at: float = 0.0, *, within_s: float = 0.0, scheduler: int = 0
     ) -> None:
         """Add workers of a scheduler, at random times within `within_s` after `at`."""
         allocator = self._allocators[scheduler] if self._allocators else None

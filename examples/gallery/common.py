@@ -63,9 +63,8 @@ def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):
     AssertionError
         If an element differs by more than rounding.
     """
-    model(
-        objects[:batch] if isinstance(objects, ak.Array) else objects
-    )  # kernels are compiled once
+    # Kernels are compiled once.
+    model(objects[:batch] if isinstance(objects, ak.Array) else objects)
     begun = time.perf_counter()
     scores = model(objects)
     served_s = time.perf_counter() - begun

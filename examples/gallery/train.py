@@ -129,11 +129,8 @@ def condensation(beta, place, shower):
         distance = ((place - place[centre]) ** 2).sum(1)
         pull = (distance[own] * charge[own]).mean()
         push = ((1.0 - torch.sqrt(distance + 1e-9)).clamp(min=0) * charge)[~own]
-        loss = (
-            loss
-            + charge[centre] * (pull + (push.mean() if len(push) else 0.0))
-            + (1 - beta[own].max())
-        )
+        moved = charge[centre] * (pull + (push.mean() if len(push) else 0.0))
+        loss = loss + moved + (1 - beta[own].max())
     return loss
 
 

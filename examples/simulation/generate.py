@@ -4,26 +4,25 @@ Pythia 8 makes the events, a few lines of numpy stand in for the detector, FastJ
 and uproot writes what an analysis reads: FatJet, FatJetPFCand, PFCand, Jet and GenPart as in
 NanoAODv15. There is no pileup. The same seed gives the same arrays::
 
-    python generate.py --process ttbar --events 1000 --seed 1 --output ttbar.root
-    python generate.py --sample ../../src/sonic_coffea/demo/data
+    python generate.py ../../src/sonic_coffea/demo/data     # the sample of the package
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import fastjet
 import numba
 import numpy as np
 import pythia8mc
-import typer
 import uproot
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Job:
     bias_power: float = 3.0
 
 
-# The sample that comes with the package, made by ``--sample``.
+# The sample that comes with the package.
 SAMPLE = {
     "TTbar_1.root": Job(process=Process.TTBAR, events=1000, seed=13_601),
     "TTbar_2.root": Job(process=Process.TTBAR, events=1000, seed=13_602),
@@ -545,39 +544,18 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def generate_sample(folder: Path, jobs: dict[str, Job]) -> None:
-    """Write every file of a sample, and ``sample.json`` that says how it was made."""
+def generate_sample(folder: Path) -> None:
+    """Write every file of the sample, and ``sample.json`` that says how it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     packages = ("pythia8mc", "fastjet", "awkward", "numpy", "uproot")
     record = {
-        "command": "python examples/simulation/generate.py --sample src/sonic_coffea/demo/data",
+        "command": "python examples/simulation/generate.py src/sonic_coffea/demo/data",
         "beam_energy_gev": BEAM_ENERGY_GEV,
         "versions": {name: version(name) for name in packages},
-        "files": {name: generate(job, folder / name) for name, job in jobs.items()},
+        "files": {name: generate(job, folder / name) for name, job in SAMPLE.items()},
     }
     (folder / "sample.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
-def main(
-    process: Annotated[Process, typer.Option(help="What to generate.")] = Process.TTBAR,
-    events: Annotated[int, typer.Option(min=1, help="Number of events.")] = 1000,
-    seed: Annotated[int, typer.Option(min=1, max=900_000_000, help="Random seed.")] = 1,
-    pt_hat_min: Annotated[
-        float, typer.Option(min=20.0, help="Hard-scattering pt, in GeV.")
-    ] = 350.0,
-    output: Annotated[Path, typer.Option(help="File to write.")] = Path("events.root"),
-    sample: Annotated[
-        Path | None, typer.Option(help="Write the package's sample here; the rest is ignored.")
-    ] = None,
-) -> None:
-    """Generate boosted top-quark pairs or QCD dijets as NanoAOD."""
-    if sample is not None:
-        generate_sample(sample, SAMPLE)
-        return
-    job = Job(process=process, events=events, seed=seed, pt_hat_min=pt_hat_min)
-    summary = generate(job, output)
-    typer.echo(json.dumps(summary, indent=2))
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    generate_sample(Path(sys.argv[1]))

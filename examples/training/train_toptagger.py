@@ -37,6 +37,7 @@ from sonic_coffea.demo.features import (
     constituent_features,
     is_merged_top,
 )
+from sonic_coffea.demo.samples import DATA
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from generate import SAMPLE, Job, Process, generate
@@ -147,32 +148,20 @@ def make_preprocessing(features: ak.Array) -> dict[str, Any]:
     A value enters as ``clip((value - median) * norm_factor, lower_bound, upper_bound)``.
     """
 
-    def info(name: str) -> dict[str, float]:
-        if name.startswith(NOT_SCALED):
-            median, norm_factor = 0.0, 1.0
-        else:
-            low, median, high = np.percentile(ak.to_numpy(ak.flatten(features[name])), (16, 50, 84))
-            norm_factor = 2 / (high - low)
-        return {
-            "median": round(float(median), 4),
-            "norm_factor": round(float(norm_factor), 4),
-            "replace_inf_value": 0,
-            "lower_bound": -FEATURE_CLIP,
-            "upper_bound": FEATURE_CLIP,
-            "pad": 0,
-        }
+    def info(median: float, norm_factor: float, bound: float) -> dict[str, float]:
+        scale = {"median": median, "norm_factor": norm_factor, "replace_inf_value": 0}
+        return {**scale, "lower_bound": -bound, "upper_bound": bound, "pad": 0}
 
-    as_it_is = {
-        "median": 0,
-        "norm_factor": 1,
-        "replace_inf_value": 0,
-        "lower_bound": -1e32,
-        "upper_bound": 1e32,
-        "pad": 0,
-    }
+    def scaled(name: str) -> dict[str, float]:
+        if name.startswith(NOT_SCALED):
+            return info(0.0, 1.0, FEATURE_CLIP)
+        low, median, high = np.percentile(ak.to_numpy(ak.flatten(features[name])), (16, 50, 84))
+        return info(round(float(median), 4), round(float(2 / (high - low)), 4), FEATURE_CLIP)
+
+    as_it_is = info(0, 1, 1e32)
     inputs = {
         "pf_points": dict.fromkeys(POINTS, as_it_is),
-        "pf_features": {name: info(name) for name in CONSTITUENT_FEATURES},
+        "pf_features": {name: scaled(name) for name in CONSTITUENT_FEATURES},
         "pf_mask": {"part_mask": as_it_is},
     }
     return {
@@ -423,11 +412,13 @@ def onnx_scores(path: Path, inputs: dict[str, Tensor]) -> tuple[np.ndarray, floa
 def evaluate(path: Path, inputs: dict[str, Tensor], jets: Jets) -> dict[str, float]:
     """Measure an exported network on jets that it has not seen."""
     scores, rate = onnx_scores(path, inputs)
+
+    def area(weights: np.ndarray | None) -> float:
+        return round(float(roc_auc_score(jets.is_top, scores, sample_weight=weights)), 4)
+
     return {
-        "auc": round(float(roc_auc_score(jets.is_top, scores)), 4),
-        "auc_pt_weighted": round(
-            float(roc_auc_score(jets.is_top, scores, sample_weight=jets.weight)), 4
-        ),
+        "auc": area(None),
+        "auc_pt_weighted": area(jets.weight),
         "jets": len(scores),
         "tops": int(jets.is_top.sum()),
         "jets_per_s_one_core": round(rate),
@@ -436,18 +427,13 @@ def evaluate(path: Path, inputs: dict[str, Tensor], jets: Jets) -> dict[str, flo
 
 def main(
     data: Annotated[Path, typer.Option(help="Folder of the generated jets; filled when empty.")],
-    output: Annotated[Path, typer.Option(help="Folder for the networks.")] = Path(
-        "src/sonic_coffea/demo/data"
-    ),
-    sample: Annotated[Path, typer.Option(help="Folder of the package's sample.")] = Path(
-        "src/sonic_coffea/demo/data"
-    ),
+    output: Annotated[Path, typer.Option(help="Folder for the networks.")] = DATA,
     epochs: Annotated[int, typer.Option(min=1, help="Passes through the training jets.")] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the training itself.")] = 1,
 ) -> None:
     """Train, export and test the two networks."""
     jets = load(data)
-    packaged = [read_jets(sample / name, job.process) for name, job in SAMPLE.items()]
+    packaged = [read_jets(DATA / name, job.process) for name, job in SAMPLE.items()]
     jets["sample"] = join(packaged)
     preprocessing = make_preprocessing(jets["training"].features)
     torch.manual_seed(seed)

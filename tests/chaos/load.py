@@ -27,10 +27,6 @@ SUMS = sonic.Model(
 )
 # A call that takes longer is wrong.
 LONGEST_CALL_S = 60.0
-# Of calls, in events.
-_SIZES = (1, 10, 100, 1000, 3000)
-_WORKER_TASKS = 6
-_CANCELLED = 0.05
 
 
 @functools.cache
@@ -80,7 +76,7 @@ def score(seed: int, number: int) -> tuple[int, int, float, ak.Array]:
 
 def _events(chance: random.Random) -> tuple[int, int]:
     start = chance.randrange(EVENTS)
-    return start, min(EVENTS, start + chance.choice(_SIZES))
+    return start, min(EVENTS, start + chance.choice((1, 10, 100, 1000, 3000)))
 
 
 @dataclass
@@ -95,8 +91,8 @@ class Load:
         What is wrong; nothing if all is well.
     counts : Counter
         Calls of threads, and those that were cancelled; tasks of workers; rows, retries.
-    longest : tuple of float and str
-        Seconds from a call to its scores, and whose call it was.
+    longest_s : float
+        Longest time from a call to its scores.
     over : threading.Event
         When calls shall end.
     """
@@ -104,10 +100,9 @@ class Load:
     seed: int
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    longest: tuple[float, str] = (0.0, "")
+    longest_s: float = 0.0
     over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _made_at: float = field(default_factory=time.monotonic)
 
     def call(self, thread: int) -> None:
         """Make calls, one after the other; some are cancelled."""
@@ -116,7 +111,7 @@ class Load:
             start, stop = _events(chance)
             begun = time.monotonic()
             pending = SUMS.submit(jets()[start:stop])
-            if chance.random() < _CANCELLED:
+            if chance.random() < 0.05:
                 pending.cancel()
             try:
                 scores = pending.result(timeout_s=LONGEST_CALL_S)
@@ -133,7 +128,7 @@ class Load:
 
     def compute(self, client: Client) -> None:
         """Have tasks computed by workers, some at a time."""
-        number = _WORKER_TASKS
+        number = 6
         tasks = as_completed(
             [client.submit(score, self.seed, n, pure=False) for n in range(number)]
         )
@@ -155,7 +150,4 @@ class Load:
         self.problems += difference(scores, start, stop)
         with self._lock:
             self.counts.update({kind: 1, "rows": int(ak.count(scores.one))})
-            ended_s = time.monotonic() - self._made_at
-            self.longest = max(
-                self.longest, (took_s, f"one of the {kind}, ended at {ended_s:.1f} s")
-            )
+            self.longest_s = max(self.longest_s, took_s)

@@ -26,8 +26,6 @@ from sonic_coffea.pool import Pool, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Small calls for each large one, and for each connection.
-SMALL = 50
 # So much allocators may keep after many calls, and so many threads gRPC, which has more under load.
 KEPT = {"memory_bytes": 30_000_000, "natives": 8}
 
@@ -51,8 +49,8 @@ def soak(calls: int) -> list[str]:
         with Pool(Settings.make(server)) as pool:
             kinds: dict[str, tuple[int, Callable[[int], None]]] = {
                 "small calls": (calls, lambda number: call(number, 10, pool)),
-                "large calls": (calls // SMALL, lambda number: call(number, EVENTS, pool)),
-                "connections": (calls // SMALL, connected),
+                "large calls": (calls // 50, lambda number: call(number, EVENTS, pool)),
+                "connections": (calls // 50, connected),
             }
             for name, (times, make) in kinds.items():
                 # Caches fill, and allocators take what they keep, in the first fifth.

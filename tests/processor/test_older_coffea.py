@@ -55,13 +55,9 @@ def changed(events: Any) -> Any:
     return ak.with_field(events, ak.with_field(jets, jets.pt > 400, "hard"), "FatJet")
 
 
-def test_jets_keep_their_constituents(events: Any) -> None:
-    events = changed(events)
-    assert sonic.constituents(events).pt.tolist() == events.FatJet.expected.tolist()
-
-
 def test_processors_score(events: Any) -> None:
     events = changed(events)
+    assert sonic.constituents(events).pt.tolist() == events.FatJet.expected.tolist()
     with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url):
         analysis = Analysis()
         out = analysis.postprocess(analysis.process(events))

@@ -1,14 +1,14 @@
-"""A processor scores every jet as direct inference does, under every executor."""
+"""A processor scores every jet once under every executor, in blocks, or names what is wrong."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import awkward as ak
@@ -18,63 +18,47 @@ from coffea import processor
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
-from tests.direct import direct_scores
 from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.demo import features
-from sonic_coffea.demo.analysis import toptagger
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILES = {
     name: {"treename": "Events", "files": [str(DATA / f"{name}_1.root")]}
     for name in ("TTbar", "QCD")
 }
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})
 
 
-class Tagging(sonic.SonicProcessor, processor.ProcessorABC):
-    """Returns the scores themselves, by event."""
+class Echo(sonic.SonicProcessor, processor.ProcessorABC):
+    """Compares scores with what acquire sent, which they equal, and says where in a file it was."""
 
-    def __init__(self) -> None:
-        self.models = {"toptagger": toptagger()}
+    models = MappingProxyType({"m": MODEL})
+
+    def __init__(self, block_size: int | None = None) -> None:
+        self.block_size = block_size
 
     def acquire(self, events: Any) -> dict[str, Any]:
-        constituents = sonic.constituents(events)
-        return {"toptagger": features.constituent_features(events.FatJet, constituents)}
+        self.jets = events.FatJet if "FatJet" in events.fields else events
+        return {"m": self.jets}
 
     def overlap(self, events: Any) -> int:
         return len(events)
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         assert scores.overlap == len(events)
-        (tops,) = (s.Top for s in scores.values())
-        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
-        return {
-            "scores": dict(zip(where, map(tuple, tops.tolist()), strict=True)),
-            "n": {events.metadata["dataset"]: len(events)},
-        }
+        assert ak.array_equal(ak.without_parameters(self.jets.pt), scores["m"].gev)
+        metadata = getattr(events, "metadata", {})
+        where = metadata.get("dataset"), metadata.get("entrystart")
+        return {where: [metadata.get("entrystop"), len(events)]}
 
 
-@pytest.fixture(scope="module")
-def top_server(
-    tmp_path_factory: pytest.TempPathFactory, installation: Any
-) -> Iterator[sonic.LocalServer]:
-    repository = tmp_path_factory.mktemp("top") / "repository"
-    sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
-    with sonic.LocalServer(repository, stop_timeout_s=0.0) as running:
-        yield running
-
-
-@cache
-def expected() -> dict[Any, tuple[float, ...]]:
-    """The scores of both files by onnxruntime, jet by jet."""
-    first, second = (direct_scores(dataset["files"][0]) for dataset in FILES.values())
-    return first | second
+@pytest.fixture
+def same(sonic_server: Any) -> Any:
+    """A server that answers with what is sent."""
+    return sonic_server(MODEL, functions={"m": lambda inputs: {"y": inputs["x"]}})
 
 
 def of_the_user(out: dict[Any, Any]) -> dict[Any, Any]:
@@ -87,67 +71,11 @@ def counts(out: Any) -> tuple[int, int, int]:
     return statistics.chunks, statistics.events, statistics.objects
 
 
-def runner(executor: Any, chunksize: int) -> processor.Runner:
-    return processor.Runner(executor=executor, schema=Schema, chunksize=chunksize)
-
-
 def run_blocks(analysis: Any) -> Any:
     """Run an analysis in this process, on one file of 1000 events, of which each chunk has 500."""
     executor = processor.IterativeExecutor(status=False)
-    return runner(executor, 500)({"TTbar": FILES["TTbar"]}, analysis)
-
-
-def check(out: Any) -> None:
-    found, known = out["scores"], expected()
-    assert found.keys() == known.keys()
-    for where, tops in known.items():
-        assert found[where] == pytest.approx(tops, abs=1e-6), where
-    statistics = sonic.report(out).statistics
-    assert statistics.total().rows == sum(map(len, known.values())) == statistics.objects
-    assert statistics.events == len(known)
-    assert statistics.datasets == out["n"]
-    assert statistics.chunks >= 2
-    assert set(out) == {"scores", "n", STATISTICS_KEY}
-    assert out["n"] == {"TTbar": 1000, "QCD": 750}
-
-
-EXECUTORS = {
-    "whole files": (processor.IterativeExecutor(status=False), 100_000),
-    "chunks": (processor.IterativeExecutor(status=False), 130),
-    "processes": (processor.FuturesExecutor(workers=2, status=False), 400),
-}
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize(("executor", "chunksize"), EXECUTORS.values(), ids=EXECUTORS)
-def test_chunks_are_scored_by_each_executor(top_server: Any, executor: Any, chunksize: int) -> None:
-    with sonic.connect(top_server):
-        check(runner(executor, chunksize)(FILES, Tagging()))
-
-
-class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
-    """Remembers in acquire what it compares in produce, and says where in the file it was."""
-
-    models = MappingProxyType({"m": sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})})
-
-    def __init__(self, block_size: int | None) -> None:
-        self.block_size = block_size
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        self.jets = events.FatJet if "FatJet" in events.fields else events
-        return {"m": self.jets}
-
-    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        sent, found = ak.ravel(self.jets.pt), ak.ravel(scores["m"].gev)
-        assert np.allclose(sent, found)
-        metadata = getattr(events, "metadata", {})
-        return {metadata.get("entrystart"): [metadata.get("entrystop"), len(events)]}
-
-
-@pytest.fixture
-def same(sonic_server: Any) -> Any:
-    """A server that answers with what is sent."""
-    return sonic_server(InBlocks.models["m"], functions={"m": lambda inputs: {"y": inputs["x"]}})
+    run = processor.Runner(executor=executor, schema=Schema, chunksize=500)
+    return run({"TTbar": FILES["TTbar"]}, analysis)
 
 
 @pytest.mark.usefixtures("same")
@@ -159,18 +87,19 @@ def same(sonic_server: Any) -> Any:
     ],
 )
 def test_blocks_know_where_they_are(block_size: int | None, expected: dict[int, list[int]]) -> None:
-    assert of_the_user(run_blocks(InBlocks(block_size))) == expected
+    out = of_the_user(run_blocks(Echo(block_size)))
+    assert out == {("TTbar", start): stop for start, stop in expected.items()}
 
 
 @pytest.mark.usefixtures("same")
 def test_blocks_do_not_share_what_is_set_on_the_processor() -> None:
-    analysis = InBlocks(2)
-    out = analysis.process(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0, 5.0]}))
-    assert of_the_user(out) == {None: [None, 2, None, 2, None, 1]}
+    analysis = Echo(2)
+    out = analysis.process(ak.Array({"pt": np.arange(5, dtype=np.float32)}))
+    assert of_the_user(out) == {(None, None): [None, 2, None, 2, None, 1]}
     assert vars(analysis) == {"block_size": 2}
 
 
-class Stumbling(Tagging):
+class Stumbling(Echo):
     """Fails the first time on each chunk, after its jets were scored."""
 
     def __init__(self, folder: str) -> None:
@@ -186,32 +115,38 @@ class Stumbling(Tagging):
         raise ZeroDivisionError
 
 
-def test_chunks_that_workers_of_dask_run_again_count_once(top_server: Any, tmp_path: Any) -> None:
+@pytest.mark.server  # workers are processes
+def test_chunks_that_workers_of_dask_run_again_count_once(same: Any, tmp_path: Any) -> None:
     """A chunk counts once: the statistics come with the outputs that are kept."""
     with (
         local_cluster(2) as cluster,
         Client(cluster) as workers,
-        sonic.connect(top_server, client=workers) as pool,
+        sonic.connect(same.url, client=workers) as pool,
     ):
         executor = processor.DaskExecutor(client=workers, status=False, treereduction=2, retries=3)
         run = processor.Runner(executor, schema=Schema, chunksize=200, savemetrics=True)
         out, metrics = run(FILES, Stumbling(str(tmp_path)))
         assert pool.statistics.total().rows == 0  # the workers did it
-    check(out)
-    assert sonic.report(out).statistics.chunks == len(list(tmp_path.iterdir())) == 9
-    assert metrics["entries"] == 1750
-    assert metrics["chunks"] == 9
+    assert sum(events for _, events in of_the_user(out).values()) == 1750
+    made = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
+    statistics = sonic.report(out).statistics
+    jets = sum(made[f"{name}_1.root"]["fatjets"] for name in FILES)
+    assert statistics.total().rows == statistics.objects == jets
+    assert statistics.datasets == {"TTbar": 1000, "QCD": 750}
+    assert statistics.chunks == len(list(tmp_path.iterdir())) == 9
+    assert (metrics["entries"], metrics["chunks"]) == (1750, 9)
 
 
 RUNNING: list[Any] = []
 
 
-class Stopping(InBlocks):
+class Stopping(Echo):
     """Stops the server after the first chunk; a processor that holds it could not be pickled."""
 
-    def overlap(self, events: Any) -> None:
+    def overlap(self, events: Any) -> int:
         if events.metadata["entrystart"]:
             RUNNING[0].stop()
+        return len(events)
 
 
 def test_lost_servers_leave_no_output(same: Any) -> None:
@@ -224,7 +159,7 @@ def test_lost_servers_leave_no_output(same: Any) -> None:
         pytest.warns(UserWarning, match="Performed attempt"),
         pytest.raises(Exception, match="ServerLostError") as caught,
     ):
-        run({"TTbar": FILES["TTbar"]}, Stopping(None))
+        run({"TTbar": FILES["TTbar"]}, Stopping())
     cause = errors.find(caught.value)
     assert isinstance(cause, errors.ServerLostError)
     assert (cause.server, cause.model) == (same.url, "m")
@@ -233,7 +168,7 @@ def test_lost_servers_leave_no_output(same: Any) -> None:
 
 @pytest.mark.usefixtures("same")
 def test_saved_outputs_need_no_package_of_ours(tmp_path: Any) -> None:
-    out = run_blocks(InBlocks(300))
+    out = run_blocks(Echo(300))
     save(out, tmp_path / "out.coffea")
     reader = """
         import sys
@@ -311,9 +246,9 @@ def test_calls_are_cancelled_when_something_else_fails(where: str) -> None:
     [
         ({"acquire": lambda *_: [1]}, "Wrong.acquire must return a dict .* got list"),
         ({"models": None}, "Wrong.models must be a dict, such as .*, got NoneType"),
-        ({"models": InBlocks.models["m"]}, "such as models = {'m': model}, got Model"),
+        ({"models": MODEL}, "such as models = {'m': model}, got Model"),
         ({"models": {"a": "m", "b": "m"}}, "Wrong.models: expected a sonic.Model as 'a', got str"),
-        ({"models": {1: InBlocks.models["m"]}}, "names model 'a'; there are: 1"),
+        ({"models": {1: MODEL}}, "names model 'a'; there are: 1"),
         ({"block_size": 0}, "block_size: expected at least 1 event"),
         ({"block_size": 2.5}, "block_size: expected at least 1 event"),
         ({"block_size": True}, "block_size: expected at least 1 event"),

@@ -575,7 +575,7 @@ def fill(path: str, number: int) -> int:
 @pytest.mark.server
 def test_many_processes_share_a_cache(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    with context.Pool(4) as processes:
+    with context.Pool(2) as processes:
         tasks = [(str(tmp_path / "scores"), number) for number in range(4)]
         assert processes.starmap(fill, tasks) == [5] * 4
     assert kept(tmp_path) == 4 * 5 * 50

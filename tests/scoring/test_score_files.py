@@ -29,6 +29,7 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
 from sonic_coffea.demo.samples import DATA
+from sonic_coffea.scoring._processor import Scoring
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ def interrupted(out: Path, **served: Any) -> FakeModel:
     """Score the first chunk on a server with a model of its own, and fail in the second one."""
     served_model = dataclasses.replace(FakeModel.of(MODEL, mass), **served)
     # A request that is sent again would take the failure on itself.
-    with (
-        FakeServer({"mass": served_model}) as server,
-        sonic.connect(server.url, hedge_after_s=60),
-    ):
+    with FakeServer({"mass": served_model}) as server, sonic.connect(server.url, hedge_after_s=60):
         interrupt(server, MODEL, out)
     return served_model
 
@@ -226,26 +224,24 @@ def with_global(by: float) -> Any:
     return by_global
 
 
-CHANGES: dict[str, Any] = {
-    "closure": lambda by: {"features": lambda events: shifted(events, by)},
-    "partial": lambda by: {"features": partial(shifted, by=by)},
-    "global": lambda by: {"features": with_global(by)},
-    "method": lambda by: {"features": MethodType(of_object, by)},
-    "on_error": lambda by: {"on_error": "mask" if by else "raise"},
-    "keep": lambda by: {"keep": ["eta"] if by else []},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changed_options_score_anew(server: FakeServer, change: str, tmp_path: Path) -> None:
-    options = CHANGES[change]
-    resumed = []
-    for by in (0.0, 1.0):
-        out = tmp_path / f"{by}.parquet"
-        interrupt(server, MODEL, out, **options(0.0))
-        written = sonic.score_files(MODEL, FILES, out, **SMALL, **options(by))
-        resumed.append(written.resumed > 0)
-    assert resumed == [True, False]
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda by: {"features": lambda events: shifted(events, by)},
+        lambda by: {"features": partial(shifted, by=by)},
+        lambda by: {"features": with_global(by)},
+        lambda by: {"features": MethodType(of_object, by)},
+        lambda by: {"features": None, "on_error": "mask" if by else "raise"},
+        lambda by: {"features": None, "keep": ["eta"] if by else []},
+    ],
+    ids=["closure", "partial", "global", "method", "on_error", "keep"],
+)
+def test_chunks_of_other_options_have_other_files(options: Any, tmp_path: Path) -> None:
+    """A run is resumed with chunks of the same declaration, function and options alone."""
+    first, same, other = (
+        Scoring(MODEL, tmp_path, "FatJet", **options(by)).kind for by in (0.0, 0.0, 1.0)
+    )
+    assert first == same != other
 
 
 def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -> None:
@@ -330,9 +326,8 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
     assert written.resumed > 0
     assert written.scored == len(pt)
     np.testing.assert_allclose(ak.from_parquet(out).qcd, pt + 1000 * number, rtol=1e-6)
-    models = [record["model"] for record in provenance.read(out)["models"]]
-    assert set(models) == {"fold_0", "fold_1", "fold_2"}
-    assert {record["version"] for record in provenance.read(out)["models"]} == {"1"}
+    models = {(record["model"], record["version"]) for record in provenance.read(out)["models"]}
+    assert models == {(f"fold_{k}", "1") for k in range(3)}
 
     def later(events: Any) -> Any:
         return sonic.Request(events.FatJet, fold=ak.mask(events.event % 3, events.event > 3))
@@ -347,19 +342,18 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
         sonic.score_files("mass", FILES, out, **SMALL)
 
 
-TRAINED = """
+CHOICE = """
 import sonic_coffea as sonic
 
-MODELS = [
-    sonic.Model(f"fold_{k}", {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
-    for k in range(3)
-]
-CHOICE = sonic.Choice({0: MODELS[0], 1: MODELS[2]}, by="event % 2")
+def model(name):
+    return sonic.Model(name, {"x": sonic.Row(["pt", "mass"])}, {"y": ["qcd", "top"]})
+
+CHOICE = sonic.Choice({0: model("fold_0"), 1: model("fold_2")}, by="event % 2")
 """
 
 
 def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
-    (tmp_path / "analysis.py").write_text(TRAINED)
+    (tmp_path / "analysis.py").write_text(CHOICE)
     arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
     arguments += ["-o", "jets.parquet", "--declare", "analysis.py:CHOICE"]
     output_of(*arguments, cwd=tmp_path)
@@ -564,11 +558,9 @@ def test_declarations_nest(tmp_path: Path) -> None:
         """
     )
     declared = sonic.Model.from_yaml(path, "m")
-    parts = {
-        "Jet": sonic.Padded(["pt", sonic.OneHot("flavour", (1, 2))], 4),
-        "MET": sonic.Row(["pt", 0, 0]),
-    }
-    inputs = {"tokens": sonic.Tokens(parts), "mask": sonic.Mask(3, of="Jet.pt")}
+    met, flavour = sonic.Row(["pt", 0, 0]), sonic.OneHot("flavour", (1, 2))
+    tokens = sonic.Tokens({"Jet": sonic.Padded(["pt", flavour], 4), "MET": met})
+    inputs = {"tokens": tokens, "mask": sonic.Mask(3, of="Jet.pt")}
     outputs = {"y": sonic.Output(["a", "b"]), "z": None}
     by_hand = sonic.Model("m", inputs, outputs, version=2, priority=1, server_timeout_s=0.5)
     assert declared.config_hash == by_hand.config_hash

@@ -11,13 +11,6 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-__all__ = [
-    "CONSTITUENT_FEATURES",
-    "SUBSTRUCTURE_FIELDS",
-    "constituent_features",
-    "is_merged_top",
-]
-
 CONSTITUENT_FEATURES = (
     "part_deta",
     "part_dphi",
@@ -36,19 +29,11 @@ CONSTITUENT_FEATURES = (
 """Fields of `constituent_features`, in the order of the network's channels."""
 
 SUBSTRUCTURE_FIELDS = (
-    "pt",
-    "eta",
-    "mass",
-    "msoftdrop",
-    "tau1",
-    "tau2",
-    "tau3",
-    "tau4",
+    *("pt", "eta", "mass", "msoftdrop"),
+    *("tau1", "tau2", "tau3", "tau4"),
     "nConstituents",
 )
 """Fields of FatJet, there since NanoAODv9: the inputs of the network without constituents."""
-
-_BOTTOM, _TOP, _W = 5, 6, 24
 
 
 def constituent_features(jets: Any, constituents: Any) -> Any:
@@ -141,10 +126,10 @@ def _top_of_quark(genparts: Any) -> Any:
     """
     species, mother = np.abs(genparts.pdgId), genparts.genPartIdxMother
     ancestor = mother = ak.mask(mother, mother >= 0)
-    while ak.any(is_w := ak.fill_none(species[ancestor] == _W, value=False)):
+    while ak.any(is_w := ak.fill_none(species[ancestor] == 24, value=False)):
         ancestor = ak.where(is_w, mother[ancestor], ancestor)
-    is_quark = (species > 0) & (species <= _BOTTOM)
-    from_top = ak.fill_none(is_quark & (species[ancestor] == _TOP), value=False)
+    is_quark = (species > 0) & (species <= 5)
+    from_top = ak.fill_none(is_quark & (species[ancestor] == 6), value=False)
     return ak.fill_none(ak.mask(ancestor, from_top), -1)
 
 

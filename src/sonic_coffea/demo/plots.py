@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-SCORE_CUT = 0.5
-
 
 def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float | None]:
     """Write the plots of scored jets as PNG.
@@ -44,13 +42,13 @@ def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float 
         title = "Jet mass before and after a cut on the score"
         masses = picture("mass", title, "soft-drop mass [GeV]", "jets (weighted)", 300)
         for number, name in enumerate(np.unique(dataset)):
-            of, passes = dataset == name, (dataset == name) & (top > SCORE_CUT)
+            of, passes = dataset == name, (dataset == name) & (top > 0.5)
             options: dict[str, Any] = {"histtype": "step", "color": f"C{number}", "label": name}
             options |= {"bins": 40, "range": (0, 1)}
             scores.hist(top[of], weights=weight[of], density=True, **options)
             options |= {"bins": 50, "range": (0, 300), "label": f"{name}, all"}
             masses.hist(mass[of], weights=weight[of], ls=":", **options)
-            options["label"] = f"{name}, score > {SCORE_CUT:g}"
+            options["label"] = f"{name}, score > 0.5"
             masses.hist(mass[passes], weights=weight[passes], **options)
 
         area = None

@@ -100,14 +100,12 @@ def run(
             directory.mkdir(parents=True, exist_ok=True)
             scratch = tempfile.TemporaryDirectory(prefix=".jets-", dir=directory)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write in the directory {directory}: {error.strerror}"
-            ) from None
+            problem = f"cannot write in the directory {directory}: {error.strerror}"
+            raise ConfigError(problem) from None
         parts = Path(stack.enter_context(scratch)).absolute()
         server = stack.enter_context(_server(console))
         client = stack.enter_context(cluster(workers))
-        where = client.dashboard_link
-        console.print(f"dask cluster of {workers} workers; dashboard at {where}")
+        console.print(f"dask cluster of {workers} workers; dashboard at {client.dashboard_link}")
         pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
         started = time.monotonic()
@@ -141,9 +139,7 @@ def run(
 
 def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
     """Return the files of each dataset, and whether they have constituents; check their fields."""
-    sample = {
-        str(path.absolute()): name for name, paths in sample_files().items() for path in paths
-    }
+    sample = {str(p.resolve()): name for name, paths in sample_files().items() for p in paths}
     datasets: dict[str, list[str]] = {}
     kinds = {}
     for path, branches in located(files or sample).items():

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
-# Bins of the statistics in a bin of a plot: ten a decade.
-_MERGED = 4
 
 
 def draw(statistics: Statistics) -> Figure:
@@ -68,7 +66,8 @@ def _draw_time(axes: Any, served: list[Any]) -> None:
 
 
 def _draw_latency(axes: Any, served: list[Any]) -> None:
-    edges = LATENCY_EDGES_S[::_MERGED]
+    # Of four bins of the statistics, one of the plot: ten a decade.
+    edges = LATENCY_EDGES_S[::4]
     used: list[int] = []
     for number, ((server, model, version), tally) in enumerate(served):
         label, color = _label(f"{model} v{version} on {server}"), f"C{number}"
@@ -77,7 +76,7 @@ def _draw_latency(axes: Any, served: list[Any]) -> None:
             label += f"\np50 {duration(p50)} (dashed), p99 {duration(p99)} (dotted)"
             axes.axvline(p50, color=color, linestyle="--", linewidth=1)
             axes.axvline(p99, color=color, linestyle=":", linewidth=1)
-        counts = tally.latencies[1:-1].reshape(-1, _MERGED).sum(axis=1)
+        counts = tally.latencies[1:-1].reshape(-1, 4).sum(axis=1)
         used += np.flatnonzero(counts).tolist()
         axes.stairs(counts, edges, label=label, color=color, linewidth=1.5)
     axes.set(xscale="log", xlabel="round trip of a request", ylabel="requests")

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-# The first requests wait for code that is compiled, and for servers that warm up.
-_SOME_REQUESTS = 50
-# How many times longer than another a time must be to count as the cause of a delay.
-_MUCH_LONGER = 2.0
 # For servers without statistics.
 _UNKNOWN = ModelStatistics(requests=1)
 
@@ -107,7 +103,9 @@ class Report:
         if target.suffix == ".json":
             text = json.dumps(self.to_dict(), indent=2)
         elif target.suffix == ".html":
-            shown = tables.html([self._run_table(), *self._tables()], self.advice)
+            made_by = ", ".join(f"{name} {n}" for name, n in provenance.versions().items())
+            made = f"{self.date:%Y-%m-%d %H:%M %Z} on {socket.gethostname()}, {made_by}"
+            shown = tables.html(self._tables(), [*self.advice, made])
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
@@ -127,41 +125,29 @@ class Report:
         total = self.statistics.total()
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
 
-    def _run_table(self) -> Table:
-        """Return when and where the report was made."""
-        return _known(
-            "Run",
-            {
-                "date": f"{self.date:%Y-%m-%d %H:%M %Z}",
-                "duration": tables.duration(self.wall_s) if self.wall_s else "",
-                "host of this report": socket.gethostname(),
-                "versions": ", ".join(f"{k} {v}" for k, v in provenance.versions().items()),
-            },
-        )
-
     def _tables(self) -> Iterator[Table]:
         """Yield the table of all requests, and one with a column for each model and server."""
         s, total, served = self.statistics, self.statistics.total(), sorted(self.statistics)
         rate = total.rows / self.wall_s if self.wall_s else 0
-        yield _known(
-            "Scoring",
-            {
-                "datasets": [f"{name} ({n:,} events)" for name, n in sorted(s.datasets.items())],
-                "chunks": _count(s.chunks),
-                "events": _count(s.events),
-                "objects scored": f"{s.scored:,} of {s.objects:,}",
-                "masked (None)": _count(s.masked),
-                "deduplicated": _count(s.deduplicated),
-                "cache hits": _count(s.cache_hits),
-                "requests": f"{total.requests:,}",
-                "rows a request": _count(total.rows / max(total.requests, 1)),
-                "rows/s": _count(rate),
-                "padding": _share(s.padding, s.padding + s.elements),
-                "truncated": _share(s.truncated, s.truncated + s.elements),
-                "sent, received": f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}",
-                "retries": f"{total.retries:,}",
-            },
-        )
+        run = {
+            "datasets": [f"{name} ({n:,} events)" for name, n in sorted(s.datasets.items())],
+            "chunks": _count(s.chunks),
+            "events": _count(s.events),
+            "objects scored": f"{s.scored:,} of {s.objects:,}",
+            "masked (None)": _count(s.masked),
+            "deduplicated": _count(s.deduplicated),
+            "cache hits": _count(s.cache_hits),
+            "requests": f"{total.requests:,}",
+            "rows a request": _count(total.rows / max(total.requests, 1)),
+            "duration": tables.duration(self.wall_s) if self.wall_s else "",
+            "rows/s": _count(rate),
+            "padding": _share(s.padding, s.padding + s.elements),
+            "truncated": _share(s.truncated, s.truncated + s.elements),
+            "sent, received": f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}",
+            "retries": f"{total.retries:,}",
+        }
+        known = [row for row in run.items() if row[1]]
+        yield tables.described("Scoring", known, numbers=True)
         if not served:
             return
         header = ["", *([f"{model} v{version}", server] for (server, model, version), _ in served)]
@@ -170,11 +156,6 @@ class Report:
         rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
         title = "A request's time, by model and server (mean)"
         yield tables.described(title, rows, header=header, numbers=True)
-
-
-def _known(title: str, rows: Mapping[str, Any]) -> Table:
-    """Return a table of what is known."""
-    return tables.described(title, [row for row in rows.items() if row[1]], numbers=True)
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
@@ -270,7 +251,8 @@ def advise(
     truncated = _ratio(s.truncated, s.truncated + s.elements)
     retried = _ratio(total.retries, total.requests)
     rows = _ratio(total.rows, total.requests)
-    warm = total.requests > _SOME_REQUESTS
+    # The first requests wait for code that is compiled, and for servers that warm up.
+    warm = total.requests > 50
     yield from _that_apply(
         {
             f"{s.masked:,} rows are masked (None), as no server scored them: the log says "
@@ -288,22 +270,23 @@ def advise(
         }
     )
     for (server, model, _), tally in statistics:
-        if tally.requests > _SOME_REQUESTS:
+        if tally.requests > 50:
             name = printable(f"{model} on {server}")
             timing = timings.get((server, model), _UNKNOWN)
             yield from _of_server(name, tally, timing if timing.requests else _UNKNOWN)
 
 
 def _of_server(model: str, tally: Tally, timings: ModelStatistics) -> Iterator[str]:
-    # A request that waits while others are packed does not wait for servers.
+    # A time must be twice as long as another to count as the cause of a delay. A request that waits
+    # while others are packed does not wait for servers.
     packs = tally.pack_s + tally.unpack_s > tally.trip_s
-    waits = tally.wait_s > _MUCH_LONGER * tally.trip_s and not packs
+    waits = tally.wait_s > 2 * tally.trip_s and not packs
     queue_s, work_s = timings.queue_s / timings.requests, timings.work_s / timings.requests
     network_s, server_s = tally.trip_s / tally.requests - queue_s - work_s, queue_s + work_s
     is_slow = waits and timings is _UNKNOWN
     has_empty_queue = waits and queue_s < 0.1 * work_s
-    is_saturated = not has_empty_queue and queue_s > _MUCH_LONGER * work_s
-    is_far = network_s > _MUCH_LONGER * server_s > 0
+    is_saturated = not has_empty_queue and queue_s > 2 * work_s
+    is_far = network_s > 2 * server_s > 0
     p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
     yield from _that_apply(
         {

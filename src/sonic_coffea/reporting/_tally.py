@@ -62,10 +62,8 @@ class Tally:
     )
 
     def __iadd__(self, other: Tally) -> Tally:
-        for name in _SUMS:
-            if more := getattr(other, name):
-                setattr(self, name, getattr(self, name) + more)
-        self.latencies += other.latencies
+        for name in (*_SUMS, "latencies"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
     def record_trip(self, seconds: float) -> None:

@@ -9,7 +9,6 @@ import os
 import sqlite3
 import stat
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,19 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # They mark a file as ours, and its format. SQLite writes the first at a fixed offset.
-_APPLICATION, _FORM = 0x50434143, 2
+_APPLICATION, _FORM = 0x50434143, 3
 _MAGIC, _MARKED = b"SQLite format 3\0", slice(68, 72)
-_TABLE = (
-    "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
-    "WITHOUT ROWID"
-)
-_BESIDE = ("-wal", "-shm", "-journal")
-_AT_A_TIME = 500
-_CHECK_BYTES = 8
-# The last use of scores is recorded to this precision; the oldest are removed first.
-_USED_WITHIN_S = 3600
-# The fraction of the file that is freed when it is full.
-_FREED = 0.2
+_TABLE = "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL)"
 
 
 class ScoreCache:
@@ -57,7 +46,7 @@ class ScoreCache:
     path : path-like
         The file; created if missing, readable and writable by its user only.
     max_bytes : int
-        Approximate size limit; the least recently used scores are removed first.
+        Approximate size limit; the oldest scores are removed first.
 
     Raises
     ------
@@ -77,34 +66,29 @@ class ScoreCache:
         be missing in the next file.
         """
         with self._failures_logged(), self._open() as database:
-            rows: list[Any] = []
-            now = int(time.time())
-            for start in range(0, len(keys), _AT_A_TIME):
-                some = keys[start : start + _AT_A_TIME]
-                marks = ",".join("?" * len(some))
-                query = f"SELECT key, scores, used FROM scores WHERE key IN ({marks})"  # noqa: S608
-                rows += database.execute(query, some)
             alike: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-            for key, scores, used in rows:
-                if (type(key), type(scores), type(used)) != (bytes, bytes, int):
-                    raise sqlite3.DatabaseError("it has rows of other types")
-                check, body = scores[:_CHECK_BYTES], scores[_CHECK_BYTES:]
-                if xxhash.xxh3_64_digest(key + body) != check:
-                    raise sqlite3.DatabaseError("it has damaged scores")
-                form, _, numbers = body.partition(b"\n")
-                alike[form].append((key, numbers))
-            old = [(now, key) for key, _, used in rows if now - used > _USED_WITHIN_S]
-            database.executemany("UPDATE scores SET used = ? WHERE key = ?", old)
-            return [_decoded(form, each) for form, each in alike.items()]
+            for key in keys:
+                query = "SELECT scores FROM scores WHERE key = ?"
+                for (scores,) in database.execute(query, (key,)):
+                    # A checksum of 8 bytes, types and shapes as one line, and the numbers.
+                    if type(scores) is not bytes or _checksum(key, scores[8:]) != scores[:8]:
+                        raise sqlite3.DatabaseError("it has damaged scores")
+                    form, _, numbers = scores[8:].partition(b"\n")
+                    alike[form].append((key, numbers))
+            return [_decoded(form, rows) for form, rows in alike.items()]
         return []
 
     def put(self, answers: Iterable[Kept]) -> None:
         """Keep scores: keys, with outputs that have one row for each key."""
-        now = int(time.time())
-        rows = ((key, scores, now) for each in answers for key, scores in _encoded(*each))
+        rows = (row for each in answers for row in _encoded(*each))
         with self._failures_logged(), self._open() as database:
-            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
             self._shrink(database)
+
+    def _files(self) -> list[Path]:
+        """Return the file, and those beside it, where SQLite keeps what was written last."""
+        suffixes = ("", "-wal", "-shm", "-journal")
+        return [self.path.with_name(self.path.name + suffix) for suffix in suffixes]
 
     @contextlib.contextmanager
     def _failures_logged(self) -> Iterator[None]:
@@ -115,9 +99,9 @@ class ScoreCache:
             logger.warning("the cache %s is not used: %s", self.path, error)
         except (sqlite3.DatabaseError, ValueError) as error:  # one of its own messages, at times
             logger.warning("the cache %s is broken (%s), and is deleted", self.path, error)
-            for suffix in ("", *_BESIDE):
+            for file in self._files():
                 with contextlib.suppress(OSError):
-                    self.path.with_name(self.path.name + suffix).unlink()
+                    file.unlink()
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -147,9 +131,7 @@ class ScoreCache:
                 f"expected a file of scores, or none, at {self.path}, got something else, which is "
                 "left as it is; name another path as cache"
             )
-        # SQLite takes what was written last from the files beside it.
-        for suffix in ("", *_BESIDE):
-            file = self.path.with_name(self.path.name + suffix)
+        for file in self._files():
             with contextlib.suppress(FileNotFoundError):
                 status = file.stat()
                 if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -168,10 +150,9 @@ class ScoreCache:
         try:
             with contextlib.closing(sqlite3.connect(name)) as database:
                 database.executescript(
-                    "PRAGMA auto_vacuum = INCREMENTAL;"
+                    "PRAGMA auto_vacuum = FULL;"
                     "PRAGMA journal_mode = WAL;"
                     f"{_TABLE};"
-                    "CREATE INDEX by_use ON scores (used);"
                     f"PRAGMA application_id = {_APPLICATION};"
                     f"PRAGMA user_version = {_FORM};"
                 )
@@ -181,19 +162,18 @@ class ScoreCache:
             Path(name).unlink()
 
     def _shrink(self, database: sqlite3.Connection) -> None:
-        (size,) = database.execute("PRAGMA page_size").fetchone()
-        (pages,) = database.execute("PRAGMA page_count").fetchone()
-        (free,) = database.execute("PRAGMA freelist_count").fetchone()
-        used = (pages - free) * size
-        if used <= self.max_bytes:
-            return
-        (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
-        kept = int(count * self.max_bytes / used * (1.0 - _FREED))
-        database.execute(
-            "DELETE FROM scores WHERE key IN (SELECT key FROM scores ORDER BY used LIMIT ?)",
-            (count - kept,),
-        )
-        database.execute("PRAGMA incremental_vacuum").fetchall()
+        """Remove the oldest scores from a full file, a fifth more than has to go."""
+        query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        (used,) = database.execute(query).fetchone()
+        if used > self.max_bytes:
+            (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
+            oldest = count - int(count * self.max_bytes / used * 0.8)
+            query = "SELECT rowid FROM scores ORDER BY rowid LIMIT ?"
+            database.execute(f"DELETE FROM scores WHERE rowid IN ({query})", (oldest,))  # noqa: S608
+
+
+def _checksum(key: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(key + body)
 
 
 def _encoded(
@@ -208,7 +188,7 @@ def _encoded(
     head = json.dumps(form).encode() + b"\n"
     for key, row in zip(keys, rows, strict=True):
         body = head + row.tobytes()
-        yield key, xxhash.xxh3_64_digest(key + body) + body
+        yield key, _checksum(key, body) + body
 
 
 def _decoded(form: bytes, rows: Sequence[tuple[bytes, bytes]]) -> Kept:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     Answer = Mapping[str, NDArray[Any]]
 
 logger = logging.getLogger(__name__)
-
-_BLOCK = 4096
 
 
 class EqualRows:
@@ -55,16 +55,14 @@ class EqualRows:
         self._keys: dict[int, bytes] = {}
         inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
         for segment in inputs.segments:
-            for start in range(segment.start, segment.stop, _BLOCK):
-                rows = inputs.numbers(start, min(start + _BLOCK, segment.stop)).tolist()
+            for start in range(segment.start, segment.stop, 4096):
+                rows = inputs.numbers(start, min(start + 4096, segment.stop)).tolist()
                 tensors = inputs.pack(start, start + len(rows))
                 self._keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
-        first: dict[bytes, int] = {}
-        firsts = [first.setdefault(key, row) for row, key in self._keys.items()]
-        self.sent = np.fromiter(first.values(), np.int64, len(first))
-        order = np.argsort(firsts, kind="stable")
-        self._members = np.fromiter(self._keys, np.int64, len(self._keys))[order]
-        self._firsts = np.asarray(firsts, np.int64)[order]
+        self._rows: defaultdict[bytes, list[int]] = defaultdict(list)
+        for row, key in self._keys.items():
+            self._rows[key].append(row)
+        self.sent = np.asarray([equal[0] for equal in self._rows.values()], np.int64)
 
     def keys(self, rows: Int64) -> list[bytes]:
         """Return the keys of some rows."""
@@ -72,11 +70,10 @@ class EqualRows:
 
     def expand(self, rows: Int64) -> tuple[Int64, Int64]:
         """Return all rows that are equal to `rows`, and the index in `rows` of each one's equal."""
-        start = np.searchsorted(self._firsts, rows, "left")
-        counts = np.searchsorted(self._firsts, rows, "right") - start
-        places = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self._members[start[places] + within], places
+        equal = [self._rows[key] for key in self.keys(rows)]
+        counts = np.asarray([len(each) for each in equal], np.int64)
+        members = np.fromiter(chain.from_iterable(equal), np.int64, counts.sum())
+        return members, np.repeat(np.arange(len(rows)), counts)
 
     def members(self, rows: Int64) -> Int64:
         """Return all rows that are equal to `rows`."""
@@ -114,10 +111,6 @@ def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
         return tensor
     each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)
     return np.frombuffer(b"".join(each), np.uint8).reshape(len(tensor), -1)
-
-
-# How long servers may take to name their digest again when a call ends; then it is unknown.
-_ASKED_WITHIN_S = 3.0
 
 
 class Part:
@@ -254,10 +247,15 @@ class Part:
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
 
-    def settle(self) -> None:
+    def settle(self, asked_within_s: float = 3.0) -> None:
         """Ask for the digest once more if it can have changed, and keep the scores if it has not.
 
         A warning says if scores cannot be kept.
+
+        Parameters
+        ----------
+        asked_within_s : float
+            How long servers may take to name their digest; then it is unknown.
 
         Raises
         ------
@@ -275,8 +273,8 @@ class Part:
         asked = [server for server in servers if not is_in_process(server)]
         if contract.digest and asked:
             times = MAX_MISSES if kept else 1
-            outcomes = self._pool.digests(contract, asked, times, _ASKED_WITHIN_S)
-            self._check_same(outcomes)
+            outcomes = self._pool.digests(contract, asked, times, asked_within_s)
+            self._check_same(outcomes, asked_within_s)
             others = [outcome for outcome in outcomes if outcome != contract.digest]
             self._is_sure = not others
             problem = (others[0] or "not all servers tell the digest any more") if others else None
@@ -291,16 +289,15 @@ class Part:
             if problem is not None:
                 logger.warning("scores are not kept in %s: %s", self.cache.path, problem)
 
-    def _check_same(self, outcomes: Sequence[str | SonicError]) -> None:
+    def _check_same(self, outcomes: Sequence[str | SonicError], within_s: float) -> None:
         """Raise if a digest is another one than before; the next call asks for it anew."""
         contract = self._contract
         for digest in outcomes:
             if isinstance(digest, str) and digest not in ("", contract.digest):
                 with contextlib.suppress(SonicError):
-                    within = Deadline.after(_ASKED_WITHIN_S)
-                    self._pool.contract(
-                        contract.model, self.call.version, anew=True, deadline=within
-                    )
+                    deadline = Deadline.after(within_s)
+                    version = self.call.version
+                    self._pool.contract(contract.model, version, anew=True, deadline=deadline)
                 raise ContractError(
                     f"the model's file had the digest {contract.digest} before rows were scored, "
                     f"and has {digest} now: it was replaced, or servers have different files, so "

@@ -61,16 +61,16 @@ class Variations(dict[str, Any]):
         sonic_coffea.errors.InputError
             If there are none, or they do not have the same fields.
         """
-        first: Any = next(iter(self.values()), {})
-        if isinstance(first, dict) and not first:
+        each = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
+        first = next(iter(each.values()), {})
+        if not first:
             raise InputError("expected at least one variation, got none")
-        if not isinstance(first, dict):
-            return self._joined(self), {name: len(objects) for name, objects in self.items()}
-        for name, inputs in self.items():
-            if not isinstance(inputs, dict) or inputs.keys() != first.keys():
+        for name, inputs in each.items():
+            if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
-        joined = {key: self._joined({n: each[key] for n, each in self.items()}) for key in first}
-        return joined, {name: len(next(iter(inputs.values()))) for name, inputs in self.items()}
+        joined = {key: self._joined({n: one[key] for n, one in each.items()}) for key in first}
+        sizes = {name: len(next(iter(inputs.values()))) for name, inputs in each.items()}
+        return joined.get(None, joined), sizes
 
     @staticmethod
     def _joined(arrays: Mapping[str, Any]) -> ak.Array:

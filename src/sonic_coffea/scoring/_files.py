@@ -323,8 +323,8 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
         )
     # Not the folder of an interrupted run of scores with this output.
     parts = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    exporting = Exporting(model, parts, collection, features)
-    exporting.labels, exporting.weights = labels or {}, weights
+    chosen = labels or {}
+    exporting = Exporting(model, parts, collection, features, labels=chosen, weights=weights)
     try:
         _, chunks = _run(exporting, files, target, client, chunksize, progress=progress)
         rows, _ = _join(chunks, target, provenance.read(chunks[0]))

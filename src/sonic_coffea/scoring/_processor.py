@@ -9,6 +9,7 @@ import marshal
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -28,32 +29,26 @@ from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
 INDEX = "index"
 
 
+@dataclass(eq=False)
 class Scoring(SonicProcessor):
     """Score a chunk, and write it to a Parquet file named after the chunk and the declaration.
 
     A chunk whose file exists is not scored again. The output lists the files.
     """
 
-    def __init__(
-        self,
-        model: Model | Choice,
-        parts: Path,
-        collection: str | None,
-        features: Callable[[Any], Any] | None,
-        keep: Sequence[str] = (),
-        *,
-        on_error: str = "raise",
-        flat: bool = False,
-    ) -> None:
-        self.models = {"scores": model}
-        self.parts = parts
-        self.collection = collection
-        self.features = features
-        self.keep = tuple(keep)
-        self.on_error = on_error
-        self.flat = flat
-        used = None if features is None else identity(features)
-        declared = (__version__, model.config_hash, collection, self.keep, on_error, used)
+    model: Model | Choice
+    parts: Path
+    collection: str | None
+    features: Callable[[Any], Any] | None
+    keep: Sequence[str] = ()
+    on_error: str = "raise"
+    flat: bool = False
+
+    def __post_init__(self) -> None:
+        self.models = {"scores": self.model}
+        used = None if self.features is None else identity(self.features)
+        where, keep, kind = self.collection, tuple(self.keep), self.model.config_hash
+        declared = (__version__, kind, where, keep, self.on_error, used)
         self.kind = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
@@ -80,7 +75,7 @@ class Scoring(SonicProcessor):
                 raise FieldError(problem)
         if self.features is not None:
             return {"scores": self.features(events)}
-        return {"scores": _sent(events, objects, self.collection, self.models["scores"])}
+        return {"scores": _sent(events, objects, self.collection, self.model)}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
@@ -144,18 +139,19 @@ class Scoring(SonicProcessor):
         return {"parts": [{**chunk, "path": str(path)}], "events": len(events), "resumed": resumed}
 
 
+@dataclass(eq=False)
 class Exporting(Scoring):
     """Write the tensors of a chunk to a file of its own; no server is asked."""
 
-    labels: Mapping[str, str]
-    weights: str | None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
 
     def process(self, events: Any) -> Any:
         path = self._path(events.metadata)
         sent = self.acquire(events)["scores"]
         sent = sent.objects if isinstance(sent, Request) else sent
         records = self._objects(events), events
-        export(self.models["scores"], sent, path, self.labels, self.weights, *records)  # type: ignore[arg-type]
+        export(self.model, sent, path, self.labels, self.weights, *records)  # type: ignore[arg-type]
         return super().process(events)  # which finds the file, and counts it
 
 
