@@ -70,7 +70,7 @@ def locked(path: Path, *pragmas: str) -> Iterator[None]:
         for pragma in pragmas:
             database.execute(pragma)
         database.execute("BEGIN IMMEDIATE")
-        database.execute("UPDATE scores SET used = used")
+        database.execute("UPDATE scores SET scores = scores")
         yield
         database.execute("ROLLBACK")
 
