@@ -153,7 +153,9 @@ class Scatter:
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
-        sent = _whole(tensor.reshape(-1, self._values.shape[1]))
+        # In the type of the values, as items are moved without being converted.
+        each = tensor.astype(self._values.dtype, copy=False)
+        sent = _whole(each.reshape(-1, self._values.shape[1]))
         placed = _whole(self._values)
         if not self._axes:
             placed[rows] = sent
