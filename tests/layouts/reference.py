@@ -311,7 +311,7 @@ FORMULAE = (
     "abs(pt_i - 2 * id_j)",
     "min(pt_i, id_j) * id_i",
     "log(max(abs(pt_i * pt_j), 1e-3))",
-    "delta_phi(pt_i, id_j)",
+    "delta_phi(3 * tanh(pt_i), 3 * tanh(id_j))",
     "(pt_i - id_j)**2 + sin(pt_i) * cos(id_j)",
     "-min(pt_i, pt_j) ** 1.5",
     "arctan2(pt_i, id_j) + sqrt(pt_i) - exp(-pt_j)",
