@@ -48,6 +48,15 @@ def test_in_flight_bytes_are_bounded() -> None:
     assert len(scenario.in_flight) == 1
 
 
+def test_answers_within_one_tick_of_the_clock_are_delivered() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(3)
+    for attempt in list(scenario.in_flight):
+        scenario.answer(attempt, rtt_s=0.0)
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+
+
 def test_rows_of_a_lost_server_go_to_another() -> None:
     scenario = Scenario()
     slices = scenario.submit(8)

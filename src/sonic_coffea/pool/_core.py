@@ -123,7 +123,9 @@ class PoolCore(Dispatcher):
         attempt = event.attempt
         if not self._settle(attempt):  # its slice has ended
             return
-        self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
+        # A clock of 15 ms, as that of Windows, stands still meanwhile.
+        rtt_s = max(event.received_at - event.sent_at, 1e-6)
+        self.endpoints.by_url[attempt.url].answered(attempt, rtt_s, now)
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].hedge_won(now)
