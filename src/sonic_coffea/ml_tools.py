@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
-from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
+from sonic_coffea.layouts import (
+    ByRow,
+    Output,
+    Outputs,
+    Segment,
+    is_lazy,
+    is_tracer,
+    over_partitions,
+)
 from sonic_coffea.pool import Call, Pool, Settings, WithPool, rows_per_request, shared
 from sonic_coffea.transport import DATATYPES, STRINGS, Address, Contract, TensorSpec
 
@@ -225,7 +233,8 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
             specs = {spec.name: spec for spec in contract.outputs}
             return {name: _nothing(specs.get(name)) for name in output_list}
         outputs = {name: ByRow(name, Output(), rows=len(inputs)) for name in output_list}
-        call = Call(contract, inputs, outputs, list(outputs), version=self.version)
+        put = Outputs(outputs, list(outputs)).place
+        call = Call(contract, inputs, put, list(outputs), version=self.version)
         pool.submit(call)
         call.wait(None)
         call.raise_failure()

@@ -1,10 +1,11 @@
-"""One call of a model: its rows, their destinations, and its statistics."""
+"""One call of a model: its rows, where their scores go, and its statistics."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +28,7 @@ from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Sized
+    from collections.abc import Sequence, Sized
 
     from sonic_coffea.pool._request import RequestSlice
     from sonic_coffea.transport import Contract, Response
@@ -63,22 +64,19 @@ class RowSource(Protocol):
         """Return the tensors of the rows at some places, by input."""
 
     def selection(self, start: int, stop: int) -> Any:
-        """Return the rows at some places, as destinations take them."""
+        """Return the rows at some places, as `Put` takes them."""
 
     def events_of(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the first event of some places, and one past the last; None if unknown."""
 
 
-class Destination(Protocol):
-    """Where the responses for an output go."""
-
-    def place(self, selection: Any, rows: int, response: Mapping[str, Tensor]) -> None:
-        """Put the response for some rows in its place, or raise a `ResponseError`."""
+Put = Callable[[Any, int, Mapping[str, Tensor]], None]
+"""Puts the response for some rows, and their number, in its place, or raises a `ResponseError`."""
 
 
 @dataclass(eq=False)
 class Call:
-    """The rows of one call of a model, and the destinations of their scores.
+    """The rows of one call of a model, and where their scores go.
 
     Once it is submitted, only the engine changes it; other threads wait for it, or abandon it.
 
@@ -88,8 +86,8 @@ class Call:
         The model's contract.
     inputs : RowSource
         The rows, and how they are packed.
-    outputs : mapping of str to Destination
-        The destination of each output.
+    put : Put
+        What puts each response in its place.
     requested : sequence of str
         The outputs that requests ask for.
     version : str or None
@@ -102,7 +100,7 @@ class Call:
 
     contract: Contract
     inputs: RowSource
-    outputs: Mapping[str, Destination]
+    put: Put
     requested: Sequence[str]
     _: KW_ONLY
     version: str | None
@@ -180,8 +178,8 @@ class Call:
             )
 
     def _set_over(self) -> None:
-        # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.
-        self.outputs = {}
+        # It refers to the call: a cycle would keep a chunk's rows until it is collected.
+        del self.put
         self._missing = []
         self._end.set_result(None)
 
@@ -191,8 +189,7 @@ class Call:
         """Put a response in its place; raise `ResponseError` if it differs from the declaration."""
         selection = self.inputs.selection(request.start, request.stop)
         try:
-            for output in self.outputs.values():
-                output.place(selection, request.rows, response.outputs)
+            self.put(selection, request.rows, response.outputs)
         except SonicError:
             raise
         except Exception as error:

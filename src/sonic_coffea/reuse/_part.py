@@ -170,7 +170,7 @@ class Part:
         self.call = Call(
             contract,
             sent,
-            {"": self},
+            self._place,
             outputs.tensors,
             version=version,
             mask=mask,
@@ -186,7 +186,7 @@ class Part:
         elements = sent.count_elements()
         statistics.elements, statistics.truncated, statistics.padding = elements
 
-    def place(self, selection: Any, rows: int, answer: Answer) -> None:
+    def _place(self, selection: Any, rows: int, answer: Answer) -> None:
         """Put the answer for some rows in its places."""
         answer = self._outputs.of_rows(answer)
         self._spread(selection, rows, answer)
