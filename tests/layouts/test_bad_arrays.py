@@ -68,6 +68,8 @@ IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 
 BY_X = sonic.Padded("y", 2, sort_by="x")
 STRINGS = sonic.Padded("x", 2, dtype="string")
 
+BEYOND = {"x": np.asarray([2**63 + 1], np.uint64)}
+
 BAD: list[tuple[Any, Any, str]] = [
     # Fields that are not there, or are no numbers.
     (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
@@ -101,6 +103,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
+    (sonic.Row(computed("x % 2")), BEYOND, "'x' is 9223372036854775809, and .* int64"),
     (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
     # Numbers that the type cannot hold.
     (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),

@@ -179,7 +179,8 @@ class Elements:
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
-            values[term] = exact(taken)
+            with of_field(term[0]):
+                values[term] = exact(taken)
             if absent is not None:
                 gaps = absent if gaps is None else gaps | absent
         result = np.asarray(compute(values))
