@@ -54,6 +54,7 @@ SIGNS = {"x": ak.Array([[0, -1, None], []]), "s": ak.Array([["+"], []])}
 UNKNOWN = {"x": ak.Array([[], []]), "y": ak.Array([[], []])}
 PLANE = ak.Array([{"x": 3.0, "y": 4.0}, None, {"x": None, "y": 1.0}], with_name="Momentum2D")
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
+SMALL = {"x": np.asarray([5], np.int16)}
 LARGE = 2**60 + 1
 LISTS_OF_LARGE = {"x": ak.unflatten(np.full(4, LARGE, np.uint64), [1, 3])}
 
@@ -110,6 +111,8 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # Integers that no float holds.
     (Padded("x", 2, dtype="int64"), LISTS_OF_LARGE, [[[LARGE, 0]], [[LARGE, LARGE]]]),
     (Row(feature(replace={-1: 0}), "int64"), x(-1, LARGE), [[0], [LARGE]]),
+    (Row(feature(categories={5: 2**24 + 1}, lower=0), "int64"), SMALL, [[2**24 + 1]]),
+    (Row(feature(replace={5: -(2**24) - 1}), "int64"), SMALL, [[-(2**24) - 1]]),
     # Strings that are picked, that are referred to, and of bytes.
     (
         Row(["Jet[:2].f", "era"], dtype="string", missing="?"),

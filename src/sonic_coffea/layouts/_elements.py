@@ -227,7 +227,7 @@ class Elements:
         It computes again what the numbers become, one step after the other.
         """
         raw, absent = self.raw(feature)
-        before = feature.computed(raw, np.empty(len(raw), real_of(raw.dtype)))
+        before = feature.computed(raw, np.empty(len(raw), feature.real(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
         known = [key for key, _ in feature.categories or ()]
@@ -299,7 +299,7 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     is_finite = is_wrong = False
     if not feature.plain:
         limits = feature.lower, feature.upper
-        real = real_of(raw.dtype)
+        real = feature.real(raw.dtype)
         work = out if out.dtype == real else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
