@@ -58,6 +58,8 @@ NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
 OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
 NO_PF = {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])}
+LISTS_OR_NONE = ak.Array([{"Jet": [{"x": [1.0]}, {"x": None}]}, {"Jet": []}])
+PICKED_TWICE = ak.Array([{"Jet": [{"pf": [{"y": [1.0]}]}]}, {"Jet": []}])
 MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], missing=-1.0)
 NONE_ALLOWED = sonic.Row(MUON.features)
 LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "mu": 0}]])
@@ -91,6 +93,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row(["Jet[0].pt", "MET.pt"]), EVENTS, NO_JET.format(0, 1)),
     (sonic.Row("Jet[:2].pt"), LEADING, NO_JET.format(1, 2)),
     (OF_LEADING, NO_PF, NO_JET.format(0, 1)),
+    (sonic.Padded("Jet[0].x", 2), LISTS_OR_NONE, NO_JET.format(0, 1)),
+    (sonic.Padded("Jet[0].pf[0].y", 2), PICKED_TWICE, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
     # Numbers that are not finite; a transformation does not hide it.

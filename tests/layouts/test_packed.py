@@ -41,6 +41,7 @@ NO_JET = ak.Array(
         {"Jet": [{"pf": []}], "met": 9.0},
     ]
 )
+OF_NONE = ak.Array([{"Jet": [{"x": [1, 2]}]}, {"Jet": []}, {"Jet": [{"x": None}]}])
 LACK = ak.Array(
     [
         {"Jet": None, "MET": {"pt": 5.0}, "met": 1.0},
@@ -80,6 +81,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[[1, 2], [7, 7]], [[0, 0]] * 2, [[0, 0]] * 2],
     ),
     (Mask(2, of="Jet[0].pf", axis_order="L"), NO_JET, [[1, 1], [0, 0], [0, 0]]),
+    (Padded("Jet[0].x", 2, missing=-1.0), OF_NONE, [[[1, 2]], [[0, 0]]]),
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),

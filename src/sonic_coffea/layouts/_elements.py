@@ -425,8 +425,11 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
     for term, place in own.items():
         lists = without_options(place.levels)
         if (levels := filled(lists)) is not lists:
-            above = Columns(Structure(place.events, lists[:-2]), missing=missing)
-            _check_gaps(above, lists[-2].data, Structure(0, lists[:-1]), term, by_row=True)
+            for number in range(len(without_options(lists[:-1])), len(lists) - 1):
+                if lists[number].is_pick:
+                    above = Columns(Structure(place.events, lists[:number]), missing=missing)
+                    picked = Structure(0, lists[: number + 1])
+                    _check_gaps(above, lists[number].data, picked, term, by_row=True)
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
@@ -437,10 +440,10 @@ def _check_gaps(
     """Refuse missing numbers, if nothing stands for them."""
     if index is None or columns.missing is not None or not np.any(index < 0):
         return
-    row, gap = int(np.argmax(index < 0)), place.levels[-1].gap
+    row, option = int(np.argmax(index < 0)), place.levels[-1]
     if columns.offsets is not None and not by_row:
         row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
-    what = f"no {gap}" if "[" in gap else "None"
+    what = f"no {option.gap}" if option.is_pick else "None"
     raise InputError(
         f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
         "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "

@@ -58,6 +58,11 @@ class Level:
         return int(self.data[-1] if self.is_list else np.max(self.data, initial=-1) + 1)
 
     @property
+    def is_pick(self) -> bool:
+        """Whether it is an option of objects that were picked, such as ``Jet[0]``."""
+        return "[" in self.gap
+
+    @property
     def counts(self) -> Int64:
         """The length of each list."""
         counts: Int64 = np.diff(self.data)
@@ -242,12 +247,17 @@ def without_options(levels: Levels, *, keep: Sequence[str] = ()) -> Levels:
 
 def filled(levels: Levels) -> Levels:
     """Return levels with empty lists for objects that were picked, such as Jet[0], and are not."""
-    while len(levels) > 1 and levels[-2].gap not in ("", "None", "plain"):
-        option, lists = levels[-2:]
-        counts = np.zeros(len(option.data), np.int64)
-        counts[option.data >= 0] = lists.counts
-        levels = (*levels[:-2], Level(offsets_of(counts)))
-    return levels
+    above = without_options(levels[:-1])
+    options = levels[len(above) : -1]
+    if not any(option.is_pick for option in options):
+        return levels
+    counts = levels[-1].counts
+    is_there = np.ones(len(counts), np.bool_)
+    for option in reversed(options):  # a list that is None stays so
+        counts = np.append(counts, 0)[option.data]
+        is_there = np.append(is_there, option.is_pick)[option.data]
+    kept = () if all(option.is_pick for option in options) else (numbered(is_there, gap="plain"),)
+    return *above, *kept, Level(offsets_of(counts[is_there]))
 
 
 def offsets_of(counts: Int64) -> Int64:
