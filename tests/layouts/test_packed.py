@@ -95,6 +95,11 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # Names that hold dots, and references of jets in another order.
     (Padded([("Jet", "Jet.PT")], 2, sort_by=("Jet", "Jet.PT")), DELPHES, [[[2, 1]], [[0, 0]]]),
     (MUON, {"Jet": LINKED[:, ::-1], "Muon": MUONS}, [[5, 20], [3, -1], [4, 70]]),
+    (
+        Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
+        {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},
+        [[[4, 3]]],
+    ),
     # NaN and infinity, where they are asked for.
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),

@@ -405,9 +405,10 @@ def bind_columns(
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
         )
-    for feature in features:
+    for feature in named:
         if feature.index is not None:
-            columns.terms[feature.number] = _referred(source, columns, feature, strings=strings)
+            are_texts = strings and feature is not key
+            columns.terms[feature.number] = _referred(source, columns, feature, strings=are_texts)
     return columns
 
 
