@@ -201,7 +201,16 @@ class Structure:
 
 
 def _essential(levels: Levels) -> Levels:
-    return tuple(level for level in levels if level.is_list or np.any(level.data < 0))
+    """Return levels without options that miss nothing, and options inside options as one."""
+    essential: list[Level] = []
+    for level in levels:
+        if level.is_list:
+            essential.append(level)
+        elif np.any(level.data < 0):
+            is_inside = essential and not essential[-1].is_list
+            places = through(level.data, essential.pop().data) if is_inside else level.data
+            essential.append(Level(places, is_list=False))
+    return tuple(essential)
 
 
 def _below(levels: Levels, numbers: Int64) -> Int64:
