@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -168,12 +169,13 @@ class Structure:
 
     def _first_difference(self, mine: Levels, theirs: Levels) -> int:
         """Return the first event in which some levels differ."""
-        for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-            if one.is_list != other.is_list:
-                break
+        for number, (one, other) in enumerate(zip_longest(mine, theirs)):
+            above = Structure(self.events, mine[:number])
+            if one is None or other is None or one.is_list != other.is_list:
+                option = next((x for x in (one, other) if x is not None and not x.is_list), None)
+                return 0 if option is None else above.event_of(int(np.argmax(option.data < 0)))
             if not one.equals(other):
-                first = int(np.argmax(one.data != other.data)) - one.is_list
-                return Structure(self.events, mine[:number]).event_of(first)
+                return above.event_of(int(np.argmax(one.data != other.data)) - one.is_list)
         return 0
 
     def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
