@@ -58,6 +58,8 @@ NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
 OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
 NO_PF = {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])}
+LISTS_OR_NONE = ak.Array([{"Jet": [{"x": [1.0]}, {"x": None}]}, {"Jet": []}])
+PICKED_TWICE = ak.Array([{"Jet": [{"pf": [{"y": [1.0]}]}]}, {"Jet": []}])
 MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], missing=-1.0)
 NONE_ALLOWED = sonic.Row(MUON.features)
 LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "mu": 0}]])
@@ -67,6 +69,8 @@ MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 
 IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 1}])])
 BY_X = sonic.Padded("y", 2, sort_by="x")
 STRINGS = sonic.Padded("x", 2, dtype="string")
+
+BEYOND = {"x": np.asarray([2**63 + 1], np.uint64)}
 
 BAD: list[tuple[Any, Any, str]] = [
     # Fields that are not there, or are no numbers.
@@ -83,12 +87,14 @@ BAD: list[tuple[Any, Any, str]] = [
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
     (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
-    (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "do not have the same objects"),
+    (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "objects .* is in event 1"),
     # None.
     (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
     (sonic.Row(["Jet[0].pt", "MET.pt"]), EVENTS, NO_JET.format(0, 1)),
     (sonic.Row("Jet[:2].pt"), LEADING, NO_JET.format(1, 2)),
     (OF_LEADING, NO_PF, NO_JET.format(0, 1)),
+    (sonic.Padded("Jet[0].x", 2), LISTS_OR_NONE, NO_JET.format(0, 1)),
+    (sonic.Padded("Jet[0].pf[0].y", 2), PICKED_TWICE, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
     # Numbers that are not finite; a transformation does not hide it.
@@ -101,6 +107,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
+    (sonic.Row(computed("x % 2")), BEYOND, "'x' is 9223372036854775809, and .* int64"),
     (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
     # Numbers that the type cannot hold.
     (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),

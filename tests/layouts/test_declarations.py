@@ -211,6 +211,8 @@ MESSAGES: list[tuple[Declare, str]] = [
     (row(["pt", "eta"], axis_order=""), "'' has no axis for several fields"),
     (padded(["a", "b"], fill=[1.0]), "one for each of 2 channels, got 1"),
     (padded("x", fill=300, dtype="uint8"), "uint8 cannot hold the fill 300"),
+    (padded("x", fill=2**53 + 1, dtype="int64"), "int64 cannot hold the fill 9007199254740993"),
+    (partial(sonic.Row, ["x", 2**53 + 1], "int64"), "expected field names, numbers .* got 9007199"),
     (padded("x", fill=0.5, dtype="int32"), "int32 cannot hold the fill 0.5"),
     (partial(sonic.Bucketed, "x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
     (row(sonic.Feature("a", nonfinite=NAN), "int32"), "int32 cannot hold nonfinite="),

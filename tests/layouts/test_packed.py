@@ -41,6 +41,7 @@ NO_JET = ak.Array(
         {"Jet": [{"pf": []}], "met": 9.0},
     ]
 )
+OF_NONE = ak.Array([{"Jet": [{"x": [1, 2]}]}, {"Jet": []}, {"Jet": [{"x": None}]}])
 LACK = ak.Array(
     [
         {"Jet": None, "MET": {"pt": 5.0}, "met": 1.0},
@@ -54,6 +55,7 @@ SIGNS = {"x": ak.Array([[0, -1, None], []]), "s": ak.Array([["+"], []])}
 UNKNOWN = {"x": ak.Array([[], []]), "y": ak.Array([[], []])}
 PLANE = ak.Array([{"x": 3.0, "y": 4.0}, None, {"x": None, "y": 1.0}], with_name="Momentum2D")
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
+SMALL = {"x": np.asarray([5], np.int16)}
 LARGE = 2**60 + 1
 LISTS_OF_LARGE = {"x": ak.unflatten(np.full(4, LARGE, np.uint64), [1, 3])}
 
@@ -79,6 +81,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[[1, 2], [7, 7]], [[0, 0]] * 2, [[0, 0]] * 2],
     ),
     (Mask(2, of="Jet[0].pf", axis_order="L"), NO_JET, [[1, 1], [0, 0], [0, 0]]),
+    (Padded("Jet[0].x", 2, missing=-1.0), OF_NONE, [[[1, 2]], [[0, 0]]]),
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
@@ -92,6 +95,11 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # Names that hold dots, and references of jets in another order.
     (Padded([("Jet", "Jet.PT")], 2, sort_by=("Jet", "Jet.PT")), DELPHES, [[[2, 1]], [[0, 0]]]),
     (MUON, {"Jet": LINKED[:, ::-1], "Muon": MUONS}, [[5, 20], [3, -1], [4, 70]]),
+    (
+        Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
+        {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},
+        [[[4, 3]]],
+    ),
     # NaN and infinity, where they are asked for.
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),
@@ -110,6 +118,8 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # Integers that no float holds.
     (Padded("x", 2, dtype="int64"), LISTS_OF_LARGE, [[[LARGE, 0]], [[LARGE, LARGE]]]),
     (Row(feature(replace={-1: 0}), "int64"), x(-1, LARGE), [[0], [LARGE]]),
+    (Row(feature(categories={5: 2**24 + 1}, lower=0), "int64"), SMALL, [[2**24 + 1]]),
+    (Row(feature(replace={5: -(2**24) - 1}), "int64"), SMALL, [[-(2**24) - 1]]),
     # Strings that are picked, that are referred to, and of bytes.
     (
         Row(["Jet[:2].f", "era"], dtype="string", missing="?"),

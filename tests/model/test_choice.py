@@ -234,6 +234,13 @@ def test_scores_are_those_of_copies_and_of_plain_arrays(server: FakeServer) -> N
     assert sonic.Folds(FOLDS)(EVENTS, fold=masked).y.a.tolist() == [*BY_EVENT[:3], [None]]
 
 
+@pytest.mark.usefixtures("server")
+def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
+    events = ak.Array([{"jets": [{"pt": 3.0}, {"pt": 0.5}]}, None, {"jets": None}])
+    model = sonic.Model("plain_0", {"x": sonic.Row("jets.pt")}, {"y": LABELS})
+    assert model(events, mask=events.jets.pt > 1).a.tolist() == [[3.0, None], None, None]
+
+
 def test_scores_name_the_models_that_made_them(server: FakeServer) -> None:
     scores = sonic.Folds(FOLDS)(EVENTS, fold=np.array([2, 0, 1, 2]))
     made_by = provenance.of_scores(scores)["models"]

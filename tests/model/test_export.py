@@ -86,7 +86,12 @@ def test_rows_of_lists_have_the_form_in_which_they_leave(exported: Any) -> None:
     assert table.pf.tolist() == [[[1.0], [2.0], [3.0]], [], [[4.0]]]
     assert table.row_splits.tolist() == [[0, 3], [0, 0], [0, 1]]
     assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
-    for declared in (padded, graphs):
+    both = model(pf=padded.inputs["pf"], x=sonic.Flat(["pf.pt", "pt"], axis_order="FL"))
+    table = exported(both, labels={"pt": "pt"})
+    assert table.pf.tolist() == [[[1.0, 2.0, 3.0, 0.0]], [[0.0]], [[4.0]]]
+    assert table.x.tolist() == [[[1.0, 2.0, 3.0], [50.0] * 3], [[], []], [[4.0], [30.0]]]
+    assert table.pt.tolist() == [50.0, 40.0, 30.0]
+    for declared in (padded, graphs, both):
         none = exported(declared, JETS[1:2])
         assert (len(none), none.fields) == (0, list(declared.pack(JETS)))
 

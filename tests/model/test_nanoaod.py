@@ -68,6 +68,36 @@ def test_links_that_lead_nowhere_are_refused(candidate: int) -> None:
     assert caught.value.events == (1, 2)
 
 
+@pytest.mark.parametrize("name", ["FatJet", "FatJetPFCand", "PFCand"])
+def test_events_that_are_none_are_refused(name: str) -> None:
+    events = linked(("FatJetPFCand", "pfCandIdx", "PFCand"))
+    some = ak.with_field(events, ak.mask(events[name], [True, False, True]), name)
+    for masked in (some, ak.mask(events, [True, False, True])):
+        with pytest.raises(errors.InputError, match="is None; leave such events out") as caught:
+            sonic.constituents(masked)
+        assert caught.value.events == (1, 2)
+
+
+def test_links_that_are_none_are_left_out() -> None:
+    events = linked(("FatJetPFCand", "pfCandIdx", "PFCand"))
+    links = events.FatJetPFCand
+    events["FatJetPFCand"] = ak.mask(links, links.pfCandIdx != 0)
+    assert sonic.constituents(events).pt.tolist() == [[[], [12.0, 11.0]], [], [[16.0], []]]
+
+
+def test_lists_of_one_length_are_taken_as_others() -> None:
+    directions = {"eta": np.zeros((2, 2)), "phi": np.asarray([[0.0, 1.0], [2.0, 3.0]])}
+    jets = ak.zip(directions)
+    near = sonic.within_cone(jets, jets, 0.4)
+    assert near.phi.tolist() == [[[0.0], [1.0]], [[2.0], [3.0]]]
+    links = {"jetIdx": np.asarray([[1, 0], [0, 0]]), "pfCandIdx": np.asarray([[0, 1], [1, 0]])}
+    collections = {"FatJet": jets, "FatJetPFCand": ak.zip(links), "PFCand": jets}
+    of_jets = sonic.constituents(ak.zip(collections, depth_limit=1))
+    assert of_jets.phi.tolist() == [[[1.0], [0.0]], [[3.0, 2.0], []]]
+    with pytest.raises(errors.InputError, match="expected lists of records"):
+        sonic.within_cone(jets[0], jets[0], 0.4)
+
+
 @pytest.fixture(scope="module")
 def sample() -> tuple[ak.Array, list[Any]]:
     """Events of the sample, and by loops over its branches what the jets are made of."""

@@ -72,6 +72,10 @@ def test_data_frames_are_scored_as_such() -> None:
     assert [*given.v.iloc[1]] == [2.0, -2.0]
     assert MODEL(FRAME[:0]).shape == (0, 2)
     assert MODEL.pack(FRAME)["x"].tolist() == FRAME[["pt", "eta"]].to_numpy().tolist()
+    beyond = pd.array([2**63, None, 1], "UInt64")
+    assert MODEL.pack(FRAME.assign(id=beyond))["x"].tolist() == MODEL.pack(FRAME)["x"].tolist()
+    swapped = MODEL.pack(FRAME.assign(pt=FRAME.pt.to_numpy().astype(">f4")))
+    assert swapped["x"].tolist() == MODEL.pack(FRAME)["x"].tolist()
     assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
 
 

@@ -82,6 +82,12 @@ def test_discriminants_are_computed_of_labels_and_groups() -> None:
         assert nothing.type.content == some.type.content
 
 
+def test_discriminants_of_small_integers_do_not_wrap_around() -> None:
+    output = sonic.Output(["a", "b"], "uint8", discriminants={"d": "a - b", "s": "a + b"})
+    scores = ak.Array(output.content(np.asarray([[1, 255]], np.uint8)))
+    assert scores.tolist() == [{"a": 1, "b": 255, "d": -254.0, "s": 256.0}]
+
+
 def test_the_hash_covers_what_is_computed_after_the_network() -> None:
     each: list[Any] = [
         {},

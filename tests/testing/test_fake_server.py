@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -104,6 +105,16 @@ def test_default_scores_are_those_that_are_documented(version: str | None) -> No
 def test_models_without_default_scores_need_a_function(layout: Any, output: Any) -> None:
     with pytest.raises(errors.ConfigError, match="output of strings, .* give a function"):
         FakeModel.of(sonic.Model("m", {"x": layout}, {"y": output}))
+
+
+def test_outputs_have_the_axes_of_their_declaration() -> None:
+    of_elements = partial(sonic.Output, ["a", "b"], per="constituent")
+    outputs = {"y": of_elements(axes=("labels", "1+x")), "z": of_elements(axes=(3, "x"))}
+    model = sonic.Model("m", {"x": sonic.Padded("pt", 4)}, outputs)
+    assert FakeModel.of(model, dict).outputs == {
+        "y": (np.float32, (2, -1)),
+        "z": (np.float32, (3, -1, 2)),
+    }
 
 
 # Requests that end with one of these statuses are not sent again.

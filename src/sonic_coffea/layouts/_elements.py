@@ -179,7 +179,8 @@ class Elements:
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
-            values[term] = exact(taken)
+            with of_field(term[0]):
+                values[term] = exact(taken)
             if absent is not None:
                 gaps = absent if gaps is None else gaps | absent
         result = np.asarray(compute(values))
@@ -226,7 +227,7 @@ class Elements:
         It computes again what the numbers become, one step after the other.
         """
         raw, absent = self.raw(feature)
-        before = feature.computed(raw, np.empty(len(raw), real_of(raw.dtype)))
+        before = feature.computed(raw, np.empty(len(raw), feature.real(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
         known = [key for key, _ in feature.categories or ()]
@@ -298,7 +299,7 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     is_finite = is_wrong = False
     if not feature.plain:
         limits = feature.lower, feature.upper
-        real = real_of(raw.dtype)
+        real = feature.real(raw.dtype)
         work = out if out.dtype == real else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
@@ -404,9 +405,10 @@ def bind_columns(
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
         )
-    for feature in features:
+    for feature in named:
         if feature.index is not None:
-            columns.terms[feature.number] = _referred(source, columns, feature, strings=strings)
+            are_texts = strings and feature is not key
+            columns.terms[feature.number] = _referred(source, columns, feature, strings=are_texts)
     return columns
 
 
@@ -424,8 +426,11 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
     for term, place in own.items():
         lists = without_options(place.levels)
         if (levels := filled(lists)) is not lists:
-            above = Columns(Structure(place.events, lists[:-2]), missing=missing)
-            _check_gaps(above, lists[-2].data, Structure(0, lists[:-1]), term, by_row=True)
+            for number in range(len(without_options(lists[:-1])), len(lists) - 1):
+                if lists[number].is_pick:
+                    above = Columns(Structure(place.events, lists[:number]), missing=missing)
+                    picked = Structure(0, lists[: number + 1])
+                    _check_gaps(above, lists[number].data, picked, term, by_row=True)
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
@@ -436,10 +441,10 @@ def _check_gaps(
     """Refuse missing numbers, if nothing stands for them."""
     if index is None or columns.missing is not None or not np.any(index < 0):
         return
-    row, gap = int(np.argmax(index < 0)), place.levels[-1].gap
+    row, option = int(np.argmax(index < 0)), place.levels[-1]
     if columns.offsets is not None and not by_row:
         row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
-    what = f"no {gap}" if "[" in gap else "None"
+    what = f"no {option.gap}" if option.is_pick else "None"
     raise InputError(
         f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
         "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "

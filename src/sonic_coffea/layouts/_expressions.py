@@ -143,11 +143,17 @@ Expression = tuple[tuple[Term, ...], Callable[[Mapping[Term, Any]], Any]]
 
 
 def exact(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers in a type whose differences do not wrap around."""
+    """Return integers in a type whose differences do not wrap around.
+
+    Raises
+    ------
+    InputError
+        If an integer is larger than this type holds.
+    """
     if values.dtype.kind not in "iu":
         return values
     if values.dtype == np.uint64 and np.any(values > np.iinfo(np.int64).max):
-        return values.astype(np.float64)
+        raise InputError(f"is {values.max()}, and integers in an expression are int64")
     return values.astype(np.int64, copy=False)
 
 

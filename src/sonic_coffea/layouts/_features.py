@@ -195,13 +195,18 @@ class Feature:
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
+    def real(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type in which numbers of a type, and what replaces them, are computed."""
+        pairs = *(self.categories or ()), *(self.replace or ())
+        return np.result_type(real_of(dtype), *(np.min_scalar_type(value) for _, value in pairs))
+
     def computed(self, raw: Tensor, out: Tensor) -> Tensor:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
-        values = _replaced(raw, self.replace, raw) if self.replace else raw
+        values = _replaced(raw, self.replace, raw, out.dtype) if self.replace else raw
         if self.categories:
             default = dict(self.categories).get(None, math.nan)
             known = [pair for pair in self.categories if pair[0] is not None]
-            values = _replaced(values, known, default)
+            values = _replaced(values, known, default, out.dtype)
         hidden = ~np.isfinite(values) if self._hides and not all_finite(values) else None
         if self.within is not None:
             values = _clipped(values, self.within[0], self.within[1], out)
@@ -232,7 +237,7 @@ class Feature:
 
     def transformed(self, raw: Tensor) -> Tensor:
         """Return numbers as they are sent, in new memory."""
-        out = np.empty(len(raw), real_of(raw.dtype))
+        out = np.empty(len(raw), self.real(raw.dtype))
         return self.standardised(self.computed(raw, out), out)
 
     def _finite(self, values: Tensor, out: Tensor) -> Tensor:
@@ -255,12 +260,14 @@ def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tens
     return values.clip(least, most, out)
 
 
-def _replaced(raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any) -> Tensor:
+def _replaced(
+    raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
+) -> Tensor:
     """Return what replaces each number; the default for the others, but NaN and inf stay."""
     kept = default is raw and all(
         np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
     )
-    result = np.empty(len(raw), raw.dtype if kept else real_of(raw.dtype))
+    result = np.empty(len(raw), raw.dtype if kept else real)
     result[:] = default
     if not all_finite(raw):
         np.copyto(result, raw, where=~np.isfinite(raw))
@@ -352,7 +359,8 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
         return field
     if isinstance(field, tuple):
         return [Feature(field)]
-    if isinstance(field, (int, float, np.number)) and np.isfinite(field):
+    is_number = isinstance(field, (int, float, np.number)) and np.isfinite(field)
+    if is_number and float(field) == field:
         return [Feature(repr(float(field)), expression=repr(float(field)))]
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 

@@ -230,7 +230,7 @@ def held(value: Any, dtype: DType, layout: str, what: str) -> Any:
     with np.errstate(all="ignore"):
         cast = float(np.asarray(real, np.float64).astype(dtype))
     exact = dtype.kind in "iub"
-    if (exact and cast != real) or (np.isfinite(real) and not np.isfinite(cast)):
+    if (exact and cast != value) or (np.isfinite(real) and not np.isfinite(cast)):
         raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {value!r}")
     return real
 

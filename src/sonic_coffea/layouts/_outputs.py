@@ -16,7 +16,7 @@ from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._batch import bind_inputs
-from sonic_coffea.layouts._expressions import expression_of, text_of
+from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
 from sonic_coffea.layouts._padding import Scatter, content_of, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, real_of, widened
@@ -274,7 +274,7 @@ class Output:
         for name, text in self.discriminants or ():
             terms, compute = expression_of(text, "discriminant")
             with np.errstate(all="ignore"):
-                score = compute({term: scores[text_of(term[0])] for term in terms})
+                score = compute({term: exact(scores[text_of(term[0])]) for term in terms})
             score = np.broadcast_to(score, len(flat))
             scores[name] = score.astype(real_of(values.dtype))
         columns = [content_of(column) for column in scores.values()]

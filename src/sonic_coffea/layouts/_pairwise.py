@@ -11,6 +11,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
 from sonic_coffea.layouts._fields import Constants, FieldsLayout
+from sonic_coffea.layouts._layout import Layout
 from sonic_coffea.layouts._options import declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import pad
 
@@ -117,6 +118,7 @@ class Pairwise(FieldsLayout):
 
     jagged = True
     choices: ClassVar = {"axis_order": ("CLL", "LLC")}
+    content = Layout.content
 
     fields: Fields
     length: int | Sequence[int]

@@ -413,9 +413,10 @@ def records_of(objects: Any) -> Any:
     columns = {}
     for name, series in objects.items():
         is_plain = isinstance(series.dtype, np.dtype) and series.dtype != object
-        with suppress(TypeError, ValueError):  # no layout could read it, such as times with zones
+        # No layout could read it, such as times with zones, or integers that are too large.
+        with suppress(TypeError, ValueError, RuntimeError):
             values = series.astype(object).where(series.notna(), None)
-            columns[name] = series.to_numpy() if is_plain else ak.from_iter(values)
+            columns[name] = _layout(series.to_numpy()) if is_plain else ak.from_iter(values)
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
 
 

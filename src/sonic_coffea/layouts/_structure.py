@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -56,6 +57,11 @@ class Level:
     def __len__(self) -> int:
         """Return how many there are below the level."""
         return int(self.data[-1] if self.is_list else np.max(self.data, initial=-1) + 1)
+
+    @property
+    def is_pick(self) -> bool:
+        """Whether it is an option of objects that were picked, such as ``Jet[0]``."""
+        return "[" in self.gap
 
     @property
     def counts(self) -> Int64:
@@ -163,12 +169,13 @@ class Structure:
 
     def _first_difference(self, mine: Levels, theirs: Levels) -> int:
         """Return the first event in which some levels differ."""
-        for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-            if one.is_list != other.is_list:
-                break
+        for number, (one, other) in enumerate(zip_longest(mine, theirs)):
+            above = Structure(self.events, mine[:number])
+            if one is None or other is None or one.is_list != other.is_list:
+                option = next((x for x in (one, other) if x is not None and not x.is_list), None)
+                return 0 if option is None else above.event_of(int(np.argmax(option.data < 0)))
             if not one.equals(other):
-                first = int(np.argmax(one.data != other.data)) - one.is_list
-                return Structure(self.events, mine[:number]).event_of(first)
+                return above.event_of(int(np.argmax(one.data != other.data)) - one.is_list)
         return 0
 
     def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
@@ -196,7 +203,16 @@ class Structure:
 
 
 def _essential(levels: Levels) -> Levels:
-    return tuple(level for level in levels if level.is_list or np.any(level.data < 0))
+    """Return levels without options that miss nothing, and options inside options as one."""
+    essential: list[Level] = []
+    for level in levels:
+        if level.is_list:
+            essential.append(level)
+        elif np.any(level.data < 0):
+            is_inside = essential and not essential[-1].is_list
+            places = through(level.data, essential.pop().data) if is_inside else level.data
+            essential.append(Level(places, is_list=False))
+    return tuple(essential)
 
 
 def _below(levels: Levels, numbers: Int64) -> Int64:
@@ -242,12 +258,17 @@ def without_options(levels: Levels, *, keep: Sequence[str] = ()) -> Levels:
 
 def filled(levels: Levels) -> Levels:
     """Return levels with empty lists for objects that were picked, such as Jet[0], and are not."""
-    while len(levels) > 1 and levels[-2].gap not in ("", "None", "plain"):
-        option, lists = levels[-2:]
-        counts = np.zeros(len(option.data), np.int64)
-        counts[option.data >= 0] = lists.counts
-        levels = (*levels[:-2], Level(offsets_of(counts)))
-    return levels
+    above = without_options(levels[:-1])
+    options = levels[len(above) : -1]
+    if not any(option.is_pick for option in options):
+        return levels
+    counts = levels[-1].counts
+    is_there = np.ones(len(counts), np.bool_)
+    for option in reversed(options):  # a list that is None stays so
+        counts = np.append(counts, 0)[option.data]
+        is_there = np.append(is_there, option.is_pick)[option.data]
+    kept = () if all(option.is_pick for option in options) else (numbered(is_there, gap="plain"),)
+    return *above, *kept, Level(offsets_of(counts[is_there]))
 
 
 def offsets_of(counts: Int64) -> Int64:

@@ -78,22 +78,20 @@ def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
 def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
     """Yield the tensors by name, in the order of the rows: what is sent of each row."""
     merged = [name for name, bound in inputs.bound.items() if not bound.layout.stacks]
-    if merged or not len(inputs):
-        # Offsets and numbers count within a request: each row is one of its own.
-        alone = [inputs.pack(row, row + 1) for row in range(len(inputs))]
-        for name, tensor in (alone[0] if alone else inputs.pack_all()).items():
-            each = [tensors[name] for tensors in alone]
-            if name in inputs.bound and name not in merged:
-                yield name, _array(np.concatenate(each) if each else tensor, name)
-                continue
-            whole = _array(np.concatenate(each) if each else tensor[:0], name)
-            counts = np.asarray([len(part) for part in each], np.int64)
-            yield name, ak.unflatten(whole, counts)
-        return
-    parts = [inputs.pack(segment.start, segment.stop) for segment in inputs.segments]
+    ranges = [(segment.start, segment.stop) for segment in inputs.segments]
+    if merged:  # offsets and numbers count within a request: each row is one of its own
+        ranges = [(row, row + 1) for row in range(len(inputs))]
+    parts = [inputs.pack(*places) for places in ranges] or [inputs.pack_all()]
     order = np.argsort(inputs.numbers(0, len(inputs)))
     for name in parts[0]:
-        column = ak.concatenate([_array(part[name], name) for part in parts])[order]
+        tensors = [part[name] for part in parts]
+        # Of `Bucketed` inputs, parts have other lengths.
+        same = [np.concatenate(tensors)] if len({t.shape[1:] for t in tensors}) == 1 else tensors
+        column = ak.concatenate([_array(tensor, name) for tensor in same])
+        if name in merged or name not in inputs.bound:
+            yield name, ak.unflatten(column, [len(tensor) for tensor in tensors])[order]
+            continue
+        column = column[order]
         for axis, length in enumerate(inputs.bound[name].layout.row_shape(-1) or (), 1):
             if length < 0:  # in this file, all rows may be of one length
                 column = ak.from_regular(column, axis=axis)

@@ -211,6 +211,7 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
     jet, other = ak.unzip(ak.cartesian(directions, nested=True))
     turn = (jet.phi - other.phi + np.pi) % (2 * np.pi) - np.pi
     inside = (jet.eta - other.eta) ** 2 + turn**2 < radius**2
+    inside = ak.from_regular(inside, axis=None)
     number = ak.local_index(inside, axis=2)[inside]
     chosen = others[ak.flatten(number, axis=2)]
     return _nested(chosen, ak.flatten(ak.num(number, axis=2)), ak.num(jets))
@@ -218,9 +219,9 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
 
 def _directions(collection: Any) -> ak.Array:
     """Return eta and phi of each object; NaN of one that is None."""
-    if not {"eta", "phi"} <= {*getattr(collection, "fields", ())}:
+    if not {"eta", "phi"} <= {*getattr(collection, "fields", ())} or collection.ndim != 2:
         got = getattr(collection, "type", type(collection).__name__)
-        raise InputError(f"expected records with eta and phi, got {got}")
+        raise InputError(f"expected lists of records with eta and phi, got {got}")
     columns = {name: ak.fill_none(collection[name], np.nan, axis=1) for name in ("eta", "phi")}
     return ak.values_astype(ak.zip(columns), np.float64)
 
@@ -261,7 +262,15 @@ def _of_links(both: Mapping[str, Any], jets: str, association: Association) -> a
     # Neither the links of jets that are not stored, nor links to objects that are not stored.
     linked_jets, numbers = links.jetIdx, links[index]
     if not is_tracer(events):  # read once: an array with a cache of its own may forget them
-        linked_jets, numbers = linked_jets + 0, numbers + 0
+        for name in (jets, table, objects):
+            for event in np.flatnonzero(ak.is_none(events[name]))[:1].tolist():
+                message = f"{name!r} is None; leave such events out, as with ak.drop_none"
+                raise InputError(message, events=(event, event + 1))
+        # A link that is None is none.
+        linked_jets, numbers = (
+            ak.fill_none(ak.from_regular(column + 0), -1, axis=1)
+            for column in (linked_jets, numbers)
+        )
     used = (linked_jets >= 0) & (numbers != -1)
     if is_tracer(events):
         touch_position(events, jets, file)

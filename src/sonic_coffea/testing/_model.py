@@ -111,8 +111,12 @@ _NO_SHAPE = (-1, -1)
 
 def _inner(output: Any) -> tuple[int, ...]:
     # Slots are one number for each row; other constituents have their axes.
-    chosen = output.choose == "slot"
-    return (*(-1,) * (output.axes * (output.per == "constituent" and not chosen)), *output.last)
+    if output.per == "row" or output.choose == "slot":
+        return tuple(output.last)
+    axes = output.axes if isinstance(output.axes, tuple) else (-1,) * output.axes
+    lengths = {"labels": output.last[0]}
+    shape = tuple(axis if isinstance(axis, int) else lengths.get(axis, -1) for axis in axes)
+    return shape if "labels" in axes else (*shape, *output.last)
 
 
 def _default_scores(
