@@ -197,8 +197,8 @@ class Feature:
 
     def real(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type in which numbers of a type, and what replaces them, are computed."""
-        pairs = *(self.categories or ()), *(self.replace or ())
-        return np.result_type(real_of(dtype), *(np.min_scalar_type(value) for _, value in pairs))
+        pairs, real = (*(self.categories or ()), *(self.replace or ())), real_of(dtype)
+        return np.result_type(real, *(np.min_scalar_type(v) for _, v in pairs)) if pairs else real
 
     def computed(self, raw: Tensor, out: Tensor) -> Tensor:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
