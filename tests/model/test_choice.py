@@ -467,6 +467,7 @@ def test_bad_declarations_are_refused(make: Any, message: str) -> None:
         make()
 
 
+SEEDS = ak.zip({"event": np.asarray([2**64 - 1, 1, 2, 3], np.uint64)})
 NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
 
 
@@ -489,6 +490,7 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
         ({"fold": 1}, "fold: expected an array, got int"),
         ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
+        ({"fold": "event % 3", "events": SEEDS}, r"up to 2\^63 - 1, got 18446744073709551615"),
         ({"fold": "event %"}, "cannot be read"),
         ({"mask": EVENTS.pt}, "mask: expected True or False for each event or object, got 4 "),
         ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),

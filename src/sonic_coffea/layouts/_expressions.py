@@ -143,11 +143,14 @@ Expression = tuple[tuple[Term, ...], Callable[[Mapping[Term, Any]], Any]]
 
 
 def exact(values: NDArray[Any]) -> NDArray[Any]:
-    """Return integers in a type whose differences do not wrap around."""
+    """Return integers in a type whose differences do not wrap around; refuse larger ones."""
     if values.dtype.kind not in "iu":
         return values
     if values.dtype == np.uint64 and np.any(values > np.iinfo(np.int64).max):
-        return values.astype(np.float64)
+        raise InputError(
+            "expressions take whole numbers up to 2^63 - 1, got "
+            f"{values.max()}; compute the result with NumPy, as in fold=events.seed % 5"
+        )
     return values.astype(np.int64, copy=False)
 
 
