@@ -468,6 +468,17 @@ def test_folders_that_workers_do_not_see_are_named(server: FakeServer, tmp_path:
         sonic.score_files(MODEL, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
 
 
+def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> None:
+    file, link = tmp_path / "events.root", tmp_path / "link.root"
+    shutil.copy(FILES[0], file)
+    link.symlink_to(file)
+    for output in (file, link):
+        with pytest.raises(errors.ConfigError, match="is a file that is read"):
+            sonic.score_files(MODEL, file, output, **SMALL)
+    assert file.read_bytes() == FILES[0].read_bytes()
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
 def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:

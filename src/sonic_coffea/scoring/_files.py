@@ -176,6 +176,8 @@ def _run(
 ) -> tuple[Any, list[Path]]:
     """Run a processor on files; return what it returns, and the chunks' files in order."""
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
+    if str(target.resolve()) in paths:
+        raise ConfigError(f"the output {target.name} is a file that is read; name another")
     try:
         processor.parts.mkdir(parents=True, exist_ok=True)
     except OSError as error:
