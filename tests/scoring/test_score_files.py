@@ -479,6 +479,12 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
+@pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
+def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", chunksize=chunksize)
+
+
 def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,8 @@ def _run(
     processor: Scoring, files: Any, target: Path, client: Any, chunksize: int, *, progress: bool
 ) -> tuple[Any, list[Path]]:
     """Run a processor on files; return what it returns, and the chunks' files in order."""
+    if not isinstance(chunksize, Real) or not chunksize >= 1:
+        raise ConfigError(f"chunksize: expected at least 1 event, got {chunksize!r}")
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
