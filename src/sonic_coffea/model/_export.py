@@ -52,7 +52,10 @@ def export(
         "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
     }
     table = ak.zip(columns, depth_limit=1)
-    provenance.to_parquet(table, path, {"models": [made_by]})
+    try:
+        provenance.to_parquet(table, path, {"models": [made_by]})
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
