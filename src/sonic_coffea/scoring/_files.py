@@ -39,7 +39,8 @@ class ScoredFiles:
     path : Path
         The file with the scores.
     events, rows, scored : int
-        Events that were read, rows that were written, and rows with scores.
+        Events that were read, their objects, and those that have scores; a ROOT file has only
+        these.
     resumed : int
         Events that an earlier run had scored.
     report : Report
