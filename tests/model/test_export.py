@@ -129,6 +129,7 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
         ({}, {"labels": {"y": "ptt"}}, "no field 'ptt'; did you mean 'pt'"),
         ({}, {"labels": {"y": JETS.pt[:2]}}, "expected a label 'y' for each of 3 events, got 2"),
         ({}, {"labels": {"y": ak.Array([1, None, None])}}, "label 'y': event 2 has None"),
+        ({}, {"labels": {"y": "pt + 9007199254740993"}}, "label 'y': float64 rounds numbers above"),
         ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
     ],
 )

@@ -132,4 +132,6 @@ def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> An
             raise
         return _label(rows, label, others, what)
     values = inputs.pack_all()[what][:, 0]
+    if np.any(np.abs(values) > 2**53):
+        raise InputError(f"{what}: float64 rounds numbers above 2^53; give the array itself")
     return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)
