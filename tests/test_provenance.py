@@ -141,3 +141,9 @@ def test_values_and_files_without_a_record_are_errors(scores: Any, tmp_path: Pat
     for name in ("x.root", "x.parquet"):
         with pytest.raises(errors.ConfigError, match=f"{name} does not say"):
             provenance.read(tmp_path / name)
+        for content in (b"", b"no such file format"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(errors.ConfigError, match=f"cannot read .*{name}: "):
+                provenance.read(tmp_path / name)
+        with pytest.raises(errors.ConfigError, match="cannot read .*nowhere"):
+            provenance.read(tmp_path / "nowhere" / name)

@@ -132,19 +132,22 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If the file holds no provenance.
+        If the file cannot be read, or holds no provenance.
     """
-    if Path(path).suffix == ".root":
-        with needed("score", "reading ROOT files"):
-            import uproot
+    try:
+        if Path(path).suffix == ".root":
+            with needed("score", "reading ROOT files"):
+                import uproot
 
-        with uproot.open(path) as file:
-            text = file.get(KEY)
-    else:
-        with needed("score", "reading Parquet files"):
-            import pyarrow.parquet as pq
+            with uproot.open(path) as file:
+                text = file.get(KEY)
+        else:
+            with needed("score", "reading Parquet files"):
+                import pyarrow.parquet as pq
 
-        text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
+            text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
+    except (OSError, ValueError) as error:  # of pyarrow, too
+        raise ConfigError(f"cannot read {path}: {str(error).strip().splitlines()[0]}") from None
     if text is None:
         raise ConfigError(f"{path} does not say what made its scores")
     return dict(json.loads(text))

@@ -213,6 +213,8 @@ EVENTS = ak.Array(
 ONE, TWO = PLAIN[:2]
 MASK = EVENTS.pt > 1.5
 NUMBERED = ak.zip({"jets": EVENTS, "event": [5, 3, 4, 6]}, depth_limit=1)
+EVEN = ak.zip({"event": [0, 3, 6, 9]})
+BY_EVEN = [[1.0, 2.0], [], [None, 3.0], [4.0]]
 BY_EVENT = [[3.0, 6.0], [], [None, 6.0], [4.0]]
 MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
 BY_REGION = [[1.0, 4.0], [], [None, None], [4.0]]
@@ -282,6 +284,7 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
         (sonic.Folds(FOLDS, fold="event % 3"), {"fold": lambda _: None}, MEANS),
         (sonic.Folds(FOLDS, fold=None), {"version": lambda _: 1}, MEANS),
         (FOLDS[1], {"version": lambda events: events.event // events.event}, MEANS),
+        (sonic.Folds(FOLDS, fold="event % 3"), {"events": lambda _: EVEN}, BY_EVEN),
         (CHOICE, {}, BY_REGION),
         (sonic.Choice({5: FOLDS[2], 3: FOLDS[0], 4: FOLDS[1], 6: FOLDS[0]}, "event"), {}, BY_EVENT),
     ],
@@ -474,6 +477,7 @@ def test_bad_declarations_are_refused(make: Any, message: str) -> None:
         make()
 
 
+SEEDS = ak.zip({"event": np.asarray([2**64 - 1, 1, 2, 3], np.uint64)})
 NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
 
 
@@ -496,6 +500,7 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
         ({"fold": 1}, "fold: expected an array, got int"),
         ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
+        ({"fold": "event % 3", "events": SEEDS}, "field .event. is 18446744073709551615, and integers in an expression are int64"),
         ({"fold": "event %"}, "cannot be read"),
         ({"mask": EVENTS.pt}, "mask: expected True or False for each event or object, got 4 "),
         ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),

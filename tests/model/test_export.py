@@ -14,6 +14,7 @@ from tests.commands import run
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
+from sonic_coffea.scoring import export_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +122,8 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
     ak.to_parquet(JETS, other_file)
     with pytest.raises(errors.ConfigError, match="does not say what made"):
         model().check_export(other_file)
+    with pytest.raises(errors.ConfigError, match="cannot write .*nowhere"):
+        model().export(JETS, tmp_path / "nowhere" / "train.parquet")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,7 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
         ({}, {"labels": {"y": "ptt"}}, "no field 'ptt'; did you mean 'pt'"),
         ({}, {"labels": {"y": JETS.pt[:2]}}, "expected a label 'y' for each of 3 events, got 2"),
         ({}, {"labels": {"y": ak.Array([1, None, None])}}, "label 'y': event 2 has None"),
+        ({}, {"labels": {"y": "pt + 9007199254740993"}}, "label 'y': float64 rounds numbers above"),
         ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
     ],
 )
@@ -173,6 +177,21 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     wrong = run(*against, "analysis:other", cwd=tmp_path)
     assert "was exported with other inputs" in wrong.stderr
     assert "was exported" not in run(*against, "analysis:model", cwd=tmp_path).stderr
+
+
+def test_objects_that_are_not_sent_are_not_exported(tmp_path: Path) -> None:
+    tagger, files = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None}), [DATA / "QCD_1.root"]
+
+    def export(features: Any) -> int:
+        options = {"collection": "FatJet", "labels": {"pt": "pt"}, "features": features}
+        return export_files(tagger, files, tmp_path / "train.parquet", **options)
+
+    with pytest.raises(errors.ConfigError, match="ak.mask the objects themselves"):
+        export(lambda events: sonic.Request(events.FatJet, mask=events.FatJet.pt > 400))
+    rows = export(lambda events: ak.mask(events.FatJet, events.FatJet.pt > 400))
+    table = ak.from_parquet(tmp_path / "train.parquet")
+    assert 0 < rows == len(table) == ak.sum(table.pt > 400)
+    assert table.x[:, 0].tolist() == table.pt.tolist()
 
 
 def test_no_rows_have_the_shape_of_rows() -> None:

@@ -247,6 +247,15 @@ def test_profiles() -> None:
             sonic.connect("grpc://a:1", profile="lab")
 
 
+@pytest.mark.parametrize("profile", [None, "grpc://a:1"])
+def test_profiles_are_mappings(profile: Any) -> None:
+    with (
+        dask.config.set({"sonic.profiles": {"lab": profile}}),
+        pytest.raises(errors.ConfigError, match="expected a mapping of options under sonic"),
+    ):
+        sonic.connect(profile="lab")
+
+
 def test_the_balancer_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SONIC_LOCAL_BALANCER_HOST", "node7.example")
     monkeypatch.setenv("SONIC_LOCAL_BALANCER_PORT", "8011")

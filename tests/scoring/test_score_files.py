@@ -468,6 +468,23 @@ def test_folders_that_workers_do_not_see_are_named(server: FakeServer, tmp_path:
         sonic.score_files(MODEL, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
 
 
+def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> None:
+    file, link = tmp_path / "events.root", tmp_path / "link.root"
+    shutil.copy(FILES[0], file)
+    link.symlink_to(file)
+    for output in (file, link):
+        with pytest.raises(errors.ConfigError, match="is a file that is read"):
+            sonic.score_files(MODEL, file, output, **SMALL)
+    assert file.read_bytes() == FILES[0].read_bytes()
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+@pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
+def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", chunksize=chunksize)
+
+
 def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:
@@ -528,6 +545,7 @@ def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
         (DECLARATION.replace("fields", "field"), "input 'x': Row got an unexpected keyword"),
         (DECLARATION.replace("scale", "scales"), "input 'x': Feature got an unexpected keyword"),
         (DECLARATION.replace("model: mass", ""), "expected the model's name"),
+        (DECLARATION.replace("  y:", "  0:"), "model 'mass': expected names as str, got 0"),
         ("model: m\ninputs: 3", "inputs: expected keys and values, got 3"),
     ],
 )

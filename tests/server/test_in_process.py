@@ -134,6 +134,27 @@ def test_functions_are_called_once_at_a_time(functions):
         assert pool.statistics.total().requests == 16
 
 
+def test_models_import_their_own_files_of_the_same_names(tmp_path):
+    pair = {"inputs": {"x": ("float32", ["N", 1])}, "outputs": {"y": ("float32", ["N", 1])}}
+    models = {}
+    for factor in (2, 3):
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"factor = {factor}\n")
+        (folder / "f.py").write_text(
+            "import helper\n"
+            "def f(x):\n"
+            "    from helper import factor\n"
+            "    return {'y': x * factor * helper.factor}\n"
+        )
+        files = [folder / "helper.py"]
+        models[f"times{factor}"] = Served(f"{folder / 'f.py'}:f", files=files, **pair)
+    path = build_repository(tmp_path / "r", models)
+    with sonic.connect(path):
+        for name, expected in (("times2", 4), ("times3", 9)):
+            assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
     with sonic.connect(repository):
         with pytest.raises(ModelNotFoundError, match="did you mean 'top'"):

@@ -287,7 +287,8 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        *((name, {}, "expected a model name") for name in ("", "a/b", "..", "-x", "a b", "ä")),
+        *((name, {}, "expected a model name") for name in ("", "a/b", "..", "-x", "a b", "ä", 3)),
+        *(("m", {"versions": each}, "expected versions as 'all'") for each in (1, "al")),
         ("m", {"labels": {"m": ["a", "b", "c"]}}, "expected 2 labels .* 'scores' .*'m', got 3"),
         ("m", {"labels": {"m": {"score": ["a", "b"]}}}, "did you mean 'scores'"),
         ("m", {"labels": {"n": ["a", "b"]}}, "model 'n' that is not built"),

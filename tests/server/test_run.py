@@ -114,6 +114,8 @@ def test_ports_in_use_are_reported(light, serve):
             server.start()
         with server:
             assert server.url == f"grpc://127.0.0.1:{port}"
+    with pytest.raises(ServerStartError, match="port 70000 of 127.0.0.1 cannot be had: .*0-65535"):
+        serve(light, port=70_000).start()
 
 
 class ImpatientServer(LocalServer):

@@ -153,7 +153,10 @@ def exact(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind not in "iu":
         return values
     if values.dtype == np.uint64 and np.any(values > np.iinfo(np.int64).max):
-        raise InputError(f"is {values.max()}, and integers in an expression are int64")
+        raise InputError(
+            f"is {values.max()}, and integers in an expression are int64; compute the result with "
+            "NumPy, as in fold=events.seed % 5"
+        )
     return values.astype(np.int64, copy=False)
 
 

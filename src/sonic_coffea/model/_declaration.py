@@ -89,6 +89,9 @@ class Declaration(WithPool):
                     f"model {name!r}: expected a dict for {side}, as the server names them, got "
                     f"{tensors!r}"
                 )
+        for key in (name, *inputs, *outputs):
+            if not isinstance(key, str):
+                raise ConfigError(f"model {name!r}: expected names as str, got {key!r}")
         for key, layout in inputs.items():
             if not isinstance(layout, Layout):
                 raise ConfigError(

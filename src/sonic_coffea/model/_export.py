@@ -52,7 +52,10 @@ def export(
         "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
     }
     table = ak.zip(columns, depth_limit=1)
-    provenance.to_parquet(table, path, {"models": [made_by]})
+    try:
+        provenance.to_parquet(table, path, {"models": [made_by]})
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
@@ -127,4 +130,6 @@ def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> An
             raise
         return _label(rows, label, others, what)
     values = inputs.pack_all()[what][:, 0]
+    if np.any(np.abs(values) > 2**53):
+        raise InputError(f"{what}: float64 rounds numbers above 2^53; give the array itself")
     return _label(rows, inputs.rows.unflatten(NumpyArray(values)), (), what)

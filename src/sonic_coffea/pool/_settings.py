@@ -319,7 +319,10 @@ def read_servers(path: str) -> tuple[str, ...]:
     return _urls([line for line in lines if line])
 
 
-def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:
+def _underscored(options: Any) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        got = type(options).__name__
+        raise ConfigError(f"expected a mapping of options under sonic in dask's config, got {got}")
     return {name.replace("-", "_"): value for name, value in options.items()}
 
 

@@ -271,7 +271,7 @@ def _submit(
                 f"{kind}.models: expected {expected} as {name!r}, got {type(model).__name__}"
             )
         if isinstance(model, Choice):
-            options["events"] = events
+            options.setdefault("events", events)
         try:
             pending[name] = model.submit(request.objects, **options)
         except InputError as error:

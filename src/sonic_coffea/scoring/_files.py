@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class ScoredFiles:
     path : Path
         The file with the scores.
     events, rows, scored : int
-        Events that were read, rows that were written, and rows with scores.
+        Events that were read, their objects, and those that have scores; a ROOT file has only
+        these.
     resumed : int
         Events that an earlier run had scored.
     report : Report
@@ -175,7 +177,11 @@ def _run(
     processor: Scoring, files: Any, target: Path, client: Any, chunksize: int, *, progress: bool
 ) -> tuple[Any, list[Path]]:
     """Run a processor on files; return what it returns, and the chunks' files in order."""
+    if not isinstance(chunksize, Real) or not chunksize >= 1:
+        raise ConfigError(f"chunksize: expected at least 1 event, got {chunksize!r}")
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
+    if str(target.resolve()) in paths:
+        raise ConfigError(f"the output {target.name} is a file that is read; name another")
     try:
         processor.parts.mkdir(parents=True, exist_ok=True)
     except OSError as error:

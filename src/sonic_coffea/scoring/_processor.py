@@ -149,7 +149,10 @@ class Exporting(Scoring):
     def process(self, events: Any) -> Any:
         path = self._path(events.metadata)
         sent = self.acquire(events)["scores"]
-        sent = sent.objects if isinstance(sent, Request) else sent
+        if isinstance(sent, Request):
+            if sent.options.get("mask") is not None:
+                raise ConfigError("mask= is not for export; ak.mask the objects themselves")
+            sent = sent.objects
         records = self._objects(events), events
         export(self.model, sent, path, self.labels, self.weights, *records)  # type: ignore[arg-type]
         return super().process(events)  # which finds the file, and counts it

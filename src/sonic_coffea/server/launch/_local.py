@@ -459,8 +459,9 @@ def _free_port(host: str, port: int) -> int:
         with socket.create_server((host, port)) as free:
             number: int = free.getsockname()[1]
             return number
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", error)
         raise ServerStartError(
-            f"port {port} of {host} cannot be had: {error.strerror}; port=0 takes a free one, and "
+            f"port {port} of {host} cannot be had: {reason}; port=0 takes a free one, and "
             "without port= the server needs none"
         ) from None

@@ -177,7 +177,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
 
 
 def _checked(
-    models: Mapping[str, object],
+    models: Mapping[Any, object],
     labels: Labels,
     metadata: Mapping[str, Any] | None,
     version: object,
@@ -189,7 +189,7 @@ def _checked(
     if not models:
         raise ConfigError("expected at least one model, got none")
     for name in models:
-        if not _MODEL_NAME.fullmatch(name):
+        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(
                 "expected a model name of letters, digits, '_', '-' and '.' that does not begin "
                 f"with '-' or '.', got {name!r}"

@@ -244,6 +244,10 @@ def version_policy(versions: Versions | None) -> Config:
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}
+    if not isinstance(versions, (list, tuple, range)):
+        raise ConfigError(
+            f"expected versions as 'all', 'latest' or their numbers, got {versions!r}"
+        )
     return {"specific": {"versions": list(versions)}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import inspect
 import sys
@@ -38,15 +39,9 @@ def read(served: Served) -> Contents:
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     del threads
-    # What was copied with the file is imported from beside it.
+    # For pickles, and modules that are no .py files.
     sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"sonic_served_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"expected Python source, got {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, manifest["function"])
+    function = getattr(_importer(path.parent)(path.stem), manifest["function"])
     # Users' code need not be safe for threads: a Triton runs it once at a time, too.
     one_at_a_time = threading.Lock()
 
@@ -62,6 +57,33 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
         return {name: _plain(name, values) for name, values in outputs.items()}
 
     return run
+
+
+def _importer(folder: Path) -> Callable[..., Any]:
+    """Return the ``__import__`` of a model's files, which finds these files before other modules.
+
+    Other models of the process, and the process itself, may have modules of the same names.
+    """
+    loaded: dict[str, Any] = {}
+
+    def load_or_import(name: str, *context: Any, **options: Any) -> Any:
+        file = folder / f"{name}.py"
+        if name in loaded or not file.is_file():
+            return loaded.get(name) or builtins.__import__(name, *context, **options)
+        spec = importlib.util.spec_from_file_location(f"sonic_served_{name}", file)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"expected Python source, got {file}")
+        loaded[name] = module = importlib.util.module_from_spec(spec)
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": load_or_import}
+        sys.modules[module.__name__] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del loaded[name]
+            raise
+        return module
+
+    return load_or_import
 
 
 def _plain(name: str, values: Any) -> Any:
