@@ -500,7 +500,10 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
         ({"fold": 1}, "fold: expected an array, got int"),
         ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
-        ({"fold": "event % 3", "events": SEEDS}, "field .event. is 18446744073709551615, and integers in an expression are int64"),
+        (
+            {"fold": "event % 3", "events": SEEDS},
+            "field .event. is 18446744073709551615, and integers in an expression are int64",
+        ),
         ({"fold": "event %"}, "cannot be read"),
         ({"mask": EVENTS.pt}, "mask: expected True or False for each event or object, got 4 "),
         ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),
