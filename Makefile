@@ -37,7 +37,7 @@ help:
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-slow  the tests that take minutes: the demo, the gallery, real proxies, containers"
-	@echo "              and batch systems, pages and notebooks, thousands of simulated clients"
+	@echo "              and batch systems, pages and notebooks, a thousand simulated clients"
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image,"
 	@echo "              and a few with those that public frameworks pin"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
