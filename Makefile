@@ -86,6 +86,9 @@ lint: $(VENV)/.dev-installed
 types: $(VENV)/.dev-installed
 	$(BIN)/mypy
 
+# Threads that wait for others spin, in each of many processes that share the cores.
+unit pytest test-slow: export OMP_NUM_THREADS ?= 1
+
 unit: $(VENV)/.dev-installed
 	$(BIN)/$(PYTEST) -m "not server and not slow and not benchmark"
 
