@@ -37,7 +37,7 @@ help:
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-slow  the tests that take minutes: the demo, the gallery, real proxies, containers"
-	@echo "              and batch systems, pages and notebooks, thousands of simulated clients"
+	@echo "              and batch systems, pages and notebooks, a thousand simulated clients"
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image,"
 	@echo "              and a few with those that public frameworks pin"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
@@ -85,6 +85,9 @@ lint: $(VENV)/.dev-installed
 
 types: $(VENV)/.dev-installed
 	$(BIN)/mypy
+
+# Threads that wait for others spin, in each of many processes that share the cores.
+unit pytest test-slow: export OMP_NUM_THREADS ?= 1
 
 unit: $(VENV)/.dev-installed
 	$(BIN)/$(PYTEST) -m "not server and not slow and not benchmark"

@@ -199,7 +199,7 @@ def test_a_server_is_saturated_and_shared_evenly(
     ("workers", "until", "warm", "work", "options"),
     [
         # In the time that counts, some have three turns, and others four.
-        pytest.param(2_000, 115, 68, Work(), {}, marks=MINUTES, id="thousands"),
+        pytest.param(1_000, 58, 34, Work(), {}, marks=MINUTES, id="a thousand"),
         # The time of the network is no queue.
         pytest.param(16, 30, 10, Work(network_s=20e-3), {}, id="distant"),
         pytest.param(20, 16, 8, Work(), {"servers": UNEQUAL}, id="unequal"),
@@ -209,7 +209,7 @@ def test_servers_are_saturated_however_many_and_far_they_are(
     workers: int, until: float, warm: float, work: Work, options: dict[str, Any]
 ) -> None:
     _, throughput, evenness = simulate(workers, work, until=until, warm=warm, **options)
-    assert throughput > 0.95
+    assert throughput > 0.97
     assert evenness > 0.95
 
 

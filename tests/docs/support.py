@@ -30,15 +30,17 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Commands that would install or build are compared with what there is to run, not run.
 NOT_RUN = ("make ", "pip install ")
-# Runs the blocks of pages, each in one namespace; tracebacks point at the lines of the page. Read
-# from the command line, so that dask's workers do not run the page again when they start. Tests of
-# a page are run by pytest, with the blocks above them. What blocks print is kept by their line.
+# Runs the blocks of pages, each page in its folder, with names of its own; tracebacks point at the
+# lines of the page. Read from the command line, so that dask's workers do not run the page again
+# when they start. Tests of a page are run by pytest, with the blocks above them. What blocks print
+# is kept by their line.
 DRIVER = """
 import atexit, contextlib, io, json, os, subprocess, sys
 page, printed = None, {}
 for block in json.load(open(sys.argv[1])):
     if block["page"] != page:
         page, namespace, above = block["page"], {"__name__": "__main__"}, ""
+        os.chdir(block["folder"])
     output = io.StringIO()
     if block["language"] == "bash":
         # A file: what a block leaves running would hold a pipe open.
@@ -119,7 +121,7 @@ def clean_environment(state: Path) -> dict[str, str]:
 def run_pages(
     pages: Sequence[Path], folder: Path, environment: dict[str, str], *, language: str = ""
 ) -> dict[str, str]:
-    """Run the blocks of pages in ``folder/work``, beside the sample and the example.
+    """Run the blocks of pages, each in a folder of its stem, beside the sample and the example.
 
     Each page has names of its own, and all run in one process. `language` chooses blocks.
 
@@ -128,22 +130,24 @@ def run_pages(
     dict
         What the blocks printed, by page and line.
     """
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    shutil.copy(DATA / "toptagger.onnx", work / "toptagger.onnx")
-    shutil.copy(DATA / "toptagger.preprocess.json", work / "preprocess.json")
-    shutil.copy(DATA / "TTbar_1.root", work / "nano.root")
-    shutil.copy(ROOT / "examples" / "top_analysis.py", work)
-    blocks = [
-        {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text, "at": str(b)}
-        for page in pages
-        for b in to_run(page)
-        if language in ("", b.language)
-    ]
+    blocks = []
+    for page in pages:
+        work = folder / page.stem
+        work.mkdir(exist_ok=True)
+        shutil.copy(DATA / "toptagger.onnx", work)
+        shutil.copy(DATA / "toptagger.preprocess.json", work / "preprocess.json")
+        shutil.copy(DATA / "TTbar_1.root", work / "nano.root")
+        shutil.copy(ROOT / "examples" / "top_analysis.py", work)
+        chosen = (b for b in to_run(page) if language in ("", b.language))
+        of_page = {"page": str(page), "folder": str(work)}
+        blocks += [
+            {"line": b.line, "language": b.language, "text": b.text, "at": str(b), **of_page}
+            for b in chosen
+        ]
     assert blocks
     listed, printed = folder / "blocks.json", folder / "printed.json"
     listed.write_text(json.dumps(blocks), encoding="utf-8")
-    execute(["-c", DRIVER, listed, printed], work, environment)
+    execute(["-c", DRIVER, listed, printed], folder, environment)
     return json.loads(printed.read_text(encoding="utf-8"))
 
 

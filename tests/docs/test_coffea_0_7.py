@@ -48,7 +48,7 @@ def test_scores_join_in_an_environment_of_coffea_0_7(
     (block,) = (block for block in blocks_of(PAGE) if block.language == "python")
     done = subprocess.run(
         [tmp_path / "old" / "bin" / "python", "-W", "ignore", "-c", block.text],
-        cwd=tmp_path / "work",
+        cwd=tmp_path / PAGE.stem,
         capture_output=True,
         text=True,
         check=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import os
 import re
 import zlib
 from importlib.util import find_spec
@@ -60,27 +61,37 @@ SHOWN_ONLY = {"text", "mermaid", "output"}
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-def needs_server(page: Path) -> bool:
-    """Whether the code of a page starts a Triton, or a dask cluster of processes."""
-    starts = ("LocalServer(", "Client(", "sonic-coffea ")
-    return any(start in block.text for block in to_run(page) for start in starts)
+def starts(page: Path, *calls: str) -> bool:
+    """Whether the code of a page starts a Triton or a dask cluster by one of these."""
+    return any(call in block.text for block in to_run(page) for call in calls)
 
 
+# With PAGE=docs/tutorial.md in the environment, one page.
 RUN = [page for page in PAGES if to_run(page) and page not in ELSEWHERE]
-ALONE = [page for page in RUN if needs_server(page) or page.stem in OTHER_PACKAGES]
+RUN = [page for page in RUN if os.environ.get("PAGE", "") in str(page)]
+ALONE = [page for page in RUN if page.stem in OTHER_PACKAGES]
+TOGETHER = [page for page in RUN if page not in ALONE]
+CLUSTERS = [page for page in TOGETHER if starts(page, "Client(")]
+SERVERS = [page for page in TOGETHER if starts(page, "LocalServer(", "sonic-coffea ")]
+KINDS = {
+    **{str(page.relative_to(ROOT)): [page] for page in ALONE},
+    "dask": CLUSTERS,
+    "a Triton": [page for page in SERVERS if page not in CLUSTERS],
+    "neither": [page for page in TOGETHER if page not in (*CLUSTERS, *SERVERS)],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.parametrize("page", ALONE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    check_outputs(page, run_pages([page], tmp_path, environment))
-
-
-@pytest.mark.slow
-def test_pages_without_a_server_run(tmp_path: Path, environment: dict[str, str]) -> None:
-    """All in one process, which spares the others' imports."""
-    pages = [page for page in RUN if page not in ALONE]
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(pages, id=kind, marks=[pytest.mark.server] if kind != "neither" else [])
+        for kind, pages in KINDS.items()
+        if pages
+    ],
+)
+def test_page_runs(pages: list[Path], tmp_path: Path, environment: dict[str, str]) -> None:
+    """All of a kind in one process, which spares the others' imports."""
     printed = run_pages(pages, tmp_path, environment)
     for page in pages:
         check_outputs(page, printed)

@@ -110,7 +110,7 @@ def test_parsl_loses_no_chunk_when_a_job_is_cancelled(
 
 def test_the_page_runs_as_it_stands(batch: Slurm, tmp_path: Path) -> None:
     """What the documentation says of Slurm runs as it stands."""
-    work = tmp_path / "work"
+    work = tmp_path / "slurm"
     work.mkdir()
     with serve_example() as server:
         (work / "servers.txt").write_text(f"{server.url}\n")

@@ -31,11 +31,14 @@ PATIENT: dict[str, Any] = {"retry_timeout_s": 60}
 
 @contextlib.contextmanager
 def calls(score: Callable[[], None]) -> Iterator[None]:
-    """Have three threads call again and again; raise what a call fails with."""
+    """Have three threads call again and again, with a pause that spares the machine.
+
+    What a call fails with is raised.
+    """
     over = threading.Event()
 
     def work() -> None:
-        while not over.is_set():
+        while not over.wait(0.05):
             score()
 
     with ThreadPoolExecutor(3) as threads:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.network.faults import Case
 
 LASTING = (errors.AccessError, errors.RequestError)
+# Waited for as long as a request may take; an answer that is late for the machine has time.
+WAITED_FOR, WAIT_S = (errors.OverloadError, errors.RouteTimeoutError), 3.0
 HANGS = ("no answer", "a slow answer")
 # On a machine that is busy, an answer is late as if its server hung.
 PATIENT: dict[str, Any] = {"hedge_after_s": 60.0}
@@ -106,6 +108,8 @@ def test_lasting_faults_end_the_call_and_say_where(case: Case, faulty: FaultServ
         options = {"token": "t", **PATIENT}  # a function would be asked for another token
     elif case.kind is errors.InferenceError:
         options = {}  # few tries end the call, not the time
+    elif case.kind in WAITED_FOR:
+        options["request_timeout_s"] = WAIT_S
     with pool_of(faulty, **options) as pool:
         MODEL(JETS, pool=pool)
         case.happen(faulty, times=10**6)

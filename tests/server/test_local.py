@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime
 import psutil
 import pytest
+from tests.network.processes import answers, page
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -221,8 +222,6 @@ def test_repositories_without_models_are_refused(tmp_path, installation):
 
 
 def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch):
-    from urllib.request import urlopen
-
     path = build_repository(tmp_path / "repository", {"one": classifier, "two": classifier})
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
@@ -233,8 +232,9 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
         server = serve(path, **options).start()
     with server:
         assert [m.name for m in server.metadata.models if m.state == "READY"] == ["two"]
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
-            assert b"nv_inference_request_success" in answer.read()
+        metrics = f"http://127.0.0.1:{port}/metrics"
+        until(lambda: answers(metrics))  # a moment later than requests
+        assert "nv_inference_request_success" in page(metrics)
         process = psutil.Process(server.pid)
         assert {ip for ip, _ in listening(process)} == {"127.0.0.1"}
         env = process.environ()
