@@ -92,9 +92,15 @@ def masked(x):
 
 def swapped(x):
     return {"y": (2 * x).astype(">f4")}
+
+rows = np.zeros((4, 1), "float32")
+
+def reusing(x):
+    rows[: len(x)] = 2 * x
+    return {"y": rows[: len(x)]}
 """
 
-FUNCTIONS = ("twice", "nothing", "masked", "swapped")
+FUNCTIONS = ("twice", "nothing", "masked", "swapped", "reusing")
 
 
 @pytest.fixture
@@ -132,6 +138,7 @@ def test_functions_are_called_once_at_a_time(functions):
     with sonic.connect(functions) as pool:
         np.testing.assert_array_equal(model("twice")(ak.zip({"pt": pt})).y, 2 * pt)
         assert pool.statistics.total().requests == 16
+        np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
 
 
 def test_models_import_their_own_files_of_the_same_names(tmp_path):
