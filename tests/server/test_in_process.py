@@ -141,6 +141,19 @@ def test_functions_are_called_once_at_a_time(functions):
         np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
 
 
+def test_models_take_inputs_in_their_own_order(tmp_path):
+    one = ("float32", ["N", 1])
+    source = Served(tmp_path / "f.py:f", inputs={"b": one, "a": one}, outputs={"y": one})
+    (tmp_path / "f.py").write_text(
+        "def f(**feed):\n    first, second = feed.values()\n    return {'y': first - second}\n"
+    )
+    path = build_repository(tmp_path / "r", {"m": source})
+    inputs = {"a": sonic.Row(["a"]), "b": sonic.Row(["b"])}
+    with sonic.connect(path):
+        difference = sonic.Model("m", inputs, {"y": ["y"]})(ak.Array([{"a": 1.0, "b": 3.0}]))
+    assert difference.y.tolist() == [2.0]
+
+
 def test_models_import_their_own_files_of_the_same_names(tmp_path):
     pair = {"inputs": {"x": ("float32", ["N", 1])}, "outputs": {"y": ("float32", ["N", 1])}}
     models = {}

@@ -172,7 +172,9 @@ class InProcessTransport:
         context: Mapping[str, Any],
     ) -> Response:
         contract, run = self._load(model, version)
-        feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in inputs.items()}
+        # TorchScript takes tensors by their order.
+        feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
+        feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in feed.items()}
         begun = time.perf_counter()
         try:
             given = run(feed, outputs)
