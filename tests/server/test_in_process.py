@@ -198,7 +198,7 @@ def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_p
         assert pool.contract("m", None).digest == ""
 
 
-def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
+def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
     folder = tmp_path / "r" / "theirs" / "3"
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(classifier.read_bytes())
@@ -211,6 +211,20 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
     (folder / "model.onnx").write_text("no network")
     with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match="no ONNX graph"):
         pool.contract("theirs", None)
+    other = save_classifier(folder / "theirs.onnx", features=3)
+    (folder.parent / "config.pbtxt").write_text(f'default_model_filename: "{other.name}"')
+    with sonic.connect(tmp_path / "r"):
+        row = sonic.Row(FIELDS[:3])
+        scores = sonic.Model("theirs", {"x": row}, {"scores": ["q", "t"]})(jets)
+    assert len(scores) == len(jets)
+    for config, message in (
+        ('default_model_filename: "other.onnx"', "or .*other.onnx for the backend onnxruntime"),
+        ('backend: "python"', r"or .*model.onnx .* got neither in .* \(backend python\)"),
+        ('platform: "ensemble"', "theirs is an ensemble, which only a server runs"),
+    ):
+        (folder.parent / "config.pbtxt").write_text(config)
+        with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match=message):
+            pool.contract("theirs", None)
 
 
 @pytest.mark.parametrize("content", [b"nonsense {", b"\xff\xfe"])

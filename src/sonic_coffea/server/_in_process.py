@@ -251,18 +251,21 @@ def _open(
     check_agents(folder, config)
     place = folder / version
     manifest = manifests.read(place)
-    # The configuration says which files the version was built of.
-    parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
-    digest = str(parameter.get("string_value", ""))
+    backend, digest = config.get("backend") or config.get("platform", "onnxruntime"), ""
+    if backend == "ensemble":
+        raise ConfigError(f"{folder} is an ensemble, which only a server runs: use LocalServer")
     if manifest is None:
-        file = place / "model.onnx"
-        if not file.is_file():
+        file = place / (config.get("default_model_filename") or "model.onnx")
+        if not file.is_file() or not backend.startswith("onnxruntime"):
             raise ConfigError(
-                f"expected a model that build_repository wrote, or {file}, got neither in {place}"
+                f"expected a model that build_repository wrote, or {file} for the backend "
+                f"onnxruntime, got neither in {place} (backend {backend})"
             )
-        manifest = _described(file, folder.name)
-    elif manifests.changes(place, manifest):
-        digest = ""
+        manifest = {**_described(file, folder.name), "file": file.name}
+    elif not manifests.changes(place, manifest):
+        # The configuration says which files the version was built of.
+        parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
+        digest = str(parameter.get("string_value", ""))
     path = place / manifest["file"]
     try:
         run = formats.FORMATS[manifest["kind"]].load(path, dict(manifest), threads)
