@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
@@ -274,9 +274,15 @@ def add_labels(
                 f"expected {length} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
-        file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
+        text = "".join(f"{label}\n" for label in names)
+        if text.count("\n") != len(names):
+            raise ConfigError(
+                f"expected labels without line breaks for output {output!r} of model {name!r}, "
+                f"got {', '.join(map(repr, names))}"
+            )
+        file = f"{quote(output, safe='')}_labels.txt"
         config["output"][list(lengths).index(output)]["label_filename"] = file
-        files[file] = "".join(f"{label}\n" for label in names)
+        files[file] = text
     return files
 
 
