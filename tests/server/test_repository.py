@@ -262,7 +262,7 @@ def test_unchanged_models_are_not_written_again(tmp_path, classifier):
 
 def save_branch(path):
     """A network whose weights are those of branches."""
-    graph = """(bool x) => (float[1] y) {
+    graph = """(bool[N] x) => (float[1] y) {
         y = If(x) <
             then_branch = one () => (float[1] a) <float[1] first = {1}> { a = Identity(first) },
             else_branch = two () => (float[1] b) <float[1] second = {2}> { b = Identity(second) }

@@ -228,9 +228,9 @@ def _check_first_axes(name: str, manifest: Manifest) -> None:
     """Refuse a network that was exported for one number of rows: others would fail one by one."""
     inputs, outputs = manifest["inputs"], manifest["outputs"]
     for tensor in inputs:
-        if not tensor["shape"] or tensor["shape"][0] < 0:
+        if tensor["shape"][0] < 0:
             continue
-        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs) if t["shape"]}
+        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs)}
         raise ConfigError(
             f"input {tensor['name']!r} of model {name!r} has a first axis of fixed length, "
             f"{tensor['shape'][0]}, and takes no other number of rows; export it with an axis of "
