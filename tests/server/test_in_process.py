@@ -12,11 +12,17 @@ import pytest
 import xgboost
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, InferenceError, ModelNotFoundError
+from sonic_coffea.errors import (
+    ConfigError,
+    InferenceError,
+    ModelNotFoundError,
+    ResponseError,
+)
 from sonic_coffea.server import Served, build_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
+from .support import function
 
 FIELDS = [f"x{i}" for i in range(8)]
 TOP = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})
@@ -93,6 +99,12 @@ def masked(x):
 def swapped(x):
     return {"y": (2 * x).astype(">f4")}
 
+def lacking(x):
+    return {"y": None}
+
+def complexes(x):
+    return {"y": x.astype("complex64")}
+
 rows = np.zeros((4, 1), "float32")
 
 def reusing(x):
@@ -100,7 +112,7 @@ def reusing(x):
     return {"y": rows[: len(x)]}
 """
 
-FUNCTIONS = ("twice", "nothing", "masked", "swapped", "reusing")
+FUNCTIONS = ("twice", "nothing", "masked", "swapped", "lacking", "complexes", "reusing")
 
 
 @pytest.fixture
@@ -128,8 +140,10 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("twice", "too large.*model twice"),
             ("nothing", "'y' is declared, but the model returned nothing"),
             ("masked", "output 'y' has masked values"),
+            ("lacking", "'y' came back as BYTES, the model declares FP32"),
+            ("complexes", "'y' came back as complex64, the model declares FP32"),
         ):
-            with pytest.raises(InferenceError, match=message):
+            with pytest.raises((InferenceError, ResponseError), match=message):
                 model(name)(ak.Array([{"pt": 1.0}, {"pt": 2000.0}]))
 
 
@@ -139,6 +153,16 @@ def test_functions_are_called_once_at_a_time(functions):
         np.testing.assert_array_equal(model("twice")(ak.zip({"pt": pt})).y, 2 * pt)
         assert pool.statistics.total().requests == 16
         np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
+
+
+@pytest.mark.parametrize("returned", ["[['é']]", "[['é'.encode()]]", "np.array([['é']], 'O')"])
+def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
+    code = f"import numpy as np\ndef f(x):\n    return {{'y': {returned}}}\n"
+    text = function(tmp_path / "f.py", code, width=1, outputs={"y": ("bytes", ["N", 1])})
+    path = build_repository(tmp_path / "r", {"m": text})
+    one = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": sonic.Output(dtype="string")})
+    with sonic.connect(path):
+        assert one(ak.Array([{"pt": 1.0}])).tolist() == ["é"]
 
 
 def test_models_take_inputs_in_their_own_order(tmp_path):

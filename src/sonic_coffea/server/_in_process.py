@@ -43,7 +43,7 @@ Tensors = Mapping[str, "NDArray[Any]"]
 
 # onnxruntime takes and gives strings of type str, messages hold bytes.
 _decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
-_encoded = np.vectorize(str.encode, otypes=[STRINGS])
+_encoded = np.vectorize(lambda s: s.encode() if isinstance(s, str) else s, otypes=[STRINGS])
 
 
 # A request has ended before anybody could cancel it.
@@ -191,7 +191,7 @@ class InProcessTransport:
                 f"output {lacking[0]!r} is declared, but the model returned {returned}", **context
             )
         tensors = {name: np.asarray(given[name]) for name in outputs}
-        tensors = {n: _encoded(t) if t.dtype.kind in "OU" else t for n, t in tensors.items()}
+        tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
             outputs=contract.received(tensors, context),
             version=version,
