@@ -71,7 +71,8 @@ def _importer(folder: Path) -> Callable[..., Any]:
         file = folder / f"{name}.py"
         if name in loaded or not file.is_file():
             return loaded.get(name) or builtins.__import__(name, *context, **options)
-        spec = importlib.util.spec_from_file_location(f"sonic_served_{name}", file)
+        unique = f"sonic_served_{id(loaded)}_{name}"
+        spec = importlib.util.spec_from_file_location(unique, file)
         if spec is None or spec.loader is None:
             raise ValueError(f"expected Python source, got {file}")
         loaded[name] = module = importlib.util.module_from_spec(spec)
