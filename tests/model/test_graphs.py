@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests import doubling
 from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
@@ -257,6 +258,20 @@ def test_one_request_per_is_a_part_of_the_declaration() -> None:
         stacked = {"x": sonic.Flat("r"), "edge_index": sonic.Flat(["from"], "ends", dtype="int64")}
         with pytest.raises(ContractError, match="one_request_per='row'"):
             sonic.Model("tracks", stacked, by_row.outputs)(graphs(3))
+
+
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_rows_with_requests_of_their_own_are_not_stacked_by_the_server(per: str) -> None:
+    shared, array = doubling.MODEL, doubling.jets(1, 2)
+    alone = sonic.Model("m", shared.inputs, shared.outputs, one_request_per=per)
+    with (
+        FakeServer(doubling.served()) as server,
+        sonic.connect(server.url),
+        pytest.raises(ContractError, match="as one_request_per .* with max_batch_size: 0"),
+    ):
+        alone(array)
+    with FakeServer({"m": FakeModel.of(alone)}) as server, sonic.connect(server.url):
+        assert len(alone(array)) == 2
 
 
 EVENTS = ak.Array({"a": [[1.0], [2.0, 3.0]], "b": [[4.0, 5.0], [6.0]], "c": [[7.0], [8.0, 9.0]]})

@@ -53,9 +53,13 @@ def triple(inputs: Any) -> dict[str, Any]:
     return {"y": 3 * inputs["x"]}
 
 
+ALONE = sonic.Model("alone", MODEL.inputs, MODEL.outputs, one_request_per="row")
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     models = {
+        "alone": FakeModel.of(ALONE, double),
         "m": FakeModel.of(MODEL, double, max_rows=4, versions=("1", "2")),
         "p": FakeModel.of(PADDED, add, max_rows=4),
         "t": FakeModel.of(TEXT, write, max_rows=4),
@@ -365,12 +369,11 @@ def test_versions_without_a_file_are_not_trusted(
     assert "its servers do not all say what file version '1' is" in said
 
 
-@pytest.mark.parametrize("one_request_per", [None, "row"])
+@pytest.mark.parametrize("model", [MODEL, ALONE], ids=["m", "alone"])
 def test_arrays_that_are_changed_meanwhile_are_not_kept(
-    server: FakeServer, tmp_path: Path, one_request_per: str | None
+    server: FakeServer, tmp_path: Path, model: sonic.Model
 ) -> None:
     """Their rows would have the keys of what they were, and the scores of what they are."""
-    model = sonic.Model("m", MODEL.inputs, MODEL.outputs, one_request_per=one_request_per)
     before, buffer = np.arange(40, dtype=np.float32), np.arange(40, dtype=np.float32)
     server.hold()
     with cached(server, tmp_path, max_in_flight=1) as pool:
@@ -380,7 +383,7 @@ def test_arrays_that_are_changed_meanwhile_are_not_kept(
         server.release()
         with pytest.raises(errors.InputError, match="changed after the call") as caught:
             pending.result()
-        assert caught.value.model == "m"
+        assert caught.value.model == model.name
     with cached(server, tmp_path) as pool:
         assert model(_one(before), pool=pool).twice.tolist() == [(2 * before).tolist()]
 

@@ -222,6 +222,24 @@ def no_function_of_a_file():
     return inner
 
 
+def save_coded_trees(folder):
+    """Trees of a category of names and one of numbers; and what XGBoost has besides trees."""
+    names, numbers = {"offsets": [0, 1], "values": [97]}, {"type": 15, "values": [1, 10]}
+    dart = {"name": "dart", "gbtree": {"model": {"cats": {"enc": [names, numbers]}}}}
+    for name, booster in (("coded", dart), ("linear", {"name": "gblinear"})):
+        learner = {"learner_model_param": {"num_feature": "2"}, "objective": {"name": "reg:gamma"}}
+        text = json.dumps({"learner": {**learner, "gradient_booster": booster}})
+        (folder / f"{name}.json").write_text(text)
+    text = 'max_feature_idx=1\nnum_class=1\n\nTree=0\n\npandas_categorical:[["a"], [1, 10]]\n'
+    (folder / "coded.txt").write_text(text)
+
+
+def test_trees_of_categories_are_served_if_their_inputs_are_declared(tmp_path):
+    save_coded_trees(tmp_path)
+    models = {each: Served(tmp_path / f"coded.{each}", **ROWS) for each in ("json", "txt")}
+    assert len(read_repository(build_repository(tmp_path / "r", models))) == 2
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
@@ -238,6 +256,7 @@ def no_function_of_a_file():
             "did you mean 'float64' or 'float32'",
         ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
+        ("tracker.py:listed", {**ROWS, "outputs": {"y": ("int8", [])}}, "'y' .* to have an axis"),
         ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
@@ -245,6 +264,9 @@ def no_function_of_a_file():
         ("broken.json", {}, "expected XGBoost trees in .*broken.json"),
         ("broken.ubj", {}, "expected XGBoost trees in"),
         ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which has no max_feature_idx"),
+        ("linear.json", {}, r"expected XGBoost trees in .*linear.json, got a linear model"),
+        ("coded.json", {}, r"a pandas category, .* send the codes: .*categories={1: 0, 10: 1}"),
+        ("coded.txt", {}, r"a pandas category, .* send the codes: .*categories={1: 0, 10: 1}"),
         ("none.txt", {}, "cannot read .*none.txt: No such file or directory"),
         ("broken.pt", ROWS, "expected a TorchScript file, got .*holds no TorchScript code"),
         ("state.pt", ROWS, "torch.jit.save writes one, torch.save does not"),
@@ -257,6 +279,7 @@ def test_sources_that_cannot_be_served_are_refused(tmp_path, tracker, source, op
     for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
         with zipfile.ZipFile(tracker / name, "w") as archive:
             archive.writestr(entry, "")
+    save_coded_trees(tracker)
     wanted = str(tracker / source) if isinstance(source, str) else source
     with pytest.raises(ConfigError, match=message) as caught:
         build_repository(tmp_path / "r", {"m": Served(wanted, **options)})

@@ -12,11 +12,17 @@ import pytest
 import xgboost
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, InferenceError, ModelNotFoundError
+from sonic_coffea.errors import (
+    ConfigError,
+    InferenceError,
+    ModelNotFoundError,
+    ResponseError,
+)
 from sonic_coffea.server import Served, build_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
+from .support import function
 
 FIELDS = [f"x{i}" for i in range(8)]
 TOP = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})
@@ -92,9 +98,21 @@ def masked(x):
 
 def swapped(x):
     return {"y": (2 * x).astype(">f4")}
+
+def lacking(x):
+    return {"y": None}
+
+def complexes(x):
+    return {"y": x.astype("complex64")}
+
+rows = np.zeros((4, 1), "float32")
+
+def reusing(x):
+    rows[: len(x)] = 2 * x
+    return {"y": rows[: len(x)]}
 """
 
-FUNCTIONS = ("twice", "nothing", "masked", "swapped")
+FUNCTIONS = ("twice", "nothing", "masked", "swapped", "lacking", "complexes", "reusing")
 
 
 @pytest.fixture
@@ -122,8 +140,10 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("twice", "too large.*model twice"),
             ("nothing", "'y' is declared, but the model returned nothing"),
             ("masked", "output 'y' has masked values"),
+            ("lacking", "'y' came back as BYTES, the model declares FP32"),
+            ("complexes", "'y' came back as complex64, the model declares FP32"),
         ):
-            with pytest.raises(InferenceError, match=message):
+            with pytest.raises((InferenceError, ResponseError), match=message):
                 model(name)(ak.Array([{"pt": 1.0}, {"pt": 2000.0}]))
 
 
@@ -132,6 +152,30 @@ def test_functions_are_called_once_at_a_time(functions):
     with sonic.connect(functions) as pool:
         np.testing.assert_array_equal(model("twice")(ak.zip({"pt": pt})).y, 2 * pt)
         assert pool.statistics.total().requests == 16
+        np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
+
+
+@pytest.mark.parametrize("returned", ["[['é']]", "[['é'.encode()]]", "np.array([['é']], 'O')"])
+def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
+    code = f"import numpy as np\ndef f(x):\n    return {{'y': {returned}}}\n"
+    text = function(tmp_path / "f.py", code, width=1, outputs={"y": ("bytes", ["N", 1])})
+    path = build_repository(tmp_path / "r", {"m": text})
+    one = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": sonic.Output(dtype="string")})
+    with sonic.connect(path):
+        assert one(ak.Array([{"pt": 1.0}])).tolist() == ["é"]
+
+
+def test_models_take_inputs_in_their_own_order(tmp_path):
+    one = ("float32", ["N", 1])
+    source = Served(tmp_path / "f.py:f", inputs={"b": one, "a": one}, outputs={"y": one})
+    (tmp_path / "f.py").write_text(
+        "def f(**feed):\n    first, second = feed.values()\n    return {'y': first - second}\n"
+    )
+    path = build_repository(tmp_path / "r", {"m": source})
+    inputs = {"a": sonic.Row(["a"]), "b": sonic.Row(["b"])}
+    with sonic.connect(path):
+        difference = sonic.Model("m", inputs, {"y": ["y"]})(ak.Array([{"a": 1.0, "b": 3.0}]))
+    assert difference.y.tolist() == [2.0]
 
 
 def test_models_import_their_own_files_of_the_same_names(tmp_path):
@@ -143,15 +187,16 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
         (folder / "helper.py").write_text(f"factor = {factor}\n")
         (folder / "f.py").write_text(
             "import helper\n"
+            "import sys\n"
             "def f(x):\n"
             "    from helper import factor\n"
-            "    return {'y': x * factor * helper.factor}\n"
+            "    return {'y': x * factor * sys.modules[__name__].helper.factor}\n"
         )
         files = [folder / "helper.py"]
         models[f"times{factor}"] = Served(f"{folder / 'f.py'}:f", files=files, **pair)
     path = build_repository(tmp_path / "r", models)
     with sonic.connect(path):
-        for name, expected in (("times2", 4), ("times3", 9)):
+        for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
 
 
@@ -178,7 +223,7 @@ def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_p
         assert pool.contract("m", None).digest == ""
 
 
-def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
+def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
     folder = tmp_path / "r" / "theirs" / "3"
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(classifier.read_bytes())
@@ -191,6 +236,20 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier):
     (folder / "model.onnx").write_text("no network")
     with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match="no ONNX graph"):
         pool.contract("theirs", None)
+    other = save_classifier(folder / "theirs.onnx", features=3)
+    (folder.parent / "config.pbtxt").write_text(f'default_model_filename: "{other.name}"')
+    with sonic.connect(tmp_path / "r"):
+        row = sonic.Row(FIELDS[:3])
+        scores = sonic.Model("theirs", {"x": row}, {"scores": ["q", "t"]})(jets)
+    assert len(scores) == len(jets)
+    for config, message in (
+        ('default_model_filename: "other.onnx"', "or .*other.onnx for the backend onnxruntime"),
+        ('backend: "python"', r"or .*model.onnx .* got neither in .* \(backend python\)"),
+        ('platform: "ensemble"', "theirs is an ensemble, which only a server runs"),
+    ):
+        (folder.parent / "config.pbtxt").write_text(config)
+        with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match=message):
+            pool.contract("theirs", None)
 
 
 @pytest.mark.parametrize("content", [b"nonsense {", b"\xff\xfe"])

@@ -19,6 +19,7 @@ import onnxruntime
 import psutil
 import pytest
 from tests.network.processes import answers, page
+from tests.onnx_files import save_onnx
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -27,6 +28,7 @@ from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.transport import Address
 
 from .support import (
+    configuration,
     family,
     infer,
     is_gone,
@@ -277,6 +279,10 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
         build_repository(path, {name: classifier}, max_batch_size=rows)
         (path / name / "1" / "sonic-manifest.json").unlink()
         assert [p.name for p in (path / name / "1").iterdir()] == ["model.onnx"]
+    numbers = save_onnx(tmp_path / "numbers.onnx", "(float[N] x) => (float[N] y) { y = Neg(x) }")
+    build_repository(path, {"numbers": numbers})
+    assert "reshape" in configuration(path, "numbers")["output"][0]
+    (path / "numbers" / "1" / "sonic-manifest.json").unlink()
     save_published(path, classifier)
     files = sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file())
     x = np.random.default_rng(1).normal(size=(7, 8)).astype("float32")
@@ -284,6 +290,7 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
     with serve(path) as server:
         for name in ("batched", "whole", "published"):
             np.testing.assert_array_equal(infer(server, name, x=x)["scores"], expected)
+        np.testing.assert_array_equal(infer(server, "numbers", x=x[:, :1])["y"], -x[:, :1])
     assert sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file()) == files
     # Without a configuration, a native backend would take the tensors from the file.
     shutil.copytree(path / "published" / "1", tmp_path / "s" / "bare" / "1")

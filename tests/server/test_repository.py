@@ -72,6 +72,17 @@ def test_configurations_are_written(tmp_path, classifier, platform, backend, gro
     assert [p.name for p in path.parent.iterdir()] == ["repository"]
 
 
+def test_each_output_has_a_file_of_labels(tmp_path):
+    rows = ("float32", ["N", 1])
+    outputs = {"a/b": rows, "a:b": rows, "a_b": rows}
+    source = function(tmp_path / "f.py", "def f(x): return {}\n", outputs=outputs)
+    labels = {"m": {name: [f"label of {name}"] for name in outputs}}
+    folder = build_repository(tmp_path / "r", {"m": source}, labels=labels) / "m"
+    for output in configuration(folder.parent)["output"]:
+        text = (folder / output["label_filename"]).read_text()
+        assert text == f"label of {output['name']}\n"
+
+
 @pytest.mark.parametrize(
     ("shape", "rows"),
     [("N", 65_536), ("N, 8", 15_625), ("N, 17, 128", 1024), ("N, 3, L", 1024)],
@@ -251,7 +262,7 @@ def test_unchanged_models_are_not_written_again(tmp_path, classifier):
 
 def save_branch(path):
     """A network whose weights are those of branches."""
-    graph = """(bool x) => (float[1] y) {
+    graph = """(bool[N] x) => (float[1] y) {
         y = If(x) <
             then_branch = one () => (float[1] a) <float[1] first = {1}> { a = Identity(first) },
             else_branch = two () => (float[1] b) <float[1] second = {2}> { b = Identity(second) }
@@ -293,6 +304,7 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
         ("m", {"labels": {"m": {"score": ["a", "b"]}}}, "did you mean 'scores'"),
         ("m", {"labels": {"n": ["a", "b"]}}, "model 'n' that is not built"),
         ("m", {"labels": {"m": "ab"}}, "mapping of output name to labels"),
+        ("m", {"labels": {"m": ["a\nb", "c"]}}, r"labels without line breaks .* got 'a\\nb', 'c'"),
         ("m", {"max_batch_size": -1}, "of model 'm' to be an integer >= 0, got -1"),
         ("m", {"instances": 0}, "instances to be an integer >= 1"),
         ("m", {"threads": 0}, "threads to be an integer >= 1"),

@@ -179,17 +179,21 @@ class Declaration(WithPool):
         free = all(spec.rows in (-1, firsts.get(spec.name)) for spec in contract.inputs)
         if firsts and free and not contract.stacks:
             contract = replace(contract, max_rows=None)
-        alone = self.one_request_per is not None and not contract.stacks
-        if whole and contract.max_rows is not None and not alone:
-            why = (
-                f"are told apart by offsets or numbers that count within a request, but the server "
-                f"may stack requests (max_batch_size {contract.max_rows}); serve the model with "
-                "max_batch_size: 0"
-                if contract.stacks
-                else "share a request, but the model has a tensor whose first axis is of fixed "
-                "length, so it takes one of them; declare Model(one_request_per='row')"
+        if contract.stacks and (whole or self.one_request_per):
+            why = f"input {whole[0]!r} is declared" if whole else "one_request_per is declared"
+            raise ContractError(
+                f"the rows of a request belong together, as {why}, but the server may stack "
+                f"requests (max_batch_size {contract.max_rows}); serve the model with "
+                "max_batch_size: 0",
+                **place,
             )
-            raise ContractError(f"the rows of input {whole[0]!r} {why}", **place)
+        if whole and contract.max_rows is not None and not self.one_request_per:
+            raise ContractError(
+                f"the rows of input {whole[0]!r} share a request, but the model has a tensor whose "
+                "first axis is of fixed length, so it takes one of them; declare "
+                "Model(one_request_per='row')",
+                **place,
+            )
         inputs = declared(self.inputs)
         outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
         for name in self.inputs_without_axis(contract):

@@ -43,7 +43,7 @@ Tensors = Mapping[str, "NDArray[Any]"]
 
 # onnxruntime takes and gives strings of type str, messages hold bytes.
 _decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
-_encoded = np.vectorize(str.encode, otypes=[STRINGS])
+_encoded = np.vectorize(lambda s: s.encode() if isinstance(s, str) else s, otypes=[STRINGS])
 
 
 # A request has ended before anybody could cancel it.
@@ -172,7 +172,9 @@ class InProcessTransport:
         context: Mapping[str, Any],
     ) -> Response:
         contract, run = self._load(model, version)
-        feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in inputs.items()}
+        # TorchScript takes tensors by their order.
+        feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
+        feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in feed.items()}
         begun = time.perf_counter()
         try:
             given = run(feed, outputs)
@@ -189,7 +191,7 @@ class InProcessTransport:
                 f"output {lacking[0]!r} is declared, but the model returned {returned}", **context
             )
         tensors = {name: np.asarray(given[name]) for name in outputs}
-        tensors = {n: _encoded(t) if t.dtype.kind in "OU" else t for n, t in tensors.items()}
+        tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
             outputs=contract.received(tensors, context),
             version=version,
@@ -249,18 +251,21 @@ def _open(
     check_agents(folder, config)
     place = folder / version
     manifest = manifests.read(place)
-    # The configuration says which files the version was built of.
-    parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
-    digest = str(parameter.get("string_value", ""))
+    backend, digest = config.get("backend") or config.get("platform", "onnxruntime"), ""
+    if backend == "ensemble":
+        raise ConfigError(f"{folder} is an ensemble, which only a server runs: use LocalServer")
     if manifest is None:
-        file = place / "model.onnx"
-        if not file.is_file():
+        file = place / (config.get("default_model_filename") or "model.onnx")
+        if not file.is_file() or not backend.startswith("onnxruntime"):
             raise ConfigError(
-                f"expected a model that build_repository wrote, or {file}, got neither in {place}"
+                f"expected a model that build_repository wrote, or {file} for the backend "
+                f"onnxruntime, got neither in {place} (backend {backend})"
             )
-        manifest = _described(file, folder.name)
-    elif manifests.changes(place, manifest):
-        digest = ""
+        manifest = {**_described(file, folder.name), "file": file.name}
+    elif not manifests.changes(place, manifest):
+        # The configuration says which files the version was built of.
+        parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
+        digest = str(parameter.get("string_value", ""))
     path = place / manifest["file"]
     try:
         run = formats.FORMATS[manifest["kind"]].load(path, dict(manifest), threads)

@@ -85,13 +85,13 @@ class FakeModel:
         tensors = declared(model.inputs)
         flat = not all(layout.stacks for layout in model.inputs.values())
         # Row by row, a network can be asked for any length; a graph has its rows as a whole.
-        rows: tuple[int, ...] = (-1,) if flat else ()
+        rows: tuple[int, ...] = (-1,) if flat or model.one_request_per else ()
         inputs = {
             name: (dtype, (*rows, *(_NO_SHAPE if shape is None else shape)))
             for name, (dtype, shape) in tensors.items()
         }
         outputs = {name: (o.dtype, (*rows, *_inner(o))) for name, o in model.outputs.items()}
-        if flat:
+        if rows:
             options["max_rows"] = 0
         if function is None:
             if flat or any(
@@ -102,7 +102,8 @@ class FakeModel:
                     f"model {model.name!r} has an output of strings, or more than one row for each "
                     "object; give a function that makes its outputs"
                 )
-            function = _default_scores(next(iter(tensors)), outputs)
+            shapes = {name: (o.dtype, _inner(o)) for name, o in model.outputs.items()}
+            function = _default_scores(next(iter(tensors)), shapes)
         return cls(inputs=inputs, outputs=outputs, function=function, **options)
 
 

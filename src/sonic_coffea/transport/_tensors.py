@@ -46,8 +46,9 @@ _RAW_CONTENTS = bytes([7 << 3 | 2])
 
 @cache
 def kserve_name(dtype: np.dtype[Any]) -> str:
-    """Return what KServe v2 calls a numpy dtype."""
-    return _KSERVE_NAMES[dtype.name]
+    """Return what KServe v2 calls a numpy dtype; numpy's name if it does not know it."""
+    name: str = dtype.name
+    return _KSERVE_NAMES.get(name, name)
 
 
 def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:

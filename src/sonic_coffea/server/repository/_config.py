@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
@@ -228,9 +228,9 @@ def _check_first_axes(name: str, manifest: Manifest) -> None:
     """Refuse a network that was exported for one number of rows: others would fail one by one."""
     inputs, outputs = manifest["inputs"], manifest["outputs"]
     for tensor in inputs:
-        if not tensor["shape"] or tensor["shape"][0] < 0:
+        if tensor["shape"][0] < 0:
             continue
-        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs) if t["shape"]}
+        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs)}
         raise ConfigError(
             f"input {tensor['name']!r} of model {name!r} has a first axis of fixed length, "
             f"{tensor['shape'][0]}, and takes no other number of rows; export it with an axis of "
@@ -274,9 +274,15 @@ def add_labels(
                 f"expected {length} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
-        file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
+        text = "".join(f"{label}\n" for label in names)
+        if text.count("\n") != len(names):
+            raise ConfigError(
+                f"expected labels without line breaks for output {output!r} of model {name!r}, "
+                f"got {', '.join(map(repr, names))}"
+            )
+        file = f"{quote(output, safe='')}_labels.txt"
         config["output"][list(lengths).index(output)]["label_filename"] = file
-        files[file] = "".join(f"{label}\n" for label in names)
+        files[file] = text
     return files
 
 

@@ -203,7 +203,7 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         {
             "name": spec["name"],
             "dtype": np.dtype(pb_utils.triton_string_to_numpy(spec["data_type"])).name,
-            "shape": [*rows, *map(int, spec["dims"])],
+            "shape": [*rows, *map(int, spec.get("reshape", {}).get("shape", spec["dims"]))],
         }
         for spec in config["output"]
     ]

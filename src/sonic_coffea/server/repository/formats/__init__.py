@@ -169,6 +169,8 @@ def _tensor(model: str, name: str, declaration: Any) -> Tensor:
             f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
             f"got {declaration!r}"
         ) from None
+    if not shape:
+        raise ConfigError(f"expected {where} to have an axis, got one number for all rows")
     if dtype not in TRITON_TYPES:
         raise ConfigError(f"unknown type {dtype!r} of {where}; {nearest(str(dtype), TRITON_TYPES)}")
     return {"name": name, "dtype": dtype, "shape": shape}
@@ -181,6 +183,6 @@ def _batched(inputs: Declaration, outputs: Declaration) -> bool:
     axes of different names, and stacked requests would be another graph. First axes that are -1 may
     count different rows.
     """
-    first = [shape[0] if shape else 1 for _, shape in (*inputs.values(), *outputs.values())]
+    first = [shape[0] for _, shape in (*inputs.values(), *outputs.values())]
     rows = {axis if axis != -1 else i for i, axis in enumerate(first[: len(inputs)])}
     return len(rows) == 1 and all(axis == -1 or isinstance(axis, str) for axis in first)

@@ -49,12 +49,13 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
         del requested
         with one_at_a_time:
             outputs = function(**feed)
-        if not isinstance(outputs, dict):
-            raise TypeError(
-                f"expected {manifest['function']} to return a dict of arrays, "
-                f"got {type(outputs).__name__}"
-            )
-        return {name: _plain(name, values) for name, values in outputs.items()}
+            if not isinstance(outputs, dict):
+                raise TypeError(
+                    f"expected {manifest['function']} to return a dict of arrays, "
+                    f"got {type(outputs).__name__}"
+                )
+            # The next call may write to the same arrays.
+            return {name: _copied(name, values) for name, values in outputs.items()}
 
     return run
 
@@ -70,7 +71,8 @@ def _importer(folder: Path) -> Callable[..., Any]:
         file = folder / f"{name}.py"
         if name in loaded or not file.is_file():
             return loaded.get(name) or builtins.__import__(name, *context, **options)
-        spec = importlib.util.spec_from_file_location(f"sonic_served_{name}", file)
+        unique = f"sonic_served_{id(loaded)}_{name}"
+        spec = importlib.util.spec_from_file_location(unique, file)
         if spec is None or spec.loader is None:
             raise ValueError(f"expected Python source, got {file}")
         loaded[name] = module = importlib.util.module_from_spec(spec)
@@ -86,12 +88,12 @@ def _importer(folder: Path) -> Callable[..., Any]:
     return load_or_import
 
 
-def _plain(name: str, values: Any) -> Any:
-    """Return an array in the byte order of this machine, which has a value everywhere."""
+def _copied(name: str, values: Any) -> Any:
+    """Return a new array in the byte order of this machine, which has a value everywhere."""
     if np.ma.is_masked(values):
         raise ValueError(f"output {name!r} has masked values; expected an array without a mask")
     array = np.asarray(values)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _split(source: str) -> tuple[Path, str]:

@@ -18,7 +18,7 @@ def read(served: Served) -> Contents:
     """Read the inputs and outputs of trees."""
     path = Path(str(served.source))
     if path.suffix.lower() == ".txt":
-        return _read_lightgbm(path)
+        return _read_lightgbm(served, path)
     files = {f"model{path.suffix.lower()}": path}
     try:
         content: bytes | bytearray = path.read_bytes()
@@ -28,7 +28,7 @@ def read(served: Served) -> Contents:
             # Only XGBoost itself reads its binary form.
             content = xgboost.Booster(model_file=str(path)).save_raw("json")
         learner = json.loads(content)["learner"]
-        sizes = learner["learner_model_param"]
+        booster, sizes = learner.get("gradient_booster", {}), learner["learner_model_param"]
         # The class alone, rather than one number for each.
         chosen = learner["objective"]["name"] == "multi:softmax"
         features, classes = int(sizes["num_feature"]), int(sizes.get("num_class", 0))
@@ -45,21 +45,46 @@ def read(served: Served) -> Contents:
         return {"files": files}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"expected XGBoost trees in {path}: {error!r}") from None
+    if booster.get("name") == "gblinear":
+        raise ValueError(f"expected XGBoost trees in {path}, got a linear model (gblinear)")
+    trees = booster.get("gbtree", booster).get("model", {})  # those of dart are in another place
+    categories = trees.get("cats", {"enc": []})["enc"]
+    # The values of others are the letters of their names.
+    _check_categories(served, [c["values"] for c in categories if "offsets" not in c])
     return {"files": files, **_tensors(features, ("float32", [-1, width])), "manifest": manifest}
 
 
-def _read_lightgbm(path: Path) -> Contents:
-    text, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\nTree=")
-    head = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+def _read_lightgbm(served: Served, path: Path) -> Contents:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.partition("\nTree=")[0].splitlines()
+    head = dict(line.split("=", 1) for line in lines if "=" in line)
     try:
         features, classes = int(head["max_feature_idx"]) + 1, int(head["num_class"])
     except (KeyError, ValueError):
         raise ValueError(
             f"expected LightGBM trees in {path}, which has no max_feature_idx or num_class"
         ) from None
+    categories = text.partition("\npandas_categorical:")[2].partition("\n")[0]
+    _check_categories(served, json.loads(categories or "null") or [])
     manifest = {"features": head.get("feature_names", "").split()}
     tensors = _tensors(features, ("float64", [-1, classes]))
     return {"files": {"model.txt": path}, **tensors, "manifest": manifest}
+
+
+def _check_categories(served: Served, categories: list[list[Any]]) -> None:
+    """Refuse trees that were trained on pandas categories which are other numbers than their codes.
+
+    The trees take the codes, and would take the numbers for codes of others.
+    """
+    for numbers in categories:
+        codes = {number: code for code, number in enumerate(numbers)}
+        is_numeric = all(isinstance(number, int | float) for number in numbers)
+        if served.inputs is None and is_numeric and any(n != code for n, code in codes.items()):
+            raise ValueError(
+                f"{served.source} was trained on a pandas category, whose codes its trees take in "
+                f"place of the numbers; train on the codes, or declare inputs= and outputs= with "
+                f"Served, and send the codes: Feature(name, categories={codes})"
+            )
 
 
 def _tensors(features: int, scores: tuple[str, list[int]]) -> Contents:
