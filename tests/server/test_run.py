@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,14 +16,26 @@ import pytest
 from tests.ports import held_port
 from tests.waiting import until
 
-from sonic_coffea.errors import ServerStartError
+from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 
 from .support import broken, function, is_listed, shared_memory, socket_folder, supervisor
 
 
 def remove(model):
+    forget(model)
     (model / "1" / "model.onnx").unlink()
+
+
+def break_code(model):
+    forget(model)
+    (model / "1" / "model.py").write_text("raise OSError('no luck')")
+
+
+def forget(model):
+    """Leave the checksums of a version's files out of its manifest."""
+    manifest = model / "1" / "sonic-manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +44,7 @@ def remove(model):
         (remove, "model.onnx", []),
         (remove, "model.onnx", ["--log-format=ISO8601"]),
         (lambda m: (m / "config.pbtxt").write_text("nonsense {"), "config.pbtxt", []),
-        (lambda m: (m / "1" / "model.py").write_text("raise OSError('no luck')"), "no luck", []),
+        (break_code, "no luck", []),
         (lambda _: None, "no-such-option", ["--no-such-option"]),
     ],
     ids=["missing file", "other log", "bad configuration", "failing code", "bad argument"],
@@ -48,6 +61,26 @@ def test_failed_starts_quote_the_server(tmp_path, classifier, serve, edit, expec
     assert not server.running
     assert shared_memory(server.url) == []
     assert not socket_folder(server.url).exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "change"),
+    [
+        (lambda file: file.write_text("another"), "was changed"),
+        (lambda file: file.unlink(), "is gone"),
+    ],
+)
+def test_files_that_were_replaced_under_their_version_are_not_served(
+    tmp_path, classifier, serve, edit, change
+):
+    """Their digest, and so cached scores and provenance, would be those of the file before."""
+    path = build_repository(tmp_path / "repository", {"m": classifier})
+    edit(path / "m" / "1" / "model.onnx")
+    with pytest.raises(ConfigError, match=rf"1/model.onnx {change} since .* overwrite, or as the"):
+        serve(path).start()
+    build_repository(path, {"m": classifier}, overwrite=True)
+    with serve(path) as server:
+        assert [m.state for m in server.metadata.models] == ["READY"]
 
 
 def test_crashes_during_the_start_are_tried_again(tmp_path, serve, caplog):
@@ -114,8 +147,8 @@ def test_ports_in_use_are_reported(light, serve):
             server.start()
         with server:
             assert server.url == f"grpc://127.0.0.1:{port}"
-    with pytest.raises(ServerStartError, match="port 70000 of 127.0.0.1 cannot be had: .*0-65535"):
-        serve(light, port=70_000).start()
+    with pytest.raises(ConfigError, match="port: expected a number from 0 to 65535, got 70000"):
+        serve(light, port=70_000)
 
 
 class ImpatientServer(LocalServer):

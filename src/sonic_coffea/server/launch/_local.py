@@ -24,7 +24,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
 from sonic_coffea.server._install import warn
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
-from sonic_coffea.server.repository._manifest import no_models
+from sonic_coffea.server.repository._manifest import check_unchanged
 from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ class LocalServer:
     ) -> None:
         if port is None and host != _LOOPBACK:
             raise ConfigError(f"host={host!r} needs a port=, 0 for a free one")
+        if port is not None and not 0 <= port < 1 << 16:
+            raise ConfigError(f"port: expected a number from 0 to 65535, got {port!r}")
         for name in (argument.partition("=")[0] for argument in extra_args):
             if name.startswith(_OWN_ARGUMENTS):
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
@@ -168,7 +170,7 @@ class LocalServer:
             If it cannot be installed, does not start, or is not ready in time; with the server's
             message.
         sonic_coffea.errors.ConfigError
-            If the repository has no models.
+            If the repository has no models, or a version's files were replaced since it was built.
         """
         with self._starting:
             if self._listening is not None and self._state in ("stopped", "ended"):
@@ -186,10 +188,9 @@ class LocalServer:
 
     def _launch(self, progress: Callable[[str], None]) -> None:
         """Check the options against this machine, then start the supervisor."""
-        # In the other modes, models may come later.
-        is_plain = not any("--model-control-mode" in argument for argument in self._arguments)
-        if is_plain and not any(p.is_dir() for p in self.repository.glob("*")):
-            raise no_models(self.repository)
+        # In the other modes, models may come and change later.
+        if not any("--model-control-mode" in argument for argument in self._arguments):
+            check_unchanged(self.repository)
         name = choose(self._runtime, self._image)
         launch = RUNTIMES[name](name, self._image, progress)
         folder = self._folder = self._folder or folders.new_folder()
@@ -459,9 +460,8 @@ def _free_port(host: str, port: int) -> int:
         with socket.create_server((host, port)) as free:
             number: int = free.getsockname()[1]
             return number
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", error)
+    except OSError as error:
         raise ServerStartError(
-            f"port {port} of {host} cannot be had: {reason}; port=0 takes a free one, and "
+            f"port {port} of {host} cannot be had: {error.strerror}; port=0 takes a free one, and "
             "without port= the server needs none"
         ) from None
