@@ -101,7 +101,8 @@ def stand_in(repository: Path, model: str) -> Path:
     folder = repository / model
     (file,) = folder.glob("*/model.onnx")
     file.with_name("model.py").write_text(_MODEL)
-    file.unlink()
+    for built in (file, file.with_name("sonic-manifest.json")):
+        built.unlink()
     config = folder / "config.pbtxt"
     text = config.read_text().replace('"onnxruntime"', '"python"')
     config.write_text(text + _PARAMETERS.format(launch_s=LAUNCH_S, row_s=ROW_S))
