@@ -92,6 +92,35 @@ def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> N
         assert one.statistics["double", "rows"] == other.statistics["double", "rows"] == 60
 
 
+def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> None:
+    """Also tasks that are sent last, which arrive after the block has ended."""
+    with server(2) as one, server(3) as other, Client(cluster) as client:
+
+        def factors() -> list[Any]:
+            return client.map(by_reference, range(1, 100), pure=False)
+
+        with sonic.connect(one.url, client=client) as outer:
+            sent = {2.0: factors()}
+            with sonic.connect(other.url, client=client):
+                sent[3.0] = factors()
+                with outer:
+                    sent[2.0] += factors()
+                sent[3.0] += factors()
+            sent[2.0] += factors()
+        sonic.connect(one.url, client=client)
+        last = sonic.connect(other.url, client=client)
+        sent[3.0] += factors()
+        with sonic.connect(one.url, client=client):
+            sent[2.0] += factors()
+            sonic.connect(other.url, client=client)
+            assert by_reference(1) == 3.0
+            sent[3.0] += factors()
+        last.close()
+        sent[2.0] += factors()
+        for factor, futures in sent.items():
+            assert set(client.gather(futures)) == {factor}
+
+
 def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
     found: dict[int, set[float]] = {}
 

@@ -72,9 +72,12 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     ----------
     name : str
         The same for the same settings.
+    is_known : bool
+        Whether the scheduler knows which client has registered it.
     """
 
     idempotent = True
+    is_known = False
     pool: Pool | None = None
     _worker: Any = None
     _busy = False

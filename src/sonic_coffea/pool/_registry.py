@@ -170,10 +170,19 @@ def _connected_here() -> Pool | None:
     return around[-1].pool if around else pool_of_task() or _default()
 
 
+def in_turn() -> list[Pool]:
+    """Return the pools that were connected, or entered by this thread; the one in use last."""
+    return [*_open(), *(block.pool for block in blocks_around())]
+
+
+def _open() -> list[Pool]:
+    with _lock:
+        return [pool for pool in _connected if not pool.closed]
+
+
 def _default() -> Pool | None:
     """Return the last pool that was connected; raise if ``with`` blocks of threads name several."""
-    with _lock:
-        connected = [pool for pool in _connected if not pool.closed]
+    connected = _open()
     entered = [pool for pool in connected if pool.threads]
     threads = {thread for pool in entered for thread in pool.threads}
     if len(entered) > 1 and len(threads) > 1 and entered[-1] is connected[-1]:
