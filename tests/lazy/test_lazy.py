@@ -225,6 +225,14 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
 
 
+def test_scores_that_are_persisted_are_those_of_their_servers(lazy: Any) -> None:
+    keys = set()
+    for port in (1, 2):
+        with sonic.connect(f"grpc://127.0.0.1:{port}"):
+            keys.update(MODEL(lazy.jets).name for _ in range(2))
+    assert len(keys) == 2
+
+
 def test_the_file_is_known_after_changes_in_place(nano: Any) -> None:
     """Though they change what coffea keeps as the events of the file."""
     candidate = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")

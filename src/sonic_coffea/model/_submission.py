@@ -238,7 +238,11 @@ class Submission:
         own = self._arrays
         alone = replace(self._with(dict.fromkeys(own)), deadline=NEVER, of_partition=True)
         options = (self.on_error, alone.version, self.deduplicate, self.default)
-        token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
+        servers = set[Any]()  # what is persisted under a key has the scores of its servers
+        with contextlib.suppress(ConfigError):
+            servers.update(model.pool_of(None).settings.servers for model in self.models)
+        hashes = [model.config_hash for model in self.models]
+        token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
         file = next((file for file in map(lazy_file, arrays.values()) if file is not None), None)
         own = own if file is None else {**own, "file": file}
         scores = over_partitions(
