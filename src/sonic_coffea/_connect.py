@@ -69,6 +69,7 @@ def connect(
             settings = settings.with_options(**options)
     else:
         settings = Settings.make(servers, **options)
+    pool = install(settings)
     if client is None:
         if settings.secrets:
             logger.warning(
@@ -77,8 +78,8 @@ def connect(
                 "workers",
                 " and ".join(f"{option}=" for option in settings.secrets),
             )
-        return install(settings)
+        return pool
     from sonic_coffea.dask import register
 
-    pool: Pool = client.sync(register, client, settings)
-    return pool
+    connected: Pool = client.sync(register, client, pool)
+    return connected

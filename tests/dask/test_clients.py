@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,35 @@ def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> N
         assert one.statistics["double", "rows"] == other.statistics["double", "rows"] == 60
 
 
+def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> None:
+    """Also tasks that are sent last, which arrive after the block has ended."""
+    with server(2) as one, server(3) as other, Client(cluster) as client:
+
+        def factors() -> list[Any]:
+            return client.map(by_reference, range(1, 100), pure=False)
+
+        with sonic.connect(one.url, client=client) as outer:
+            sent = {2.0: factors()}
+            with sonic.connect(other.url, client=client):
+                sent[3.0] = factors()
+                with outer:
+                    sent[2.0] += factors()
+                sent[3.0] += factors()
+            sent[2.0] += factors()
+        sonic.connect(one.url, client=client)
+        last = sonic.connect(other.url, client=client)
+        sent[3.0] += factors()
+        with sonic.connect(one.url, client=client):
+            sent[2.0] += factors()
+            sonic.connect(other.url, client=client)
+            assert by_reference(1) == 3.0
+            sent[3.0] += factors()
+        last.close()
+        sent[2.0] += factors()
+        for factor, futures in sent.items():
+            assert set(client.gather(futures)) == {factor}
+
+
 def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
     found: dict[int, set[float]] = {}
 
@@ -154,6 +184,37 @@ def test_a_client_that_is_not_connected_has_to_be(cluster: LocalCluster) -> None
         pytest.raises(errors.ConfigError, match="the client that sent this task is not connected"),
     ):
         third.submit(by_reference, 1, pure=False).result()
+
+
+def made(number: int) -> sonic.Model:
+    return sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+
+def by_model(number: int, model: sonic.Model) -> float:
+    return float(model(jets(number, 1)).twice[0]) / number
+
+
+def in_thread(number: int) -> float:
+    with ThreadPoolExecutor() as threads:
+        return threads.submit(by_reference, number).result()
+
+
+def in_block(number: int, url: str) -> float:
+    with sonic.connect(url):
+        return by_reference(number)
+
+
+def test_what_no_task_does_has_not_the_servers_of_another_client(cluster: LocalCluster) -> None:
+    """A model that a task made is pickled in dask's threads, and tasks start threads."""
+    with server(2) as one, server(3) as other, Client(cluster) as first, Client(cluster) as second:
+        here, there = first.scheduler_info(n_workers=-1)["workers"]
+        with sonic.connect(one.url, client=first), sonic.connect(other.url, client=second):
+            model = first.submit(made, 1, workers=[here], pure=False)
+            assert first.submit(by_model, 1, model, workers=[there]).result() == 2.0
+            assert first.submit(in_block, 1, one.url, workers=[here]).result() == 2.0
+            assert first.submit(by_reference, 1, workers=[here], pure=False).result() == 2.0
+            with pytest.raises(errors.ConfigError, match="is in no .* task of dask"):
+                first.submit(in_thread, 1).result()
 
 
 def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> None:

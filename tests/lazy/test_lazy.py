@@ -10,6 +10,7 @@ import awkward as ak
 import dask
 import dask_awkward as dak
 import pytest
+from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -222,6 +223,30 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     plain = plain[ak.argsort(plain.msoftdrop, axis=1)]
     assert found.tolist() == plain[plain.pt > 300][whole.event % 2 == 0].parts.tolist()
     assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
+
+
+def test_scores_that_are_persisted_are_those_of_their_servers(lazy: Any) -> None:
+    keys = set()
+    for port in (1, 2):
+        with sonic.connect(f"grpc://127.0.0.1:{port}"):
+            keys.update(MODEL(lazy.jets).name for _ in range(2))
+    assert len(keys) == 2
+
+
+def test_the_file_is_known_after_changes_in_place(nano: Any) -> None:
+    """Though they change what coffea keeps as the events of the file."""
+    candidate = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
+    inputs = {"x": sonic.Padded(candidate, 100, missing=-1.0)}
+    model = sonic.Model("m", inputs, {"y": ["sum"]})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].sum(axis=2)})
+    plain = sample()
+    for events in (nano, plain):
+        jets, candidates = events.FatJet, events.PFCand
+        events["FatJet"] = jets[abs(jets.eta) < 1.0][:, ::-1]
+        events["PFCand"] = candidates[candidates.pt > 1.0][:, ::-1]
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        lazily, expected = ([model(e)["sum"], sonic.constituents(e).pt] for e in (nano, plain))
+        assert [e.tolist() for e in dask.compute(*lazily)] == [e.tolist() for e in expected]
 
 
 def test_jets_of_a_nanoaod_file(nano: Any) -> None:

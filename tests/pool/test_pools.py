@@ -155,7 +155,7 @@ def test_threads_outside_several_blocks_have_to_say_which(
         entered.wait(60)
         try:
             for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
-                with pytest.raises(errors.ConfigError, match="other threads are in several"):
+                with pytest.raises(errors.ConfigError, match="others are in several"):
                     ask()
         finally:
             asked.set()

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from distributed import Client, LocalCluster
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._scheduler import CONNECTED, SonicSchedulerPlugin
+from sonic_coffea.dask._scheduler import CONNECTED, TURN, SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import Checks, HostCheck, check_here, install
+from sonic_coffea.pool import Checks, HostCheck, check_here, in_turn
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Pool, Settings
@@ -66,9 +66,9 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
         yield stack.enter_context(client)
 
 
-async def register(client: Client, settings: Settings) -> Pool:
-    """Give this process and every present and future worker a pool, and the scheduler a plugin."""
-    pool, plugin = install(settings), SonicPlugin(settings)
+async def register(client: Client, pool: Pool) -> Pool:
+    """Give every present and future worker a pool like that of this process."""
+    plugin = SonicPlugin(pool.settings)
     if client not in _registered:
         _registered[client] = {}
         _keep_registered(client)
@@ -76,6 +76,7 @@ async def register(client: Client, settings: Settings) -> Pool:
     _registered[client][plugin.name] = plugin
     await _send(client, plugin)
     pool.check_elsewhere = partial(check_workers, client)
+    pool.plugin, pool.take_turns = plugin.name, _take_turns
     return pool
 
 
@@ -83,11 +84,29 @@ async def _send(client: Client, plugin: SonicPlugin) -> None:
     try:
         await client.register_plugin(SonicSchedulerPlugin())
         await getattr(client.scheduler, CONNECTED)(client=client.id, plugin=plugin.name)
+        plugin.is_known = True
     except Exception as error:  # noqa: BLE001  whatever its environment lacks
         logger.warning(
             "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
     await client.register_plugin(plugin)
+    _take_turn(client, plugin)
+
+
+def _take_turn(client: Client, plugin: SonicPlugin) -> None:
+    """Have a plugin be that of the client's next tasks, and of none that it has sent before."""
+    if plugin.is_known and client.scheduler_comm is not None:
+        client.scheduler_comm.send({"op": TURN, "plugin": plugin.name})
+
+
+def _take_turns(pool: Pool) -> None:
+    """Have the next tasks of a pool's clients scored by the pool of the block around this."""
+    turns = [other.plugin for other in in_turn()]
+    for client, plugins in list(_registered.items()):
+        names = [name for name in turns if name in plugins]
+        if pool.plugin in plugins and names and names[-1] != next(reversed(plugins)):
+            plugins[names[-1]] = plugin = plugins.pop(names[-1])
+            client.loop.add_callback(_take_turn, client, plugin)
 
 
 def _keep_registered(client: Client) -> None:

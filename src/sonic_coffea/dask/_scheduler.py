@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 CONNECTED = f"sonic_connected_{__version__}"
 """Asked by a client that has been connected."""
+TURN = "sonic-turn"
+"""In the stream of such a client, where it is read after the tasks that were sent before."""
 
 # Processes that may connect to the servers in a second.
 _CONNECT_RATE = 200
@@ -41,8 +43,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self) -> None:
         self.allocator = Allocator()
         self.history = History()
-        # By client, the worker plugins with its settings; the last is that of its next tasks.
-        self._plugins: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        # By client, the worker plugins with its settings, and that of its next tasks.
+        self._plugins: defaultdict[str, set[str]] = defaultdict(set)
+        self._next: dict[str, str] = {}
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -51,29 +54,33 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         # A client that comes back must not register a worker plugin that is just being taken away.
         self._taking_away = asyncio.Lock()
         scheduler.handlers.update({CONNECTED: self.connected, JOIN: self.join})
-        scheduler.stream_handlers[REPORT] = self.report
+        scheduler.stream_handlers.update({REPORT: self.report, TURN: self.take_turn})
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
         add_page(scheduler, self.history)
 
     async def connected(self, client: str, plugin: str) -> None:
-        """Note which worker plugin has the settings of a client."""
+        """Note a worker plugin that has settings of a client."""
         async with self._taking_away:
-            self._plugins[client].pop(plugin, None)
-            self._plugins[client][plugin] = None
+            self._plugins[client].add(plugin)
+
+    def take_turn(self, client: str, plugin: str) -> None:
+        """Note which worker plugin is that of a client's next tasks."""
+        self._next[client] = plugin
 
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: Collection[Any], **kwargs: Any
     ) -> None:
         """Annotate new tasks with the settings of their client."""
         del kwargs
-        for key in tasks if client in self._plugins else ():
-            task, plugin = scheduler.tasks[key], next(reversed(self._plugins[client]))
-            task.annotations = {TOPIC: plugin, **(task.annotations or {})}
+        for key in tasks if client in self._next else ():
+            task = scheduler.tasks[key]
+            task.annotations = {TOPIC: self._next[client], **(task.annotations or {})}
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Take the worker plugins away that the client has asked for, and no other."""
+        self._next.pop(client, None)
         for plugin in self._plugins.pop(client, ()):
             scheduler.loop.add_callback(self._take_away, scheduler, plugin)
 

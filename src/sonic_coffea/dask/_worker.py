@@ -72,9 +72,12 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     ----------
     name : str
         The same for the same settings.
+    is_known : bool
+        Whether the scheduler knows which client has registered it.
     """
 
     idempotent = True
+    is_known = False
     pool: Pool | None = None
     _worker: Any = None
     _busy = False
@@ -217,8 +220,11 @@ def _pool_of_task() -> Pool | None:
         return None
     pools = _pools(worker)
     if (name := annotations.get(TOPIC)) is not None:
-        pool: Pool | None = getattr(worker.plugins.get(name), "pool", None)
-        if pool is not None:
+        plugin = worker.plugins.get(name)
+        if plugin is not None and plugin.pool is not None:
+            if plugin.pool.closed:  # by the end of a block in a task
+                plugin.pool = install(plugin.settings, claim=False)
+            pool: Pool = plugin.pool
             return pool
     elif len(pools) < 2:
         return pools[0] if pools else None

@@ -32,6 +32,7 @@ from sonic_coffea.layouts._source import (
     giving_back,
     is_lazy,
     is_tracer,
+    lazy_file,
     over_partitions,
     records_of,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "held",
     "is_lazy",
     "is_tracer",
+    "lazy_file",
     "named",
     "over_partitions",
     "read_json",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import awkward as ak
 import numpy as np
@@ -24,6 +26,10 @@ _EVENT = "run", "luminosityBlock", "event"
 _DIRECTION = "eta", "phi"
 POSITION = "file_position"
 """A field of objects that says it, for whoever noted it before a change."""
+
+
+# By coffea's factory, the events as the file has them.
+_files: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +89,14 @@ def file_of(array: Any) -> Any:
     if isinstance(original, ak.Array):  # while coffea looks for the branches that are read
         return original
     factory = array.attrs.get("@events_factory")
-    return None if factory is None else factory.events()
+    if factory is None:
+        return None
+    # Its own events are those of the user, who may have set a collection in place.
+    if factory not in _files:
+        again = copy.copy(factory)
+        again._events = lambda: None  # noqa: SLF001  without it, it returns them
+        _files[factory] = again.events()
+    return _files[factory]
 
 
 def referred_positions(array: Any, name: str, index: str) -> FilePositions | None:
@@ -139,7 +152,18 @@ def _is_of_file(objects: Any, known: Any) -> bool:
     if not (here.is_record and own.is_record):
         return False
     names = set(here.fields).intersection(own.fields)
-    return any(here.content(name) is own.content(name) for name in names)
+    return any(_is_same(here.content(name), own.content(name)) for name in names)
+
+
+def _is_same(here: Content, own: Content) -> bool:
+    """Whether two columns have the same numbers in memory, or in the file."""
+    if here is own or not (here.is_numpy and own.is_numpy and here.length == own.length):
+        return here is own
+    known, other = here._data, own._data  # noqa: SLF001  `data` would read them
+    if isinstance(known, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(known.ctypes.data == other.ctypes.data)
+    key = getattr(known, "buffer_key", None)
+    return key is not None and key == getattr(other, "buffer_key", None)
 
 
 def file_positions(events: Any, name: str, file: Any) -> FilePositions:

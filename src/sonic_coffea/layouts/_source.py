@@ -265,6 +265,33 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
     return dask_awkward.map_partitions(function, *each, label=label, token=key)
 
 
+def lazy_file(array: Any) -> Any:
+    """Return lazy events as their file has them, or None for arrays that know no file.
+
+    Those that coffea keeps change with the events when a collection is set in place.
+    """
+    from dask.highlevelgraph import HighLevelGraph
+    from dask_awkward.layers import AwkwardInputLayer
+    from dask_awkward.lib.core import new_array_object
+
+    kept = getattr(array, "attrs", {}).get("@original_array")
+    if kept is None:
+        return None
+    layers = kept.dask.layers
+    read = [name for name, layer in layers.items() if isinstance(layer, AwkwardInputLayer)]
+    if kept.name in read:
+        return kept
+    if len(read) != 1:
+        raise InputError(
+            "the events were changed in place, and have columns of other files; set them by "
+            "dask_awkward.with_field, which makes other events"
+        )
+    (name,) = read
+    graph = HighLevelGraph({name: layers[name]}, {name: set()})
+    meta = layers[name].io_func.mock()
+    return new_array_object(graph, name, meta=meta, divisions=kept.divisions)
+
+
 def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: Any) -> Any:
     return function(dict(zip(names, arrays, strict=True)))
 

@@ -19,6 +19,7 @@ from sonic_coffea.layouts import (
     found,
     is_lazy,
     is_tracer,
+    lazy_file,
     over_partitions,
     touch_position,
 )
@@ -246,8 +247,8 @@ def _linked(events: Any, jets: str, association: Association) -> ak.Array:
     if not is_lazy(events):
         return linked({"events": events, "file": file_of(events)})
     both = {"events": events}
-    if "@original_array" in events.attrs:
-        both["file"] = events.attrs["@original_array"]
+    if (file := lazy_file(events)) is not None:
+        both["file"] = file
     label = "-".join((jets, *association))
     return over_partitions(linked, both, label=label, token=label)
 

@@ -34,6 +34,7 @@ from sonic_coffea.layouts import (
     giving_back,
     is_lazy,
     is_tracer,
+    lazy_file,
     over_partitions,
     trace,
 )
@@ -237,7 +238,13 @@ class Submission:
         own = self._arrays
         alone = replace(self._with(dict.fromkeys(own)), deadline=NEVER, of_partition=True)
         options = (self.on_error, alone.version, self.deduplicate, self.default)
-        token = "-".join(map(str, [*(model.config_hash for model in self.models), *options]))
+        servers = set[Any]()  # what is persisted under a key has the scores of its servers
+        with contextlib.suppress(ConfigError):
+            servers.update(model.pool_of(None).settings.servers for model in self.models)
+        hashes = [model.config_hash for model in self.models]
+        token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
+        file = next((file for file in map(lazy_file, arrays.values()) if file is not None), None)
+        own = own if file is None else {**own, "file": file}
         scores = over_partitions(
             alone.score_partition,
             {**arrays, **{f"{name}=": array for name, array in own.items()}},
@@ -250,6 +257,9 @@ class Submission:
         """Score the objects of a partition, with the options of each event or object."""
         options = (self.case_name, "mask", "version")
         own = {name: arrays.pop(f"{name}=") for name in options if f"{name}=" in arrays}
+        if (file := arrays.pop("file=", None)) is not None:
+            attrs = {"@original_array": file}
+            arrays = {name: ak.Array(array, attrs=attrs) for name, array in arrays.items()}
         return self._with(own).send(arrays.get(_OBJECTS, arrays)).result()
 
     def _submit(self, pending: Pending, number: int, inputs: Inputs, outputs: Outputs) -> None:

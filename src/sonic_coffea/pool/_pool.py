@@ -100,6 +100,9 @@ class Pool:
     ) -> None:
         # `check` calls it for the other hosts of a cluster.
         self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # The name of its plugin on dask's workers, and what is called when a block begins or ends.
+        self.plugin: str | None = None
+        self.take_turns: Callable[[Pool], None] = lambda _: None
         # The number of `connect` calls whose pool was not entered, and the blocks that entered it.
         self._claims, self._entered = 0, list[Block]()
         self._connect = connect or open_transport
@@ -134,6 +137,7 @@ class Pool:
     def close(self) -> None:
         """Cancel the requests in flight, and close all connections. May be called again."""
         self._engine.close()
+        self.take_turns(self)
 
     def claim(self) -> bool:
         """Keep the pool open for one more user; False if it is closing."""
@@ -155,6 +159,7 @@ class Pool:
         with self._engine.lock:
             self._claims = max(self._claims - 1, 0)
             self._entered.append(block)
+        self.take_turns(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,6 +173,8 @@ class Pool:
         leave(block)
         if self.closed:
             self.close()
+        else:
+            self.take_turns(self)
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")

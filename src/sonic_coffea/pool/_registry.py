@@ -127,11 +127,13 @@ class WithPool:
     pool_of_pickle: Pool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        pool = self.pool_of_pickle or _connected_here()
-        if pool is None:
-            # What this process cannot read, such as a file of servers, others may.
-            with contextlib.suppress(ConfigError):
-                pool = _configured()
+        pool = self.pool_of_pickle
+        try:
+            pool = pool or _named()
+        except ConfigError:
+            # Others may read a file of servers, or know which client of dask sent their task.
+            if any(named.claimed for named in _open()):
+                raise
         return {**self.__dict__, "pool_of_pickle": pool}
 
     def __copy__(self) -> Any:
@@ -170,17 +172,30 @@ def _connected_here() -> Pool | None:
     return around[-1].pool if around else pool_of_task() or _default()
 
 
-def _default() -> Pool | None:
-    """Return the last pool that was connected; raise if ``with`` blocks of threads name several."""
+def in_turn() -> list[Pool]:
+    """Return the pools that were connected, or entered by this thread; the one in use last."""
+    return [*_open(), *(block.pool for block in blocks_around())]
+
+
+def _open() -> list[Pool]:
     with _lock:
-        connected = [pool for pool in _connected if not pool.closed]
-    entered = [pool for pool in connected if pool.threads]
-    threads = {thread for pool in entered for thread in pool.threads}
-    if len(entered) > 1 and len(threads) > 1 and entered[-1] is connected[-1]:
-        several = " and ".join(", ".join(pool.settings.servers) for pool in entered)
+        return [pool for pool in _connected if not pool.closed]
+
+
+def _default() -> Pool | None:
+    """Return the last pool that was connected; raise if threads, or clients of dask, have several.
+
+    ``with`` blocks name those of threads. Nobody in this process claims those of clients.
+    """
+    connected = _open()
+    several = [pool for pool in connected if pool.threads]
+    if len({thread for pool in several for thread in pool.threads}) < 2:
+        several = [pool for pool in connected if not pool.claimed]
+    servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
+    if len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
-            f"this thread is in no `with sonic.connect(...)`, and other threads are in several, of "
-            f"{several}; pass pool=, or connect in this thread"
+            "this thread is in no `with sonic.connect(...)` and no task of dask, and others are in "
+            f"several, of {' and '.join(servers.values())}; pass pool=, or connect in this thread"
         )
     return connected[-1] if connected else None
 
