@@ -93,9 +93,7 @@ def file_of(array: Any) -> Any:
         return None
     # Its own events are those of the user, who may have set a collection in place.
     if factory not in _files:
-        again = copy.copy(factory)
-        again._events = lambda: None  # noqa: SLF001  without it, it returns them
-        _files[factory] = again.events()
+        _files[factory] = copy.copy(factory).events()
     return _files[factory]
 
 
@@ -159,7 +157,7 @@ def _is_same(here: Content, own: Content) -> bool:
     """Whether two columns have the same numbers in memory, or in the file."""
     if here is own or not (here.is_numpy and own.is_numpy and here.length == own.length):
         return here is own
-    known, other = here._data, own._data  # noqa: SLF001  `data` would read them
+    known, other = here.data, own.data
     if isinstance(known, np.ndarray) and isinstance(other, np.ndarray):
         return bool(known.ctypes.data == other.ctypes.data)
     key = getattr(known, "buffer_key", None)
