@@ -155,10 +155,42 @@ def test_threads_outside_several_blocks_have_to_say_which(
         entered.wait(60)
         try:
             for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
-                with pytest.raises(errors.ConfigError, match="others are in several"):
+                with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
                     ask()
         finally:
             asked.set()
+
+
+def test_threads_do_not_guess_between_the_block_around_and_another_connection(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    """An executor's threads are not in the block in which it was made, and they pickle, too."""
+    one, other = two
+    sonic.connect(other.url)
+    with sonic.connect(one.url), ThreadPoolExecutor(1) as thread:
+        for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
+            with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
+                thread.submit(ask).result()
+        assert factor(MODEL(JETS)) == 2
+    assert factor(MODEL(JETS)) == 3
+
+
+def test_blocks_of_other_threads_do_not_count(two: tuple[FakeServer, FakeServer]) -> None:
+    one, other = two
+    sonic.connect(other.url)
+    entered, asked = threading.Barrier(2), threading.Event()
+
+    def stay() -> None:
+        with sonic.connect(one.url):
+            entered.wait(60)
+            asked.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(stay)
+        entered.wait(60)
+        found = factor(MODEL(JETS))
+        asked.set()
+    assert found == 3
 
 
 @pytest.mark.parametrize("elsewhere", ["nothing", "plainly", "block"])

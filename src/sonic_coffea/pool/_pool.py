@@ -103,8 +103,8 @@ class Pool:
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
         self.plugin: str | None = None
         self.take_turns: Callable[[Pool], None] = lambda _: None
-        # The number of `connect` calls whose pool was not entered, and the blocks that entered it.
-        self._claims, self._entered = 0, list[Block]()
+        # The threads of `connect` calls whose pool was not entered, and the blocks that entered it.
+        self._claims, self._entered = list[int](), list[Block]()
         self._connect = connect or open_transport
         self._begin(settings)
 
@@ -144,7 +144,7 @@ class Pool:
         with self._engine.lock:
             if self.closed:
                 return False
-            self._claims += 1
+            self._claims.append(threading.get_ident())
             return True
 
     @property
@@ -152,12 +152,17 @@ class Pool:
         """Whether it is the pool of a `connect` or of a ``with`` block."""
         return bool(self._claims or self._entered)
 
+    @property
+    def connected_here(self) -> bool:
+        """Whether it is the pool of a `connect` of this thread."""
+        return threading.get_ident() in self._claims
+
     def __enter__(self) -> Pool:
         named = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
         block = named[0] if named else enter(self)
         block.entered = True
         with self._engine.lock:
-            self._claims = max(self._claims - 1, 0)
+            del self._claims[-1:]
             self._entered.append(block)
         self.take_turns(self)
         return self

@@ -183,19 +183,22 @@ def _open() -> list[Pool]:
 
 
 def _default() -> Pool | None:
-    """Return the last pool that was connected; raise if threads, or clients of dask, have several.
+    """Return the pool that this thread, or else any, was last connected to.
 
-    ``with`` blocks name those of threads. Nobody in this process claims those of clients.
+    Raise if another thread is in a ``with`` block and so may mean another pool, or if these are the
+    pools of several clients of dask, which nobody in this process claims.
     """
     connected = _open()
-    several = [pool for pool in connected if pool.threads]
-    if len({thread for pool in several for thread in pool.threads}) < 2:
-        several = [pool for pool in connected if not pool.claimed]
+    if own := [pool for pool in connected if pool.connected_here]:
+        return own[-1]
+    is_entered = any(pool.threads for pool in connected)
+    several = [pool for pool in connected if is_entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
-            "this thread is in no `with sonic.connect(...)` and no task of dask, and others are in "
-            f"several, of {' and '.join(servers.values())}; pass pool=, or connect in this thread"
+            "this thread is in no `with sonic.connect(...)` and no task of dask, and its process "
+            f"is connected to {' and '.join(servers.values())}; pass pool=, or connect in this "
+            "thread"
         )
     return connected[-1] if connected else None
 
