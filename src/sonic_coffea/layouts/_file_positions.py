@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -93,7 +92,10 @@ def file_of(array: Any) -> Any:
         return None
     # Its own events are those of the user, who may have set a collection in place.
     if factory not in _files:
-        _files[factory] = copy.copy(factory).events()
+        again = object.__new__(type(factory))
+        vars(again).update(vars(factory))
+        again.__setstate__(factory.__getstate__())  # as a pickle, it knows no events
+        _files[factory] = again.events()
     return _files[factory]
 
 
