@@ -60,17 +60,18 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need an installed Triton, and those of folders that take minutes.
 
-    Benchmarks stand between the others, so that no process waits for them in the end.
+    Pages and benchmarks stand between the others, so that no process waits for them in the end.
     """
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
         if "installation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
-    benchmarks = [item for item in items if item.get_closest_marker("benchmark")]
-    items[:] = [item for item in items if item not in benchmarks]
-    for number, item in enumerate(benchmarks):
-        items.insert(number * len(items) // len(benchmarks), item)
+    long = [item for item in items if getattr(item, "originalname", "") == "test_page_runs"]
+    long += [item for item in items if item.get_closest_marker("benchmark")]
+    items[:] = [item for item in items if item not in long]
+    for number, item in enumerate(long):
+        items.insert(number * len(items) // len(long), item)
 
 
 def pytest_terminal_summary(

@@ -35,7 +35,6 @@ from sonic_coffea import errors
 from sonic_coffea.dask import SonicSchedulerPlugin
 from sonic_coffea.dask import cluster as cluster_of_processes
 from sonic_coffea.dask._worker import JOIN, REPORT
-from sonic_coffea.pool import current
 from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
@@ -312,7 +311,6 @@ def test_an_asynchronous_client(slow_server: sonic.LocalServer) -> None:
 
 
 def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
-
     def score(number: int) -> list[float]:
         return twice(MODEL(jets(number, 2)))
 
@@ -321,13 +319,20 @@ def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
         FakeServer(multiplied(0.5)) as other,
         sonic.connect(server.url, client=one_worker),
     ):
+        url = server.url
+
+        def look(dask_worker: Any) -> tuple[int, int]:
+            pools = [getattr(plugin, "pool", None) for plugin in dask_worker.plugins.values()]
+            (pool,) = (p for p in pools if p is not None and p.settings.servers == (url,))
+            return id(pool), sum(state.in_flight for state in pool.servers)
+
         assert one_worker.submit(score, 1).result() == [2.0, 4.0]
-        before = one_worker.run(lambda: id(current()))
+        ((before, _),) = one_worker.run(look).values()
         server.hold()
         future = one_worker.submit(score, 2)
-        until(lambda: one_worker.run(lambda: current().servers[0].in_flight).popitem()[1] > 0)
+        until(lambda: one_worker.run(look).popitem()[1][1] > 0)
         sonic.connect(server.url, client=one_worker)
-        assert one_worker.run(lambda: id(current())) == before
+        assert one_worker.run(look).popitem()[1][0] == before
         # Other settings are for later tasks.
         with sonic.connect(other.url, client=one_worker):
             assert one_worker.submit(score, 2, pure=False).result() == [1.0, 1.5]

@@ -98,13 +98,12 @@ def score(
     settings = settings.with_options(**connection)
     client: Any = None
     with contextlib.ExitStack() as stack:
-        if scheduler is None and workers == 1:
-            install(settings)
-        else:
+        pool = install(settings)
+        if scheduler is not None or workers > 1:
             from sonic_coffea.dask import cluster, register
 
             client = stack.enter_context(cluster(workers, scheduler))
-            client.sync(register, client, settings)
+            client.sync(register, client, pool)
         scored = score_files(
             declaration,
             **options,

@@ -82,21 +82,39 @@ def found(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int
     return order, first, np.searchsorted(known[order], here, side="right") - first
 
 
-def file_of(array: Any) -> Any:
-    """Return the events as their file has them, or None for arrays that know no file."""
+def file_of(array: Any, *names: str) -> Any:
+    """Return the events as their file has them, or None for arrays that know no file.
+
+    Only the collections with some names need be those of the file.
+    """
     original = array.attrs.get("@original_array")
     if isinstance(original, ak.Array):  # while coffea looks for the branches that are read
         return original
     factory = array.attrs.get("@events_factory")
     if factory is None:
         return None
-    # Its own events are those of the user, who may have set a collection in place.
+    # They are those of the user, who may have set a collection in place.
+    events = factory.events()
+    if all(_is_as_read(events[name].layout) for name in names if name in events.fields):
+        return events
     if factory not in _files:
         again = object.__new__(type(factory))
         vars(again).update(vars(factory))
         again.__setstate__(factory.__getstate__())  # as a pickle, it knows no events
         _files[factory] = again.events()
     return _files[factory]
+
+
+def _is_as_read(objects: Content) -> bool:
+    """Whether the lists, and a column, of a collection are known to be buffers of the file."""
+    if not (objects.is_list and hasattr(objects, "offsets") and objects.content.is_record):
+        return False
+    columns = (column.data for column in objects.content.contents if column.is_numpy)
+    return _is_buffer(objects.offsets.data) and any(map(_is_buffer, columns))
+
+
+def _is_buffer(data: Any) -> bool:
+    return getattr(data, "buffer_key", None) is not None
 
 
 def referred_positions(array: Any, name: str, index: str) -> FilePositions | None:
@@ -121,14 +139,16 @@ def referred_positions(array: Any, name: str, index: str) -> FilePositions | Non
         reduce(lambda records, part: records[part], path.split(".") if path else [], array)
         for path in (name, owner)
     )
-    file = file_of(objects) if isinstance(objects, ak.Array) else None
-    if file is None or not isinstance(indexed, ak.Array):
+    if not (isinstance(objects, ak.Array) and isinstance(indexed, ak.Array)):
         return None
     known, known_owner = (
         each.layout.purelist_parameter("collection_name") or path
         for each, path in ((objects, name), (indexed, owner))
     )
-    if not {known, known_owner} <= {*file.fields} or field not in file[known_owner].fields:
+    file = file_of(objects, known, known_owner)
+    if file is None or not {known, known_owner} <= {*file.fields}:
+        return None
+    if field not in file[known_owner].fields:
         return None
     fields = array if isinstance(array, dict) else array.fields
     events = {column: array[column] for column in _EVENT if column in fields}

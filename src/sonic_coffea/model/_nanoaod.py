@@ -245,7 +245,8 @@ def _linked(events: Any, jets: str, association: Association) -> ak.Array:
     """Return the objects that a table links to each jet, with the table's other columns."""
     linked = partial(_of_links, jets=jets, association=association)
     if not is_lazy(events):
-        return linked({"events": events, "file": file_of(events)})
+        file = file_of(events, jets, association[0], association[2])
+        return linked({"events": events, "file": file})
     both = {"events": events}
     if (file := lazy_file(events)) is not None:
         both["file"] = file
