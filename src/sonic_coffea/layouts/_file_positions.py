@@ -106,15 +106,15 @@ def file_of(array: Any, *names: str) -> Any:
 
 
 def _is_as_read(objects: Content) -> bool:
-    """Whether the lists, and a column, of a collection are known to be buffers of the file."""
+    """Whether the lists, and a column, of a collection are virtual, and so those of the file."""
     if not (objects.is_list and hasattr(objects, "offsets") and objects.content.is_record):
         return False
     columns = (column.data for column in objects.content.contents if column.is_numpy)
-    return _is_buffer(objects.offsets.data) and any(map(_is_buffer, columns))
+    return _is_virtual(objects.offsets.data) and any(map(_is_virtual, columns))
 
 
-def _is_buffer(data: Any) -> bool:
-    return getattr(data, "buffer_key", None) is not None
+def _is_virtual(data: Any) -> bool:
+    return not isinstance(data, np.ndarray)
 
 
 def referred_positions(array: Any, name: str, index: str) -> FilePositions | None:
