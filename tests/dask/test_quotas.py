@@ -169,6 +169,10 @@ def test_circuits_that_open_and_close_are_counted() -> None:
     assert allocator.open_circuits(url) == 1
     assert allocator.report("b", {}, {url: False}, 4.5) == [url]
     assert allocator.open_circuits(url) == 0
+    # A server that is lost, and is then no server of the client any more, is not back.
+    assert allocator.report("b", {}, {url: True}, 5.0) == [url]
+    assert allocator.report("b", {}, {}, 5.5) == []
+    assert allocator.open_circuits(url) == 0
 
 
 def simulate(workers: int, work: Work, *, until: float, warm: float, **options: Any) -> Any:

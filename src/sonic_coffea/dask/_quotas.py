@@ -224,7 +224,8 @@ class Allocator:
         for served, reported in telemetry.items():
             self.capacities[served].reports.append(reported)
         is_open = {server for server, is_open in circuits.items() if is_open}
-        changed = known.open_circuits ^ is_open
+        # Not of one that is no server of the client any more.
+        changed = circuits.keys() & (known.open_circuits ^ is_open)
         known.open_circuits = is_open
         return sorted(changed)
 
