@@ -233,6 +233,20 @@ def test_scores_that_are_persisted_are_those_of_their_servers(lazy: Any) -> None
     assert len(keys) == 2
 
 
+def test_events_with_columns_of_another_file_are_scored(nano: Any) -> None:
+    """Which of both is theirs, only an index of the file has to know."""
+    from coffea.nanoevents import NanoEventsFactory
+    from tests.nanoaod import Schema
+
+    path = {str(DATA / "QCD_1.root"): "Events"}
+    other = NanoEventsFactory.from_root(path, schemaclass=Schema, mode="dask").events()
+    nano["other"] = other.run
+    sonic.Model("m", {"x": sonic.Row("FatJet[0].pt", missing=0.0)}, {"y": None})(nano)
+    candidate = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
+    with pytest.raises(errors.InputError, match="have columns of other files"):
+        sonic.Model("m", {"x": sonic.Padded(candidate, 9, missing=0.0)}, {"y": None})(nano)
+
+
 def test_the_file_is_known_after_changes_in_place(nano: Any) -> None:
     """Though they change what coffea keeps as the events of the file."""
     candidate = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")

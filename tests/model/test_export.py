@@ -88,10 +88,11 @@ def test_rows_of_lists_have_the_form_in_which_they_leave(exported: Any) -> None:
     assert table.row_splits.tolist() == [[0, 3], [0, 0], [0, 1]]
     assert table.jet.tolist() == [[50.0], [40.0], [30.0]]
     both = model(pf=padded.inputs["pf"], x=sonic.Flat(["pf.pt", "pt"], axis_order="FL"))
-    table = exported(both, labels={"pt": "pt"})
+    table = exported(both, labels={"pt": "pt", "large": "pt * 1e20"})
     assert table.pf.tolist() == [[[1.0, 2.0, 3.0, 0.0]], [[0.0]], [[4.0]]]
     assert table.x.tolist() == [[[1.0, 2.0, 3.0], [50.0] * 3], [[], []], [[4.0], [30.0]]]
     assert table.pt.tolist() == [50.0, 40.0, 30.0]
+    assert table.large.tolist() == [50.0 * 1e20, 40.0 * 1e20, 30.0 * 1e20]
     for declared in (padded, graphs, both):
         none = exported(declared, JETS[1:2])
         assert (len(none), none.fields) == (0, list(declared.pack(JETS)))
@@ -134,7 +135,7 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
         ({}, {"labels": {"y": "ptt"}}, "no field 'ptt'; did you mean 'pt'"),
         ({}, {"labels": {"y": JETS.pt[:2]}}, "expected a label 'y' for each of 3 events, got 2"),
         ({}, {"labels": {"y": ak.Array([1, None, None])}}, "label 'y': event 2 has None"),
-        ({}, {"labels": {"y": "pt + 9007199254740993"}}, "label 'y': float64 rounds numbers above"),
+        ({}, {"labels": {"y": "flavour + 9007199254740988"}}, "label 'y': float64 rounds whole"),
         ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
     ],
 )

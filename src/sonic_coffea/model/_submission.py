@@ -243,8 +243,9 @@ class Submission:
             servers.update(model.pool_of(None).settings.servers for model in self.models)
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
-        file = next((file for file in map(lazy_file, arrays.values()) if file is not None), None)
-        own = own if file is None else {**own, "file": file}
+        if any(_has_index(each) for model in self.models for each in model.inputs.values()):
+            files = [file for file in map(lazy_file, arrays.values()) if file is not None]
+            own |= {"file": files[0]} if files else {}
         scores = over_partitions(
             alone.score_partition,
             {**arrays, **{f"{name}=": array for name, array in own.items()}},
@@ -378,6 +379,15 @@ class Submission:
             raise InputError("expected a version for each event, got None for some")
         for version in dict.fromkeys(of_rows.tolist()):
             yield str(version), inputs.only(rows[of_rows == version])
+
+
+def _has_index(layout: Any) -> bool:
+    """Whether a layout reads what an index refers to, which may count in the file."""
+    for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
+        read = (*getattr(part, "features", ()), getattr(part, "key", None))
+        if any(feature is not None and feature.index is not None for feature in read):
+            return True
+    return False
 
 
 def _is_single(version: Any) -> bool:
