@@ -39,6 +39,24 @@ def pool_of(*servers: FakeServer, **options: Any) -> Pool:
     return Pool(Settings.make([s.url for s in servers], **options))
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda rows: {"other": rows}, r"output 'y' is declared, but .* returned \['other'\]"),
+        (lambda rows: rows, "output 'y' is declared, but the model returned ndarray"),
+        (lambda rows: {"y": np.ma.masked_less(rows, 4)}, "output 'y' has masked values"),
+    ],
+)
+def test_functions_give_the_outputs_that_are_declared(function: Any, message: str) -> None:
+    models = served(lambda inputs: function(inputs["x"]))
+    with (
+        FakeServer(models) as server,
+        sonic.connect(server.url),
+        pytest.raises(errors.InferenceError, match=message),
+    ):
+        MODEL(jets(3.0))
+
+
 def test_answers_are_those_of_a_real_server(
     server: sonic.LocalServer,
     tagger: sonic.Model,

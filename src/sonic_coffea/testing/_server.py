@@ -360,14 +360,14 @@ class FakeServer:
             fault = next(filter(None, (next(turns, None) for turns in self._planned)), None)
         self._open.wait()
         try:
-            outputs = model.function(received.inputs)
+            given = model.function(received.inputs)
+            named = [output.name for output in request.outputs] or list(given)
+            outputs = {output: _output(output, given) for output in named}
         except Exception as error:  # noqa: BLE001  a model may raise anything
             _abort(context, grpc.StatusCode.INTERNAL, f"the model failed: {error!r}")
         answer.model_name, answer.id = name, request.id
         answer.model_version = version or model.versions[-1]
-        for output in [output.name for output in request.outputs] or list(outputs):
-            tensor = np.ascontiguousarray(outputs[output])
-            tensor = tensor.astype(STRINGS) if tensor.dtype.kind in "SU" else tensor
+        for output, tensor in outputs.items():
             answer.outputs.add(name=output, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
             answer.raw_output_contents.append(to_wire(tensor).tobytes())
         if fault is not None:
@@ -412,6 +412,17 @@ def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[A
         message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     return inputs
+
+
+def _output(name: str, given: Any) -> NDArray[Any]:
+    """Return an output as it is sent, of what a model's function returned."""
+    if not isinstance(given, Mapping) or name not in given:
+        returned = list(given) if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(f"output {name!r} is declared, but the model returned {returned}")
+    if np.ma.is_masked(given[name]):
+        raise ValueError(f"output {name!r} has masked values; expected an array without a mask")
+    tensor = np.ascontiguousarray(given[name])
+    return tensor.astype(STRINGS) if tensor.dtype.kind in "SU" else tensor
 
 
 def _abort(context: Any, code: Any, details: str) -> NoReturn:
