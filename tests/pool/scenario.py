@@ -71,7 +71,9 @@ class Call:
 
 
 @dataclass(eq=False)
-class Waiter(e.ContractRequest):
+class Waiter:
+    """A caller that waits for a contract."""
+
     outcome: Any = None
 
 
@@ -147,10 +149,10 @@ class Scenario:
         self.now = until
         self.tell()
 
-    def ask(self, *, anew: bool = False, timeout_s: float | None = None) -> Waiter:
+    def ask(self, *, anew: bool = False) -> Waiter:
         """Ask what the model takes and gives."""
-        waiter = Waiter(KEY, timeout_s)
-        self.tell(e.ContractRequested(waiter, anew))
+        waiter: Any = Waiter()
+        self.tell(e.ContractRequested(KEY, waiter, anew))
         return waiter
 
     def submit(
@@ -253,7 +255,6 @@ class Scenario:
                     return [e.Validated(url, key, self.served[url], self.round_trip_s)]
                 self._silent.append((url, key))
             case e.Resolve(waiter, outcome):
-                assert isinstance(waiter, Waiter)
                 assert waiter.outcome is None
                 waiter.outcome = outcome
             case e.StartFallback():

@@ -100,10 +100,10 @@ class PoolCore(Dispatcher):
                 self._probed(url, error, now)
             case e.Validated():
                 self.models.validated(event, now)
-            case e.ContractRequested(request, anew):
-                self.models.requested(request, now, anew=anew)
-            case e.ContractWithdrawn(request):
-                self.models.withdrawn(request)
+            case e.ContractRequested():
+                self.models.requested(event, now)
+            case e.ContractWithdrawn():
+                self.models.withdrawn(event)
             case e.ResponseRejected(key):
                 self.models.forget(key)
             case e.ServersChanged(servers):

@@ -68,8 +68,8 @@ class Engine:
     senders, statistics
         The engine's thread writes these, and others read them: the sender of each URL, and the
         tallies.
-    calls, futures
-        The calls, and the requests for contracts, that are not over.
+    calls, callers
+        The calls that are not over, and those who wait for a contract.
     """
 
     def __init__(self, settings: Settings, connect: Callable[..., Transport]) -> None:
@@ -82,7 +82,7 @@ class Engine:
         self.senders: dict[str, Sender] = {}
         self.statistics = Statistics()
         self.calls: set[Call] = set()
-        self.futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
+        self.callers: set[Future[Contract | SonicError]] = set()
         self._sent: deque[e.Sent] = deque()
         self._thread: threading.Thread | None = None
 
@@ -229,8 +229,9 @@ class Engine:
                 if url is not None:
                     self._record(_call(request), url, Tally(failures=1))
                 self._fail(request, error)
-            case e.Resolve(request, outcome):
-                self.futures.pop(request).set_result(outcome)
+            case e.Resolve(caller, outcome):
+                self.callers.remove(caller)
+                caller.set_result(outcome)
             case e.Probe(url):
                 self.senders[url].probe()
             case e.Validate(url, key):
@@ -318,9 +319,9 @@ class Engine:
                 attempt.cancel()
         for call in self.calls:
             call.end(error)
-        for future in self.futures.values():
-            future.set_result(contract_error or error)
-        for held in (self.calls, self.futures, self._sent):
+        for caller in self.callers:
+            caller.set_result(contract_error or error)
+        for held in (self.calls, self.callers, self._sent):
             held.clear()
 
     def _watch(self, path: str) -> None:

@@ -5,8 +5,7 @@ A response is both: the core returns the event `Answered` if this response is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,14 +14,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
     from sonic_coffea.transport import Contract, Response
-
-
-@dataclass(slots=True, eq=False)
-class ContractRequest:
-    """A caller that waits for a contract; errors name its timeout."""
-
-    key: ModelKey
-    timeout_s: float | None = None
 
 
 # Events
@@ -85,16 +76,22 @@ class Validated(NamedTuple):
 
 
 class ContractRequested(NamedTuple):
-    """A caller asks for a contract; `anew`: from the servers, even if one is known."""
+    """A caller asks for a contract; `anew`: from the servers, even if one is known.
 
-    request: ContractRequest
+    `caller` is what the engine knows it by, and `Resolve` names.
+    """
+
+    key: ModelKey
+    caller: Any
     anew: bool = False
 
 
 class ContractWithdrawn(NamedTuple):
-    """The deadline of a caller that waits for a contract has passed."""
+    """A caller waits no longer for a contract: its deadline, which errors name, has passed."""
 
-    request: ContractRequest
+    key: ModelKey
+    caller: Any
+    timeout_s: float | None
 
 
 class ResponseRejected(NamedTuple):
@@ -189,7 +186,7 @@ class Validate(NamedTuple):
 class Resolve(NamedTuple):
     """Give a caller a model's contract, or an error."""
 
-    request: ContractRequest
+    caller: Any
     outcome: Contract | SonicError
 
 

@@ -22,7 +22,7 @@ import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
@@ -79,7 +79,7 @@ class Known:
         Whether any server has ever described the model.
     compared : bool
         Whether a warning has said that nobody knows if the fallback has the same file.
-    requests : list of ContractRequest
+    callers : list
         The callers that wait.
     late_at : float
         When they wait no longer for servers that do not answer.
@@ -96,7 +96,7 @@ class Known:
     of_servers: Contract | None = None
     described: bool = False
     compared: bool = False
-    requests: list[e.ContractRequest] = field(default_factory=list)
+    callers: list[Any] = field(default_factory=list)
     late_at: float = math.inf
     failing_since: float = math.inf
     transient: bool = False
@@ -126,62 +126,60 @@ class ServedModels:
 
     def wanted(self) -> list[ModelKey]:
         """Return the models that rows or callers wait for."""
-        asked = [key for key, known in self._known.items() if known.requests]
+        asked = [key for key, known in self._known.items() if known.callers]
         return list(dict.fromkeys([*self._waiting.models(), *asked]))
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which callers may get a model's contract without an event."""
         known = self._known[key]
-        return [known.late_at, self.starts_at] if known.requests else []
+        return [known.late_at, self.starts_at] if known.callers else []
 
     def advance(self, now: float) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key, now)
-            if not self._known[key].requests:  # else servers are compared when all have answered
+            if not self._known[key].callers:  # else servers are compared when all have answered
                 self._reject_unfit(key, now)
             for endpoint in self._endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
                     self._instructions.append(e.Validate(endpoint.url, key))
-            if self._known[key].requests:
+            if self._known[key].callers:
                 self._answer(key, now)
             # After a question: a server may have returned since the last one.
             if key in self._failed or not self._endpoints.candidates(key):
                 self._give_up_if_lost(key, now)
         self._failed.clear()
 
-    def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
+    def requested(self, event: e.ContractRequested, now: float) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
-        key = request.key
-        if anew:
+        key = event.key
+        if event.anew:
             self.forget(key)
         if (contract := self._valid(key, now)) is not None:
-            self._instructions.append(e.Resolve(request, contract))
+            self._instructions.append(e.Resolve(event.caller, contract))
             return
         known = self._known[key]
-        if not known.requests:
+        if not known.callers:
             for endpoint in self._endpoints:
                 endpoint.signatures[key].outcome = None
             # If no server answers in this time, the known contract is used.
             latest = max(now, self.starts_at) + tuning.LATE_S
             known.late_at = math.inf if known.contract is None else latest
             known.failing_since, known.transient = math.inf, False
-        known.requests.append(request)
+        known.callers.append(event.caller)
 
-    def withdrawn(self, request: e.ContractRequest) -> None:
+    def withdrawn(self, event: e.ContractWithdrawn) -> None:
         """Give an error to a caller whose deadline has passed."""
-        requests = self._known[request.key].requests
-        if request not in requests:  # it has just been resolved
+        key, callers = event.key, self._known[event.key].callers
+        if event.caller not in callers:  # it has just been resolved
             return
-        requests.remove(request)
-        what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
-        error: SonicError = errors.DeadlineError(
-            what, model=request.key.name, version=request.key.version
-        )
-        for reason in self._reasons(request.key)[:1]:
+        callers.remove(event.caller)
+        what = f"no server has described the model within {event.timeout_s or 0.0:g} s"
+        error: SonicError = errors.DeadlineError(what, model=key.name, version=key.version)
+        for reason in self._reasons(key)[:1]:
             error = error.because(str(reason))
-        self._instructions.append(e.Resolve(request, error))
+        self._instructions.append(e.Resolve(event.caller, error))
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
@@ -229,7 +227,7 @@ class ServedModels:
 
     def _due(self, endpoint: Endpoint, key: ModelKey, now: float) -> bool:
         """Whether to ask an endpoint for a model that is wanted."""
-        signature, callers = endpoint.signatures[key], bool(self._known[key].requests)
+        signature, callers = endpoint.signatures[key], bool(self._known[key].callers)
         if signature.asked:
             return False
         if callers and signature.outcome is None:
@@ -341,8 +339,8 @@ class ServedModels:
         self._resolve(known, contract)
 
     def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
-        self._instructions += [e.Resolve(request, outcome) for request in known.requests]
-        known.requests.clear()
+        self._instructions += [e.Resolve(caller, outcome) for caller in known.callers]
+        known.callers.clear()
 
     # Models that no server has
 
@@ -363,7 +361,7 @@ class ServedModels:
     def _give_up_if_lost(self, key: ModelKey, now: float) -> None:
         """Fail the callers and the rows of a model that has had no server for too long."""
         known, lost_since = self._known[key], self._endpoints.all_lost_since(key)
-        answered_at = known.failing_since if known.requests else math.inf
+        answered_at = known.failing_since if known.callers else math.inf
         failing_since = answered_at if lost_since is None else lost_since
         if failing_since == math.inf:
             return

@@ -252,18 +252,18 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
-        request = e.ContractRequest(ModelKey(model, version), deadline.timeout_s)
+        key = ModelKey(model, version)
         future: Future[Contract | SonicError] = Future()
 
         def requested() -> e.Event:
-            self._engine.futures[request] = future
-            return e.ContractRequested(request, anew)
+            self._engine.callers.add(future)
+            return e.ContractRequested(key, future, anew)
 
         self._engine.post(requested)
         try:
             outcome = future.result(deadline.left_s)
         except BaseException as error:
-            self._engine.inbox.put(e.ContractWithdrawn(request))
+            self._engine.inbox.put(e.ContractWithdrawn(key, future, deadline.timeout_s))
             if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
                 raise
             outcome = future.result()
