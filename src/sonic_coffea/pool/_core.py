@@ -232,7 +232,7 @@ class PoolCore(Dispatcher):
         for (url, key), quota in event.quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, now)
+                endpoint.set_quota(key, quota, now, event.lease_s)
 
     # Time
 

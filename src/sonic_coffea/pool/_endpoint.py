@@ -200,8 +200,9 @@ class Endpoint:
         quota = self._quotas.get(key)
         return quota if quota is not None and now < quota.expires_at else None
 
-    def set_quota(self, key: ModelKey, quota: Quota, now: float) -> None:
-        self._quotas[key] = quota.after(self.quota(key, now))
+    def set_quota(self, key: ModelKey, quota: Quota, now: float, lease_s: float) -> None:
+        quota.begin(self.quota(key, now), now, lease_s)
+        self._quotas[key] = quota
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
