@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -364,7 +364,7 @@ class Simulation:
             return
         network_s = 2 * self.work.network_s
         telemetry = {
-            served: told._replace(network_s=network_s)
+            served: replace(told, network_s=network_s)
             for served, told in worker.core.telemetry().items()
         }
         worker.allocator.report(str(worker.number), telemetry, {}, self.now)

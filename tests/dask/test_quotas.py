@@ -13,7 +13,7 @@ from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
 from sonic_coffea.dask._dashboard import History
 from sonic_coffea.dask._quotas import Allocator
-from sonic_coffea.pool import Quota, RttStatistics, Telemetry
+from sonic_coffea.pool import Quota, Telemetry
 from sonic_coffea.transport import ModelStatistics
 
 # Simulations that take a busy machine minutes.
@@ -41,8 +41,8 @@ class Rounds:
         in_flight: int = 1,
     ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
-        rtt = RttStatistics(refused=refused, trips=rtts)
-        self.allocator.report(client, {SERVED: Telemetry(in_flight, waiting, rtt)}, {}, self.now)
+        telemetry = Telemetry(in_flight, waiting, refused=refused, trips=rtts)
+        self.allocator.report(client, {SERVED: telemetry}, {}, self.now)
 
     def end(self) -> dict[str, Any]:
         quotas = self.allocator.end_round(self.now)
@@ -338,7 +338,7 @@ def test_what_other_clusters_send_is_seen() -> None:
 
 def test_rounds_make_rates() -> None:
     history, allocator = History(), Allocator()
-    telemetry = {SERVED: Telemetry(3, 4, RttStatistics())}
+    telemetry = {SERVED: Telemetry(3, 4)}
     for now in (0.0, 1.0, 2.0):
         history.report(totals(100 if now else 0), {})
         allocator.report("a", telemetry, {URL: now == 2.0}, now)

@@ -93,13 +93,13 @@ class Capacity:
     def _adapt(self, reports: list[Telemetry], round_s: float) -> None:
         """Adapt the limit and the rate."""
         waiting = sum(report.waiting for report in reports)
-        refused = any(report.rtt.refused for report in reports)
+        refused = any(report.refused for report in reports)
         if refused:
             self.limit = max(self.limit / _MAX_STEP, 1.0)
         # The number of answers, the sum of their RTTs, and of those that they had without a queue.
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
-            for size, (number, size_sum_s, min_s) in report.rtt.trips.items():
+            for size, (number, size_sum_s, min_s) in report.trips.items():
                 least_s = min(min_s, self._least_rtt_s.get(size, math.inf))
                 self._least_rtt_s[size] = least_s
                 answers += number
@@ -112,7 +112,7 @@ class Capacity:
         self._in_flight = sum_s / round_s
         if not refused:
             step = MAX_RTT_RATIO * idle_s / sum_s
-            busy = max(min_in_flight(report.rtt.full) for report in reports)
+            busy = max(min_in_flight(report.full) for report in reports)
             if step < 1 or waiting:
                 self.limit *= math.sqrt(min(max(step, 1 / _MAX_STEP), _MAX_STEP))
             if waiting:
