@@ -131,7 +131,7 @@ def test_calls_that_end_early_cancel_their_requests_and_send_no_more(
         with pytest.raises(error, match=message):
             ends(pending)
         assert pending.done()
-        assert all(handle.cancelled.wait(20) for handle in one.handles[:2])
+        assert all(cancelled.wait(20) for cancelled in one.cancelled[:2])
         one.gate.set()
         assert doubled(other.result(timeout_s=30)) == [0, 1, 2, 3]
     assert len(one.requests) == 3

@@ -175,9 +175,9 @@ def outcome(connection: Any, inputs: dict[str, np.ndarray], *, cancels: bool = F
         answered.set()
 
     options: Any = {"version": None, "request_id": "r7", "done": done}
-    handle = connection.infer(contract, inputs, ["scores"], **options)
+    cancel = connection.infer(contract, inputs, ["scores"], **options)
     if cancels:
-        handle.cancel()
+        cancel()
     assert answered.wait(30)
     (only,) = outcomes
     return only

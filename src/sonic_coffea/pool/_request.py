@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from sonic_coffea.transport import Contract, RpcHandle
+    from collections.abc import Callable
+
+    from sonic_coffea.transport import Contract
 
 
 class ModelKey(NamedTuple):
@@ -112,7 +114,7 @@ class Attempt:
     sent_at: float = math.inf
     late: bool = False
     cancelled: bool = False
-    _rpc: RpcHandle | None = None
+    _cancel_rpc: Callable[[], object] | None = None
 
     @property
     def key(self) -> ModelKey:
@@ -121,13 +123,13 @@ class Attempt:
     # `sent` sets the RPC, then reads `cancelled`; `cancel` sets `cancelled`, then reads the RPC. So
     # at least one of them cancels the RPC, without a lock.
 
-    def sent(self, rpc: RpcHandle) -> None:
-        self._rpc = rpc
+    def sent(self, cancel_rpc: Callable[[], object]) -> None:
+        self._cancel_rpc = cancel_rpc
         if self.cancelled:
-            rpc.cancel()
+            cancel_rpc()
 
     def cancel(self) -> None:
         """Cancel it, now or as soon as it is sent."""
         self.cancelled = True
-        if self._rpc is not None:
-            self._rpc.cancel()
+        if self._cancel_rpc is not None:
+            self._cancel_rpc()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
-    from sonic_coffea.transport import ConnectionOptions, Contract, Response, RpcHandle, Transport
+    from sonic_coffea.transport import ConnectionOptions, Contract, Response, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Sender:
         logger.debug("a request could not be made", exc_info=error)
         self._post(e.Failed(attempt, as_ours(error, errors.RequestError), sent=False))
 
-    def _send(self, call: Call, attempt: Attempt) -> RpcHandle:
+    def _send(self, call: Call, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
         # The version that the contract named, so that one version scores a call.
         version = call.version or call.contract.version or None

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._transport import RpcHandle
 
 logger = logging.getLogger(__name__)
 
@@ -396,7 +395,7 @@ class Connection:
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
-    ) -> RpcHandle:
+    ) -> Callable[[], object]:
         """Send a request, as `Transport` has it; `done` is called on a thread of gRPC.
 
         May block while a new region of shared memory is registered with the server, for a few
@@ -440,14 +439,15 @@ class Connection:
         timeout_s, name = self._options.request_timeout_s, self._options.compression
         compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
-            handle: RpcHandle = self._start(
+            call = self._start(
                 "ModelInfer", message, timeout_s, finished, compression=compression, **context
             )
         except BaseException:  # such as a token that cannot be had
             if shared is not None and region is not None:
                 shared.release(region, reusable=True)
             raise
-        return handle
+        cancel: Callable[[], object] = call.cancel
+        return cancel
 
     def __enter__(self) -> Connection:
         return self
