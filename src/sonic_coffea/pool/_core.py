@@ -66,7 +66,7 @@ class PoolCore(Dispatcher):
         # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
         for key in self.models.wanted():
-            due += self.fallback.due_at(key), self._held_until.get(key, self._now)
+            due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self._now)
             due += self.models.wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > self._now)], default=math.inf)
@@ -107,7 +107,7 @@ class PoolCore(Dispatcher):
             case e.ResponseRejected(key):
                 self.models.forget(key)
             case e.ServersChanged(servers):
-                self.endpoints.set_servers(servers, self.fallback.url)
+                self.endpoints.set_servers(servers)
             case e.FallbackStarted(url, error):
                 self._fallback_started(url, error, now)
             case e.QuotasReceived():
@@ -182,8 +182,9 @@ class PoolCore(Dispatcher):
             if not getattr(error, "undelivered", False):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
-            lost_since = self.lost_since(attempt.key)
-            if lost_since is not None:
+            # This time goes on when coffea or dask run a chunk again.
+            lost_since = self.endpoints.all_lost_since(attempt.key)
+            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
                 again = now - lost_since < for_s
             else:
                 again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
@@ -216,12 +217,12 @@ class PoolCore(Dispatcher):
         self.instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
 
     def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
-        self.fallback.started(url, error, now)
         if url is None:
             logger.error("no fallback: %s", error)
+            self.endpoints.refuse_fallback()
         else:
             logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.set_servers(self.endpoints.servers, url)
+            self.endpoints.fallback_started(url, now)
 
     def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
         # A scheduler that is heard of may have quotas for the other models in another lease.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _tuning as tuning
-from sonic_coffea.pool._endpoints import EndpointRegistry, FallbackPolicy
+from sonic_coffea.pool._endpoints import EndpointRegistry
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class Dispatcher:
         self.settings = settings
         self.rng = rng
         self.endpoints = EndpointRegistry(settings, self.rng)
-        self.fallback = FallbackPolicy(settings, self.endpoints)
         self.waiting = WaitingSlices()
         self.instructions: list[e.Instruction] = []
         # Attempts of slices that have ended, and when they are to be cancelled.
@@ -150,16 +149,7 @@ class Dispatcher:
 
     def start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
         """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
-        due_at = self.fallback.due_at(key)
+        due_at = self.endpoints.fallback_due_at(key)
         if due_at <= now or (at_once and due_at < math.inf):
-            self.fallback.starting = True
+            self.endpoints.fallback_starts = True
             self.instructions.append(e.StartFallback())
-
-    def lost_since(self, key: ModelKey) -> float | None:
-        """Return since when a model has no server; None if it has one, or a fallback is to come.
-
-        The time goes on when coffea or dask run a chunk again.
-        """
-        if self.fallback.awaited(key):
-            return None
-        return self.endpoints.all_lost_since(key)

@@ -116,7 +116,6 @@ class ServedModels:
     def __init__(self, core: Dispatcher) -> None:
         self._core = core
         self._endpoints = core.endpoints
-        self._fallback = core.fallback
         self._waiting = core.waiting
         self._instructions = core.instructions
         self._timeout_s = core.settings.retry_timeout_s
@@ -246,7 +245,7 @@ class ServedModels:
         expected = known.contract if first is None else first.call.contract
         if expected is not None and contract.digest != expected.digest:
             self.mark_stale()  # the digest of the rows that it gets is unknown
-        if endpoint.url == self._fallback.url:
+        if endpoint.url == self._endpoints.fallback:
             self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
@@ -307,12 +306,12 @@ class ServedModels:
             return
         told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
         contracts = {url: contract for url, contract in told.items() if contract is not None}
-        servers = {url: c for url, c in contracts.items() if url != self._fallback.url}
+        servers = {url: c for url, c in contracts.items() if url != self._endpoints.fallback}
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
                 logger.warning("%s has not described model %r in time", url, key.name)
             self._conclude(key, servers or contracts, now)
-        elif not self._fallback.starting:
+        elif not self._endpoints.fallback_starts:
             known.failing_since = min(known.failing_since, now)
             # Lost servers may come back with another model; a fallback may not have another.
             reasons, fallback = self._reasons(key), self._core.settings.fallback
@@ -334,7 +333,7 @@ class ServedModels:
         for url in contracts.keys() - fitting.keys():
             self._reject(self._endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
         known.contract, known.received_at, known.stale = contract, now, False
-        if set(contracts) != {self._fallback.url}:
+        if set(contracts) != {self._endpoints.fallback}:
             known.of_servers = contract
         self._resolve(known, contract)
 
@@ -377,7 +376,7 @@ class ServedModels:
         never = not reached and all(getattr(error, "unreached", False) for error in reasons)
         patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
         patient = transient and now - failing_since < patience_s
-        if patient or self._fallback.awaited(key):
+        if patient or self._endpoints.awaits_fallback(key):
             return
         error = self._unavailable(key, reasons)
         if answered_at < math.inf:
@@ -447,5 +446,5 @@ class ServedModels:
         logger.warning("%s", error)
         endpoint.signatures[key].reject(error, now)
         self.forget(key)
-        if endpoint.url == self._fallback.url:
-            self._fallback.started(None, error, now)
+        if endpoint.url == self._endpoints.fallback:
+            self._endpoints.refuse_fallback()
