@@ -1,6 +1,6 @@
 """The engine: one thread that owns the pool's core, and carries out its instructions.
 
-Connections, senders and callers only post events to it; nobody else touches the core, so there is
+Connections, senders and callers only post events to it; nobody else changes the core, so there is
 nothing to lock. What may block runs on threads of its own.
 """
 
@@ -64,7 +64,8 @@ class Engine:
     closing : Event
         Set when no more tasks are taken.
     core : RecordedCore
-        For the engine's thread; others look at it with `run_on_thread`.
+        For the engine's thread; others look at it with `run_on_thread`, or ask for a valid
+        contract.
     senders, statistics
         The engine's thread writes these, and others read them: the sender of each URL, and the
         tallies.

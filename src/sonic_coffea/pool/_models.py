@@ -121,6 +121,7 @@ class ServedModels:
         self._timeout_s = core.settings.retry_timeout_s
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
         self._failed: set[ModelKey] = set()  # with this turn's events
+        self._is_used = False  # rows waited, or were in flight, at the end of the last turn
         self.answered_at = self.starts_at = -math.inf
 
     def wanted(self) -> list[ModelKey]:
@@ -149,13 +150,14 @@ class ServedModels:
             if key in self._failed or not self._endpoints.candidates(key):
                 self._give_up_if_lost(key, now)
         self._failed.clear()
+        self._is_used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
 
     def requested(self, event: e.ContractRequested, now: float) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
         key = event.key
         if event.anew:
             self.forget(key)
-        if (contract := self._valid(key, now)) is not None:
+        if (contract := self.valid(key, now)) is not None:
             self._instructions.append(e.Resolve(event.caller, contract))
             return
         known = self._known[key]
@@ -213,12 +215,12 @@ class ServedModels:
         known = self._known[key]
         return None if known.stale else known.contract, known.received_at
 
-    def _valid(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract, unless it is in doubt."""
-        known = self._known[key]
+    def valid(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract, unless it is in doubt. Any thread may call this."""
+        if (known := self._known.get(key)) is None:
+            return None
         # A lost server is noticed only while rows wait or are in flight.
-        used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
-        quiet_since = now if used else max(self.answered_at, known.received_at)
+        quiet_since = now if self._is_used else max(self.answered_at, known.received_at)
         lost = known.stale and now - known.received_at >= tuning.VALID_S
         return None if lost or now - quiet_since >= tuning.QUIET_S else known.contract
 
