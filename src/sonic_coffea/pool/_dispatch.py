@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 
@@ -130,14 +130,14 @@ class Dispatcher:
             error = error.because(f"tried {request.retries + 1} times")
         self.instructions.append(e.Fail(request, error, url))
 
-    def _end_call(self, call: Request, now: float) -> None:
+    def _end_call(self, call: Any, now: float) -> None:
         """End all slices of a call."""
         self.waiting.take_chosen(call.key, lambda request: request.call is call)
         for request in self._in_flight():
             if request.call is call:
                 self._end(request, now)
 
-    def calls(self, key: ModelKey) -> set[Request]:
+    def calls(self, key: ModelKey) -> set[Any]:
         """Return the calls of a model whose slices wait or are in flight."""
         slices = [*self.waiting.of(key), *self._in_flight()]
         return {request.call for request in slices if request.key == key}

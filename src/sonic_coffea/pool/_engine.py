@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from sonic_coffea.errors import CancelledError, ConfigError, SonicError
 from sonic_coffea.pool import _events as e
@@ -217,7 +217,7 @@ class Engine:
     def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:
             case e.Send(attempt):
-                self.senders[attempt.url].send(_call(attempt.slice), attempt)
+                self.senders[attempt.url].send(attempt)
             case e.Answered():
                 self._deliver(instruction)
             case e.Cancel(attempt):
@@ -225,10 +225,10 @@ class Engine:
             case e.Count(attempt, error, retried):
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
-                self._record(_call(attempt.slice), attempt.url, tally)
+                self._record(attempt.slice.call, attempt.url, tally)
             case e.Fail(request, error, url):
                 if url is not None:
-                    self._record(_call(request), url, Tally(failures=1))
+                    self._record(request.call, url, Tally(failures=1))
                 self._fail(request, error)
             case e.Resolve(caller, outcome):
                 self.callers.remove(caller)
@@ -267,7 +267,8 @@ class Engine:
 
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response
-        request, call = attempt.slice, _call(attempt.slice)
+        request = attempt.slice
+        call: Call = request.call
         rows = sum(stop - start for start, stop in call.missing(request))
         if rows == 0:  # the call is over
             return
@@ -302,7 +303,7 @@ class Engine:
             statistics.record(url, call.key.name, version, tally)
 
     def _fail(self, request: RequestSlice, error: SonicError) -> None:
-        call = _call(request)
+        call: Call = request.call
         self.statistics += Statistics(masked=call.fail(request, error))
         if call.over:
             self._discard(call)
@@ -343,7 +344,3 @@ class Engine:
                     problem = str(error)
                     logger.warning("the servers stay as they are, %s: %s", path, problem)
             self.closing.wait(WATCH_INTERVAL_S)
-
-
-def _call(request: RequestSlice) -> Call:
-    return cast("Call", request.call)

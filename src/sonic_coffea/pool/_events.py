@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.transport import Contract, Response
 
 
@@ -28,7 +28,7 @@ class Submitted(NamedTuple):
 class CallEnded(NamedTuple):
     """A call is over: its slices need not be sent."""
 
-    call: Request
+    call: Any
 
 
 class Sent(NamedTuple):

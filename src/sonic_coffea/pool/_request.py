@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sonic_coffea.transport import Contract
 
 
 class ModelKey(NamedTuple):
@@ -17,13 +15,6 @@ class ModelKey(NamedTuple):
 
     name: str
     version: str | None
-
-
-class Request(Protocol):
-    """A call, as the core sees it; its rows are packed for its contract."""
-
-    key: ModelKey
-    contract: Contract
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +25,8 @@ class RequestSlice:
 
     Attributes
     ----------
+    call : Call
+        Of it, the core reads the `key`, and the `contract` that rows are packed for.
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
@@ -54,7 +47,7 @@ class RequestSlice:
         Its attempts that have not ended.
     """
 
-    call: Request
+    call: Any
     start: int
     stop: int
     nbytes: int
@@ -86,7 +79,8 @@ class RequestSlice:
 
     @property
     def key(self) -> ModelKey:
-        return self.call.key
+        key: ModelKey = self.call.key
+        return key
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +112,7 @@ class Attempt:
 
     @property
     def key(self) -> ModelKey:
-        return self.slice.call.key
+        return self.slice.key
 
     # `sent` sets the RPC, then reads `cancelled`; `cancel` sets `cancelled`, then reads the RPC. So
     # at least one of them cancels the RPC, without a lock.

@@ -82,15 +82,15 @@ class Sender:
         self._url = url
         self._sent = sent
         self._post = post
-        self._inbox: SimpleQueue[tuple[Call, Attempt] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._woken_at = -math.inf
         self.loads = False
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
 
-    def send(self, call: Call, attempt: Attempt) -> None:
+    def send(self, attempt: Attempt) -> None:
         """Queue an attempt to be packed and sent."""
-        self._inbox.put((call, attempt))
+        self._inbox.put(attempt)
         if len(self._threads) < getattr(self.connections[0], "threads", 1):
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             try:
@@ -170,18 +170,18 @@ class Sender:
             connection.close()
 
     def _run(self) -> None:
-        while (work := self._inbox.get()) is not None:
-            self._transmit(*work)
+        while (attempt := self._inbox.get()) is not None:
+            self._transmit(attempt)
             # Otherwise the name would keep the tensors until the next request.
-            del work
+            del attempt
         self._inbox.put(None)  # for the other threads
 
-    def _transmit(self, call: Call, attempt: Attempt) -> None:
-        if attempt.cancelled or call.over:
+    def _transmit(self, attempt: Attempt) -> None:
+        if attempt.cancelled or attempt.slice.call.over:
             self._post(e.Failed(attempt, errors.CancelledError("cancelled before it was sent")))
             return
         try:
-            attempt.sent(self._send(call, attempt))
+            attempt.sent(self._send(attempt))
         except errors.ServerLostError as error:
             self._post(e.Failed(attempt, error))
         except BaseException as error:  # noqa: BLE001  else its rows would wait for ever
@@ -191,8 +191,9 @@ class Sender:
         logger.debug("a request could not be made", exc_info=error)
         self._post(e.Failed(attempt, as_ours(error, errors.RequestError), sent=False))
 
-    def _send(self, call: Call, attempt: Attempt) -> Callable[[], object]:
+    def _send(self, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
+        call: Call = request.call
         # The version that the contract named, so that one version scores a call.
         version = call.version or call.contract.version or None
         packing_at = time.monotonic()
