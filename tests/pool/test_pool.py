@@ -56,7 +56,7 @@ def test_known_contracts_do_not_wait_for_the_engine(one: ScriptedServer) -> None
     one.gate.clear()
     with pool_of(ONE) as pool:
         (part,) = MODEL.submit(objects(1), pool=pool).parts
-        part.call.on_end(lambda: (held.set(), released.wait(30)))
+        part.call.ended = lambda: (held.set(), released.wait(30))
         one.gate.set()
         assert held.wait(30)
         assert pool.contract("m", None, deadline=Deadline.after(10)) == part.call.contract
