@@ -120,7 +120,6 @@ class Scenario:
         self.fallbacks = 0
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
-        self.round_trip_s = 0.0
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
         self._awaited: list[e.Instruction] = []  # without an event yet that says how they ended
@@ -252,7 +251,7 @@ class Scenario:
                     return [e.Probed(url, self.lives[url] if lost else None)]
             case e.Validate(url, key):
                 if self.served[url] is not None:
-                    return [e.Validated(url, key, self.served[url], self.round_trip_s)]
+                    return [e.Validated(url, key, self.served[url])]
                 self._silent.append((url, key))
             case e.Resolve(waiter, outcome):
                 assert waiter.outcome is None

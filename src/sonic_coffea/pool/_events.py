@@ -64,15 +64,11 @@ class Probed(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """A server has described a model, or has failed to.
-
-    ``round_trip_s`` is the time to the server and back; 0 if that is not known.
-    """
+    """A server has described a model, or has failed to."""
 
     url: str
     key: ModelKey
     outcome: Contract | SonicError
-    round_trip_s: float = 0.0
 
 
 class ContractRequested(NamedTuple):

@@ -197,7 +197,7 @@ class ServedModels:
         else:
             known.described = True
             known.late_at = min(known.late_at, now + tuning.LATE_S)
-            endpoint.channels.round_trip_s = event.round_trip_s
+            endpoint.channels.round_trip_s = outcome.round_trip_s
             self._told(endpoint, key, outcome, now)
         signature.outcome = outcome
 

@@ -144,7 +144,7 @@ class Sender:
             if lost and now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
                 self._woken_at = now
                 run_apart("sonic-wake", connection.index)
-            return e.Validated(self._url, key, outcome, getattr(outcome, "round_trip_s", 0.0))
+            return e.Validated(self._url, key, outcome)
 
         self._ask("sonic-contract", ask, told, errors.RequestError)
 
