@@ -72,6 +72,10 @@ class EndpointRegistry:
             del self.by_url[url]
         return urls
 
+    def in_flight(self) -> list[RequestSlice]:
+        """Return the slices in flight, once for each attempt."""
+        return [attempt.slice for endpoint in self for attempt in endpoint.attempts]
+
     def candidates(self, key: ModelKey) -> list[Endpoint]:
         """Return the endpoints that may have a model, as they were not rejected for it."""
         return [e for e in self.active if e.signatures[key].rejection is None]

@@ -31,11 +31,14 @@ from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._signature import merge, serves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from random import Random
 
-    from sonic_coffea.pool._dispatch import Dispatcher
     from sonic_coffea.pool._endpoint import Endpoint
+    from sonic_coffea.pool._endpoints import EndpointRegistry
     from sonic_coffea.pool._request import ModelKey
+    from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.pool._waiting import WaitingSlices
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -105,6 +108,9 @@ class Known:
 class ServedModels:
     """The contracts of models, and the questions to servers that find and validate them.
 
+    It is a part of the core, with which it shares most of its state; the core gives up rows, and
+    starts the fallback.
+
     Attributes
     ----------
     starts_at : float
@@ -113,12 +119,20 @@ class ServedModels:
         When a request was answered last.
     """
 
-    def __init__(self, core: Dispatcher) -> None:
-        self._core = core
-        self._endpoints = core.endpoints
-        self._waiting = core.waiting
-        self._instructions = core.instructions
-        self._timeout_s = core.settings.retry_timeout_s
+    def __init__(
+        self,
+        settings: Settings,
+        rng: Random,
+        endpoints: EndpointRegistry,
+        waiting: WaitingSlices,
+        instructions: list[e.Instruction],
+        *,
+        give_up: Callable[..., None],
+        start_fallback: Callable[..., None],
+    ) -> None:
+        self._settings, self._rng = settings, rng
+        self._endpoints, self._waiting, self._instructions = endpoints, waiting, instructions
+        self._give_up, self._start_fallback = give_up, start_fallback
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
         self._failed: set[ModelKey] = set()  # with this turn's events
         self._is_used = False  # rows waited, or were in flight, at the end of the last turn
@@ -240,7 +254,7 @@ class ServedModels:
         """Take the contract of a server that was asked for it."""
         endpoint.spoke(now)
         if self._lacks_version(endpoint, key, contract):
-            endpoint.signatures[key].lack(now, self._core.rng)
+            endpoint.signatures[key].lack(now, self._rng)
             return
         endpoint.signatures[key].accept(contract, now)
         known, first = self._known[key], self._waiting.first(key)
@@ -252,7 +266,7 @@ class ServedModels:
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
-        rng = self._core.rng
+        rng = self._rng
         if isinstance(error, errors.ModelNotFoundError):
             endpoint.spoke(now)
             endpoint.signatures[key].lack(now, rng)
@@ -291,7 +305,8 @@ class ServedModels:
             *(expected.version, key.name, actual.version),
         )
         self.forget(key)
-        for call in self._core.calls(key):
+        slices = [*self._waiting.of(key), *self._endpoints.in_flight()]
+        for call in {request.call for request in slices if request.key == key}:
             version, digest = actual.version, actual.digest
             call.contract = replace(call.contract, version=version, digest=digest)
         return False
@@ -300,7 +315,7 @@ class ServedModels:
 
     def _answer(self, key: ModelKey, now: float) -> None:
         """Give callers the contract that follows from what servers said, or wait."""
-        self._core.start_fallback(key, now)
+        self._start_fallback(key, now)
         known = self._known[key]
         signatures = {x.url: x.signatures[key] for x in self._endpoints.active}
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
@@ -316,7 +331,7 @@ class ServedModels:
         elif not self._endpoints.fallback_starts:
             known.failing_since = min(known.failing_since, now)
             # Lost servers may come back with another model; a fallback may not have another.
-            reasons, fallback = self._reasons(key), self._core.settings.fallback
+            reasons, fallback = self._reasons(key), self._settings.fallback
             lost = reasons and all(isinstance(x, errors.ServerLostError) for x in reasons)
             if known.contract is not None and (fallback is not None or not lost):
                 self._resolve(known, known.contract)
@@ -371,12 +386,13 @@ class ServedModels:
         # A model that was there is being loaded again, or its server is being restarted.
         returns = missing and (known.transient or known.described)
         transient = returns or any(map(passes, reasons))
-        self._core.start_fallback(key, now, at_once=not transient)
+        self._start_fallback(key, now, at_once=not transient)
         # A worker may join a cluster while the servers are being restarted.
         joined = self.starts_at > -math.inf
         reached = joined or any(other.described for other in self._known.values())
         never = not reached and all(getattr(error, "unreached", False) for error in reasons)
-        patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
+        patience_s = self._settings.retry_timeout_s
+        patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
         patient = transient and now - failing_since < patience_s
         if patient or self._endpoints.awaits_fallback(key):
             return
@@ -385,8 +401,8 @@ class ServedModels:
             self._resolve(known, error.because("nothing was ever reached") if never else error)
         if lost_since is not None:
             self.forget(key)
-            for request in self._waiting.take_all(key):
-                self._core.give_up(request, error.server, error, now)
+            for request in self._waiting.take_chosen(key, lambda _: True):
+                self._give_up(request, error.server, error, now)
 
     def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
         """Return the error for a model that no server has."""
@@ -406,7 +422,7 @@ class ServedModels:
         for request in self._waiting.take_chosen(
             key, lambda request: not serves(contract, request.call.contract)
         ):
-            self._core.give_up(request, None, changed, now)
+            self._give_up(request, None, changed, now)
 
     # Servers with another model
 
