@@ -17,6 +17,7 @@ from sonic_coffea.errors import (
     InferenceError,
     ModelNotFoundError,
     RequestTooLargeError,
+    ResponseError,
     ServerLostError,
     SonicError,
 )
@@ -127,8 +128,6 @@ class PoolCore:
                 self.models.requested(event, now)
             case e.ContractWithdrawn():
                 self.models.withdrawn(event)
-            case e.ResponseRejected(key):
-                self.models.forget(key)
             case e.ServersChanged(servers):
                 self.endpoints.set_servers(servers)
             case e.FallbackStarted(url, error):
@@ -201,6 +200,8 @@ class PoolCore:
     def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
+        if isinstance(error, ResponseError):  # its server may have another model by now
+            self.models.forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
         decision = self._decide(attempt, error, now) if sent else Decision.FAIL

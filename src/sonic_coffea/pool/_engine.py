@@ -290,7 +290,7 @@ class Engine:
         tally.record_trip(answered.received_at - answered.sent_at)
         self._record(call, attempt.url, tally, response.version)
         if failure is not None:
-            self.inbox.put(e.ResponseRejected(call.key))
+            self.inbox.put(e.Failed(attempt, failure))
             self._fail(request, failure)
             return
         call.finish(request)

@@ -49,7 +49,10 @@ class Answered(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An attempt has failed; if it was not `sent`, no other endpoint helps."""
+    """An attempt has failed; if it was not `sent`, no other endpoint helps.
+
+    One that was answered fails, too, if its response does not fit the contract.
+    """
 
     attempt: Attempt
     error: SonicError
@@ -90,12 +93,6 @@ class ContractWithdrawn(NamedTuple):
     timeout_s: float | None
 
 
-class ResponseRejected(NamedTuple):
-    """A response for a model did not fit its contract."""
-
-    key: ModelKey
-
-
 class ServersChanged(NamedTuple):
     """These are the servers from now on."""
 
@@ -129,7 +126,7 @@ class FallbackStarted(NamedTuple):
 
 
 CallEvent = Submitted | CallEnded | ContractRequested | ContractWithdrawn
-AttemptEvent = Sent | Answered | Failed | ResponseRejected
+AttemptEvent = Sent | Answered | Failed
 ServerEvent = Probed | Validated | ServersChanged | FallbackStarted
 Event = CallEvent | AttemptEvent | ServerEvent | SchedulerJoined | QuotasReceived
 """Anything that the core has to know."""
