@@ -81,19 +81,11 @@ class Connection:
         # The last one is in use; calls in flight on the others may still be answered.
         self._channels: list[Channel] = []
         self._closed = False
+        # Of a call without tensors; the first call takes longer, as it makes the connection.
         self._shortest_s = math.inf
         # Why the server refuses connections, if a handshake was tried since the last answer.
         self._refusals: tuple[SonicError | None, ...] = ()
         self._shared = SharedMemory(self._call, address) if options.shared_memory else None
-
-    @property
-    def round_trip_s(self) -> float:
-        """The shortest time of a call without tensors; 0 without any, or on this machine.
-
-        The first call takes longer, as it makes the connection.
-        """
-        known = self._shortest_s < math.inf and not self.address.loopback
-        return self._shortest_s if known else 0.0
 
     def close(self) -> None:
         """Cancel what is in flight, and close the channels. May be called again.
@@ -304,7 +296,8 @@ class Connection:
             with contextlib.suppress(SonicError):
                 error = not_found(model, version, self.index(), server=str(self.address))
             raise error from None
-        return replace(contract, round_trip_s=self.round_trip_s)
+        round_trip_s = 0.0 if self.address.loopback else self._shortest_s
+        return replace(contract, round_trip_s=round_trip_s)
 
     def _ask(self, method: str, request: Any, **context: Any) -> Any:
         """Ask for a model, up to five times, as a balancer may lead to servers that lack it.
