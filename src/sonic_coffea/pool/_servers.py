@@ -182,8 +182,6 @@ class Sender:
             return
         try:
             attempt.sent(self._send(attempt))
-        except errors.ServerLostError as error:
-            self._post(e.Failed(attempt, error))
         except BaseException as error:  # noqa: BLE001  else its rows would wait for ever
             self._failed(attempt, error)
 
