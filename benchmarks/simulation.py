@@ -7,13 +7,13 @@ import itertools
 import math
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._quotas import Allocator
 from sonic_coffea.errors import OverloadError
-from sonic_coffea.pool import ModelKey, Quota, Settings
+from sonic_coffea.pool import ModelKey, Settings
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import RequestSlice
@@ -364,7 +364,7 @@ class Simulation:
             return
         network_s = 2 * self.work.network_s
         telemetry = {
-            served: told._replace(network_s=network_s)
+            served: replace(told, network_s=network_s)
             for served, told in worker.core.telemetry().items()
         }
         worker.allocator.report(str(worker.number), telemetry, {}, self.now)
@@ -375,11 +375,7 @@ class Simulation:
             if server.computed:
                 allocator.capacities[url, _MODEL].compute_s = server.compute_s / server.computed
         now, lease_s = self.now, allocator.lease_s
-        for name, grants in allocator.end_round(now).items():
-            quotas = {
-                served: Quota(max_in_flight, interval_s, now + delay_s, now + lease_s)
-                for served, (max_in_flight, interval_s, delay_s) in grants.items()
-            }
+        for name, quotas in allocator.end_round(now).items():
             if (worker := self._workers.get(int(name))) is not None:
                 self._tell(worker, e.QuotasReceived(quotas, lease_s))
         self.at(now + allocator.round_s, partial(self._end_round, allocator))

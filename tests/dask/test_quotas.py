@@ -13,7 +13,7 @@ from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
 from sonic_coffea.dask._dashboard import History
 from sonic_coffea.dask._quotas import Allocator
-from sonic_coffea.pool import Quota, RttStatistics, Telemetry
+from sonic_coffea.pool import Quota, Telemetry
 from sonic_coffea.transport import ModelStatistics
 
 # Simulations that take a busy machine minutes.
@@ -41,8 +41,8 @@ class Rounds:
         in_flight: int = 1,
     ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
-        rtt = RttStatistics(refused=refused, trips=rtts)
-        self.allocator.report(client, {SERVED: Telemetry(in_flight, waiting, rtt)}, {}, self.now)
+        telemetry = Telemetry(in_flight, waiting, refused=refused, trips=rtts)
+        self.allocator.report(client, {SERVED: telemetry}, {}, self.now)
 
     def end(self) -> dict[str, Any]:
         quotas = self.allocator.end_round(self.now)
@@ -86,17 +86,22 @@ def test_an_idle_client_may_begin_with_one_request() -> None:
 
 
 def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
-    quota = Quota(1, interval_s=10.0, turn_at=3.0, expires_at=100.0).after(None)
+    quota = Quota(1, interval_s=10.0, delay_s=3.0)
+    quota.begin(None, 0.0, 100.0)
     assert [quota.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
     quota.sent(3.5)  # a little late
     assert quota.next_turn_at == 13.0
     # The next message comes with other turns; one that was due is still there.
-    late = Quota(1, 10.0, 24.0, 200.0).after(quota)
+    late = Quota(1, 10.0, 10.0)
+    late.begin(quota, 14.0, 100.0)
     assert late.next_turn_at == 13.0
     late.sent(14.5)
     assert late.next_turn_at == 24.0
-    assert Quota(1, 10.0, 15.0, 200.0).after(quota).next_turn_at == 15.0
-    free = Quota(3, 0.0, 50.0, 100.0).after(quota)
+    early = Quota(1, 10.0, 1.0)
+    early.begin(quota, 14.0, 100.0)
+    assert early.next_turn_at == 15.0
+    free = Quota(3, 0.0, 36.0)
+    free.begin(quota, 14.0, 100.0)
     free.sent(51.0)
     assert free.room(1, 51.0) == 2
 
@@ -333,7 +338,7 @@ def test_what_other_clusters_send_is_seen() -> None:
 
 def test_rounds_make_rates() -> None:
     history, allocator = History(), Allocator()
-    telemetry = {SERVED: Telemetry(3, 4, RttStatistics())}
+    telemetry = {SERVED: Telemetry(3, 4)}
     for now in (0.0, 1.0, 2.0):
         history.report(totals(100 if now else 0), {})
         allocator.report("a", telemetry, {URL: now == 2.0}, now)

@@ -71,7 +71,9 @@ class Call:
 
 
 @dataclass(eq=False)
-class Waiter(e.ContractRequest):
+class Waiter:
+    """A caller that waits for a contract."""
+
     outcome: Any = None
 
 
@@ -118,7 +120,6 @@ class Scenario:
         self.fallbacks = 0
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
-        self.round_trip_s = 0.0
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
         self._awaited: list[e.Instruction] = []  # without an event yet that says how they ended
@@ -147,10 +148,10 @@ class Scenario:
         self.now = until
         self.tell()
 
-    def ask(self, *, anew: bool = False, timeout_s: float | None = None) -> Waiter:
+    def ask(self, *, anew: bool = False) -> Waiter:
         """Ask what the model takes and gives."""
-        waiter = Waiter(KEY, timeout_s)
-        self.tell(e.ContractRequested(waiter, anew))
+        waiter: Any = Waiter()
+        self.tell(e.ContractRequested(KEY, waiter, anew))
         return waiter
 
     def submit(
@@ -250,10 +251,9 @@ class Scenario:
                     return [e.Probed(url, self.lives[url] if lost else None)]
             case e.Validate(url, key):
                 if self.served[url] is not None:
-                    return [e.Validated(url, key, self.served[url], self.round_trip_s)]
+                    return [e.Validated(url, key, self.served[url])]
                 self._silent.append((url, key))
             case e.Resolve(waiter, outcome):
-                assert isinstance(waiter, Waiter)
                 assert waiter.outcome is None
                 waiter.outcome = outcome
             case e.StartFallback():

@@ -21,14 +21,6 @@ MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 Behaviour = Callable[[np.ndarray], Any]
 
 
-class ScriptedHandle:
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-
 class ScriptedServer:
     """A transport of five methods, and no more, that answers ``y = 2 x``, or as `behaviour` says.
 
@@ -49,7 +41,7 @@ class ScriptedServer:
         self.lacks = False
         self.requests: list[np.ndarray] = []
         self.answering: list[np.ndarray] = []
-        self.handles: list[ScriptedHandle] = []
+        self.cancelled: list[threading.Event] = []
         self.out = 0
         self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
@@ -86,25 +78,25 @@ class ScriptedServer:
         inputs: Mapping[str, np.ndarray],
         outputs: Any,
         **options: Any,
-    ) -> ScriptedHandle:
+    ) -> Callable[[], None]:
         self._block("infer")
         x = inputs["x"].copy()
-        handle = ScriptedHandle()
+        cancelled = threading.Event()
         with self._lock:
             self.requests.append(x)
             self.answering.append(x)
-            self.handles.append(handle)
+            self.cancelled.append(cancelled)
             self.out += 1
-        arguments = (x, handle, options["done"])
+        arguments = (x, cancelled, options["done"])
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
-        return handle
+        return cancelled.set
 
-    def _answer(self, x: np.ndarray, handle: ScriptedHandle, done: Any) -> None:
+    def _answer(self, x: np.ndarray, cancelled: threading.Event, done: Any) -> None:
         while not self.gate.wait(0.01):
-            if handle.cancelled.is_set():
+            if cancelled.is_set():
                 break
-        cancelled = handle.cancelled.is_set()
-        answer = errors.CancelledError("cancelled") if cancelled else self.behaviour(x)
+        ended = errors.CancelledError("cancelled") if cancelled.is_set() else None
+        answer = ended or self.behaviour(x)
         with self._lock:
             self.out -= 1
         if isinstance(answer, errors.SonicError):

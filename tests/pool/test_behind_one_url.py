@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scenario import KEY, LOST, ONE, Scenario, failure
+from tests.pool.scenario import KEY, LOST, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.pool import _events as e
@@ -340,8 +340,7 @@ def test_servers_that_refuse_all_are_left_alone_by_their_round_trip() -> None:
 def test_large_requests_to_a_far_server_take_several_connections(
     round_trip_s: float, nbytes: int, options: dict[str, Any], expected: list[int]
 ) -> None:
-    scenario = Scenario(ONE, **options)
-    scenario.round_trip_s = round_trip_s
+    scenario = Scenario(ONE, served=contract(round_trip_s=round_trip_s), **options)
     scenario.submit(1)
     scenario.answer_all()
     scenario.submit(4, nbytes=nbytes)

@@ -19,7 +19,7 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
 
 PURE = (
-    "_batching _breaker _channels _core _dispatch _endpoint _endpoints _events _failures"
+    "_batching _breaker _channels _core _endpoint _endpoints _events _failures"
     " _limits _models _record _request _signature _tuning _waiting"
 )
 
@@ -331,12 +331,7 @@ def test_quotas_that_expire_before_their_turn_hold_nobody() -> None:
     """The scheduler has fallen silent: the worker goes by its own limit."""
     scenario = Scenario(ONE)
     scenario.ask()
-    quota = Quota(
-        max_in_flight=1,
-        interval_s=1000.0,
-        turn_at=scenario.now + 900,
-        expires_at=scenario.now + 5,
-    )
+    quota = Quota(max_in_flight=1, interval_s=1000.0, delay_s=900.0)
     scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
     (paced,) = scenario.submit(1)
     assert not scenario.in_flight
@@ -352,8 +347,7 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     assert len(scenario.in_flight) == 2
     scenario.answer(scenario.in_flight[0])
     assert len(scenario.in_flight) == 2
-    quota = Quota(max_in_flight=5, interval_s=0, turn_at=0, expires_at=scenario.now + 5)
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
+    scenario.tell(e.QuotasReceived({(ONE, KEY): Quota(max_in_flight=5)}, 5.0))
     assert len(scenario.at(ONE)) == 5
 
 

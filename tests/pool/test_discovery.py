@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.pool.scenario import LOST, NEVER, ONE, TWO, Scenario, contract
+from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
 from sonic_coffea.pool import _events as e
@@ -100,9 +100,9 @@ def test_servers_that_restart_are_waited_for(known_by: str) -> None:
 
 def test_deadlines_say_why_servers_did_not_answer() -> None:
     scenario = Scenario(ONE, served=LOST, retry_timeout_s=600)
-    waiter = scenario.ask(timeout_s=2.0)
+    waiter = scenario.ask()
     scenario.wait(2)
-    scenario.tell(e.ContractWithdrawn(waiter))
+    scenario.tell(e.ContractWithdrawn(KEY, waiter, 2.0))
     assert isinstance(waiter.outcome, errors.DeadlineError)
     assert "within 2 s" in str(waiter.outcome)
     assert "gone" in str(waiter.outcome)
@@ -300,9 +300,9 @@ def test_rows_fail_if_the_server_that_is_left_has_another_model() -> None:
     scenario = Scenario(ONE, TWO, retry_timeout_s=10)
     slices = scenario.submit(8)
     scenario.served = {ONE: contract(width=2), TWO: None}
-    waiter = scenario.ask(anew=True, timeout_s=0.5)
+    waiter = scenario.ask(anew=True)
     scenario.wait(0.5)
-    scenario.tell(e.ContractWithdrawn(waiter))
+    scenario.tell(e.ContractWithdrawn(KEY, waiter, 0.5))
     scenario.lose(ONE)
     scenario.say(TWO, LOST)
     scenario.served[TWO] = LOST

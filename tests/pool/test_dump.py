@@ -72,9 +72,8 @@ class Replay:
     def call(self, number: int) -> Call:
         return self.others[number]
 
-    def request(self, fields: list[Any]) -> Waiter:
-        number, key, timeout_s = fields
-        return self.others.setdefault(number, Waiter(ModelKey(*key), timeout_s))
+    def caller(self, number: int) -> Waiter:
+        return self.others.setdefault(number, Waiter())
 
     def attempt(self, fields: list[Any]) -> Any:
         return self.attempts[fields[0]]

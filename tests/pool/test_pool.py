@@ -27,7 +27,7 @@ from tests.pool.scripted import (
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import Deadline, Pool, Settings
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
@@ -49,6 +49,20 @@ def test_few_requests_of_equal_size_come_back_in_order(
         assert pool.timings() == {}  # not every transport has statistics
     assert [len(r) for r in one.requests] == sizes
     assert np.concatenate(one.requests).ravel().tolist() == list(range(rows))
+
+
+def test_known_contracts_do_not_wait_for_the_engine(one: ScriptedServer) -> None:
+    held, released = threading.Event(), threading.Event()
+    one.gate.clear()
+    with pool_of(ONE) as pool:
+        (part,) = MODEL.submit(objects(1), pool=pool).parts
+        part.call.ended = lambda: (held.set(), released.wait(30))
+        one.gate.set()
+        assert held.wait(30)
+        assert pool.contract("m", None, deadline=Deadline.after(10)) == part.call.contract
+        released.set()
+    with pytest.raises(errors.ConfigError, match="closed"):
+        pool.contract("m", None)
 
 
 class Indivisible(int):
@@ -131,7 +145,7 @@ def test_calls_that_end_early_cancel_their_requests_and_send_no_more(
         with pytest.raises(error, match=message):
             ends(pending)
         assert pending.done()
-        assert all(handle.cancelled.wait(20) for handle in one.handles[:2])
+        assert all(cancelled.wait(20) for cancelled in one.cancelled[:2])
         one.gate.set()
         assert doubled(other.result(timeout_s=30)) == [0, 1, 2, 3]
     assert len(one.requests) == 3

@@ -106,7 +106,8 @@ def test_loopback() -> None:
     ],
 )
 def test_why_there_is_no_connection(details: str, reason: str) -> None:
-    error = translate(grpc.StatusCode.UNAVAILABLE, details)
+    code = grpc.StatusCode.UNAVAILABLE
+    error = translate(code, details, {}, closing=False, early=False, local=False)
     assert str(error).startswith("no connection to the server could be made: ")
     assert reason in str(error)
     assert "sonic-coffea check" in str(error)
@@ -175,9 +176,9 @@ def outcome(connection: Any, inputs: dict[str, np.ndarray], *, cancels: bool = F
         answered.set()
 
     options: Any = {"version": None, "request_id": "r7", "done": done}
-    handle = connection.infer(contract, inputs, ["scores"], **options)
+    cancel = connection.infer(contract, inputs, ["scores"], **options)
     if cancels:
-        handle.cancel()
+        cancel()
     assert answered.wait(30)
     (only,) = outcomes
     return only

@@ -10,9 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from sonic_coffea.pool import MAX_RTT_RATIO, ModelKey, Telemetry, min_in_flight
+from sonic_coffea.pool import MAX_RTT_RATIO, ModelKey, Quota, Telemetry, min_in_flight
 
 ServedModel = tuple[str, ModelKey]
 """A server's URL, and a model."""
@@ -34,17 +34,6 @@ _FASTER = 1.1
 # other see the same RTT ratio, and go down by the same factor, so their limits become equal (as in
 # FAST TCP: Wei, Jin, Low and Hegde, 2006).
 _PUSH = 0.05
-
-
-class Grant(NamedTuple):
-    """A client's quota, whose times count from when it arrives.
-
-    ``interval_s`` is 0 unless requests are paced; ``delay_s`` is the time to the first turn.
-    """
-
-    max_in_flight: int
-    interval_s: float = 0.0
-    delay_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -104,13 +93,13 @@ class Capacity:
     def _adapt(self, reports: list[Telemetry], round_s: float) -> None:
         """Adapt the limit and the rate."""
         waiting = sum(report.waiting for report in reports)
-        refused = any(report.rtt.refused for report in reports)
+        refused = any(report.refused for report in reports)
         if refused:
             self.limit = max(self.limit / _MAX_STEP, 1.0)
         # The number of answers, the sum of their RTTs, and of those that they had without a queue.
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
-            for size, (number, size_sum_s, min_s) in report.rtt.trips.items():
+            for size, (number, size_sum_s, min_s) in report.trips.items():
                 least_s = min(min_s, self._least_rtt_s.get(size, math.inf))
                 self._least_rtt_s[size] = least_s
                 answers += number
@@ -123,7 +112,7 @@ class Capacity:
         self._in_flight = sum_s / round_s
         if not refused:
             step = MAX_RTT_RATIO * idle_s / sum_s
-            busy = max(min_in_flight(report.rtt.full) for report in reports)
+            busy = max(min_in_flight(report.full) for report in reports)
             if step < 1 or waiting:
                 self.limit *= math.sqrt(min(max(step, 1 / _MAX_STEP), _MAX_STEP))
             if waiting:
@@ -229,7 +218,7 @@ class Allocator:
         known.open_circuits = is_open
         return sorted(changed)
 
-    def end_round(self, now: float) -> dict[Any, dict[ServedModel, Grant]]:
+    def end_round(self, now: float) -> dict[Any, dict[ServedModel, Quota]]:
         """End a round: return for each client with telemetry what it may have until the next.
 
         While a client needs turns at a server whose rate is not known, it has no quota there, and
@@ -244,24 +233,24 @@ class Allocator:
                 active[key][name] = len(active[key])
         for (_, key), capacity in self.capacities.items():
             capacity.end_round(active[key], round_s)
-        grants: dict[Any, dict[ServedModel, Grant]] = {}
+        quotas: dict[Any, dict[ServedModel, Quota]] = {}
         for number, (name, client) in enumerate(self.clients.items()):
             if client.telemetry:
                 shares = ((s, self._share(s, name, number)) for s in client.telemetry)
-                grants[name] = {served: share for served, share in shares if share is not None}
+                quotas[name] = {served: share for served, share in shares if share is not None}
             if now - client.reported_at > self.lease_s:  # it is idle, or hangs
                 client.telemetry.clear()
-        return grants
+        return quotas
 
-    def _share(self, served: ServedModel, name: Hashable, number: int) -> Grant | None:
+    def _share(self, served: ServedModel, name: Hashable, number: int) -> Quota | None:
         capacity = self.capacities[served]
         clients, limit = len(capacity.active), int(capacity.limit)
         if name not in capacity.active:  # it may ask for the model before the next round
-            return Grant(1)
+            return Quota(1)
         if interval_s := capacity.interval_s:
             turn = number * _GOLDEN_RATIO - capacity.phase
-            return Grant(1, interval_s, turn % 1.0 * interval_s)
+            return Quota(1, interval_s, turn % 1.0 * interval_s)
         # What cannot be divided goes round-robin.
         place = (capacity.active[name] + self._rounds) % clients
         whole = (place + 1) * limit // clients - place * limit // clients
-        return Grant(whole) if limit >= clients else None
+        return Quota(whole) if limit >= clients else None

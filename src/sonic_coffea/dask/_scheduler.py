@@ -142,16 +142,16 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         now, asks = time.monotonic(), True
         allocated = self.allocator.end_round(now)
         self.history.end_round(self.allocator, now)
-        for (worker, plugin), grants in allocated.items():
-            quotas = {
+        for (worker, plugin), quotas in allocated.items():
+            message = {
                 "op": QUOTAS + plugin,
-                "message": pickle.dumps(grants),
+                "message": pickle.dumps(quotas),
                 "lease_s": self.allocator.lease_s,
                 "round_s": self.allocator.round_s,
                 # One of them asks the servers for their own statistics.
-                "asks": asks and bool(grants),
+                "asks": asks and bool(quotas),
             }
-            asks = asks and not grants
+            asks = asks and not quotas
             if worker in self._scheduler.workers:
-                self._scheduler.worker_send(worker, quotas)
+                self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

@@ -8,7 +8,6 @@ import pickle
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
 from sonic_coffea.pool import (
     TRANSIENT,
     Pool,
-    Quota,
     Settings,
     install,
     is_in_process,
@@ -153,7 +151,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if pool is None or pool.closed:
             return
         telemetry = pool.telemetry()
-        busy = any(t.in_flight or t.waiting or t.rtt.rows for t in telemetry.values())
+        busy = any(t.in_flight or t.waiting or t.trips for t in telemetry.values())
         totals = _news(pool)
         if busy or self._busy or totals:
             states = [state for state in pool.servers if not is_in_process(state.url)]
@@ -165,15 +163,10 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def set_quotas(self, message: bytes, lease_s: float, round_s: float, *, asks: bool) -> None:
         """Take the message of a round."""
-        pool, now = self.pool, time.monotonic()
+        pool = self.pool
         if pool is None or pool.closed:
             return
-        grants = pickle.loads(message)  # noqa: S301  as dask does with its own
-        quotas = {
-            served: Quota(max_in_flight, interval_s, now + delay_s, now + lease_s)
-            for served, (max_in_flight, interval_s, delay_s) in grants.items()
-        }
-        pool.set_quotas(quotas, lease_s)
+        pool.set_quotas(pickle.loads(message), lease_s)  # noqa: S301  as dask does with its own
         self._worker.periodic_callbacks[self.name].callback_time = round_s * 1000
         # Servers that have not answered yet are not asked again.
         if asks and not (self._polling and self._polling.is_alive()):

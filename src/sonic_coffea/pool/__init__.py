@@ -6,7 +6,7 @@ from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._check import Checks, HostCheck, Step, check, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._endpoint import RttStatistics, ServerState, Telemetry
+from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._limits import Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
@@ -40,7 +40,6 @@ __all__ = [
     "ModelKey",
     "Pool",
     "Quota",
-    "RttStatistics",
     "ServerState",
     "Settings",
     "Step",

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,6 +95,8 @@ class Call:
         Whether lost rows are masked: appended to `lost`, instead of failing the call.
     lost_with : callable, optional
         Returns all rows that are lost with some rows: these, and equal rows.
+    ended : callable
+        Called when the call is over, on the thread that ends it, before others hear of it.
     """
 
     contract: Contract
@@ -106,6 +107,7 @@ class Call:
     version: str | None
     mask: bool = False
     lost_with: Callable[[Any], Sized] | None = None
+    ended: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.key = ModelKey(self.contract.model, self.version)
@@ -116,7 +118,7 @@ class Call:
         # Ranges of places whose rows are neither placed nor masked.
         self._missing: list[tuple[int, int]] = []
         self._abandon: Callable[[Call, SonicError], None] = Call.end
-        self._end: Future[None] = Future()
+        self._over = threading.Event()
         self._process = os.getpid()
 
     def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
@@ -129,7 +131,7 @@ class Call:
     @property
     def over(self) -> bool:
         """Whether all rows are scored or given up."""
-        return self._end.done()
+        return self._over.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is over; False if the timeout passes first.
@@ -139,20 +141,12 @@ class Call:
         ConfigError
             If this is a forked child of the process that began the call, and alone has its scores.
         """
-        over = threading.Event()
-        self.on_end(over.set)
+        self._check_process()
         try:
-            return wait_for(over, timeout_s)
+            return wait_for(self._over, timeout_s)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise
-
-    def on_end(self, callback: Callable[[], Any]) -> None:
-        """Run a function when the call is over, on the thread that ends it; or now, if it is."""
-        self._check_process()
-        # The future keeps what it has called, and callbacks refer to their call: a cycle again.
-        once = [callback]
-        self._end.add_done_callback(lambda _: once.pop()())
 
     def raise_failure(self) -> None:
         if self.failure is not None:
@@ -178,10 +172,13 @@ class Call:
             )
 
     def _set_over(self) -> None:
-        # It refers to the call: a cycle would keep a chunk's rows until it is collected.
-        del self.put
-        self._missing = []
-        self._end.set_result(None)
+        ended, self._missing = self.ended, []
+        # They refer to the call: a cycle would keep a chunk's rows until it is collected.
+        del self.put, self.ended
+        try:
+            ended()
+        finally:
+            self._over.set()
 
     # For the engine
 

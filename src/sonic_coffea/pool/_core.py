@@ -1,30 +1,33 @@
 """The pool's core: a state machine that takes events and returns instructions.
 
 It has no clock, thread or connection: the time comes with the events, and the engine carries out
-the instructions. So tests and simulations run it on virtual time. This module decides what
-becomes of rows that fail; its base, `Dispatcher`, sends them, and `ServedModels` finds models.
+the instructions. So tests and simulations run it on virtual time. This module sends rows, and
+decides what becomes of those that fail; `ServedModels` finds models.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import (
     InferenceError,
     ModelNotFoundError,
     RequestTooLargeError,
+    ResponseError,
     ServerLostError,
     SonicError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
-from sonic_coffea.pool._dispatch import Dispatcher
+from sonic_coffea.pool._endpoints import EndpointRegistry
 from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
+from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
@@ -34,14 +37,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PoolCore(Dispatcher):
+class PoolCore:
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
-        super().__init__(settings, rng or Random(), memory_bytes)
-        self.models = ServedModels(self)
+        self._settings = settings
+        self._rng = rng or Random()
+        self.endpoints = EndpointRegistry(settings, self._rng)
+        self.waiting = WaitingSlices()
+        self._instructions: list[e.Instruction] = []
+        # Attempts of slices that have ended, and when they are to be cancelled.
+        self._to_cancel: deque[tuple[float, Attempt]] = deque()
+        self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
+        self._in_flight_bytes = 0
+        # Until its first quotas come, or until this time, a model may only have so many requests
+        # in flight, over all servers. The first chunks of a thousand processes come at once, and
+        # by the processes' own limits they would fill the servers' queues.
+        self._max_without_quotas, self._quotas_within_s = math.inf, 0.0
+        self._held_until: dict[ModelKey, float] = {}
+        self.models = ServedModels(
+            settings,
+            self._rng,
+            self.endpoints,
+            self.waiting,
+            self._instructions,
+            give_up=self._give_up,
+            start_fallback=self._start_fallback,
+        )
         self._now = -math.inf  # the time of the last turn
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
@@ -50,8 +74,8 @@ class PoolCore(Dispatcher):
         for event in events:
             self._take(event, now)
         self._advance(now)
-        instructions = self.instructions.copy()
-        self.instructions.clear()
+        instructions = self._instructions.copy()
+        self._instructions.clear()
         return instructions
 
     def wakes_at(self) -> float:
@@ -66,7 +90,7 @@ class PoolCore(Dispatcher):
         # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
         for key in self.models.wanted():
-            due += self.fallback.due_at(key), self._held_until.get(key, self._now)
+            due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self._now)
             due += self.models.wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > self._now)], default=math.inf)
@@ -100,14 +124,12 @@ class PoolCore(Dispatcher):
                 self._probed(url, error, now)
             case e.Validated():
                 self.models.validated(event, now)
-            case e.ContractRequested(request, anew):
-                self.models.requested(request, now, anew=anew)
-            case e.ContractWithdrawn(request):
-                self.models.withdrawn(request)
-            case e.ResponseRejected(key):
-                self.models.forget(key)
+            case e.ContractRequested():
+                self.models.requested(event, now)
+            case e.ContractWithdrawn():
+                self.models.withdrawn(event)
             case e.ServersChanged(servers):
-                self.endpoints.set_servers(servers, self.fallback.url)
+                self.endpoints.set_servers(servers)
             case e.FallbackStarted(url, error):
                 self._fallback_started(url, error, now)
             case e.QuotasReceived():
@@ -116,6 +138,48 @@ class PoolCore(Dispatcher):
                 self.models.starts_at = starts_at
                 self._max_without_quotas = max_in_flight
                 self._quotas_within_s = quotas_within_s
+
+    # Which slices leave
+
+    def assign(self, now: float) -> None:
+        """Send each slice that has room now, in the order in which they came.
+
+        The first waiting slice of each model is one of these cases:
+
+        1. It exceeds the bytes in flight: nothing leaves, lest smaller slices overtake it for ever.
+        2. Its model is held back until quotas come: the next model's turn.
+        3. No endpoint can take it: the next model's turn; the fallback starts if it is due.
+        4. The endpoint has refused requests of its size: its halves take its place.
+        5. It leaves, for the endpoint that is least used.
+        """
+        heads = self.waiting.heads()
+        while heads:
+            request = heads.pop(0)
+            in_flight_bytes = self._in_flight_bytes + request.nbytes
+            # A slice larger than the whole limit travels alone.
+            if in_flight_bytes > self._max_in_flight_bytes and self._in_flight_bytes:
+                return
+            if self._holds_back(request.key, now):
+                continue
+            endpoint = self.endpoints.choose(request, now)
+            if endpoint is None:
+                self._start_fallback(request.key, now)
+                continue
+            self.waiting.take(request)
+            if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
+                self._split(request, now)
+            else:
+                self._in_flight_bytes = in_flight_bytes
+                self._instructions.append(e.Send(endpoint.begin(request, now)))
+            heads = self.waiting.heads()
+
+    def _holds_back(self, key: ModelKey, now: float) -> bool:
+        """Whether requests of a model wait for its first quotas."""
+        if self._max_without_quotas == math.inf:
+            return False
+        until = self._held_until.setdefault(key, now + self._quotas_within_s)
+        in_flight = sum(x.by_model[key] for x in self.endpoints)
+        return now < until and in_flight >= self._max_without_quotas
 
     # Outcomes of attempts
 
@@ -131,11 +195,13 @@ class PoolCore(Dispatcher):
                 self.endpoints.by_url[other.url].hedge_won(now)
         self.models.answered_at = now
         self._end(attempt.slice, now)
-        self.instructions.append(event)
+        self._instructions.append(event)
 
     def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
+        if isinstance(error, ResponseError):  # its server may have another model by now
+            self.models.forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
         decision = self._decide(attempt, error, now) if sent else Decision.FAIL
@@ -143,15 +209,15 @@ class PoolCore(Dispatcher):
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
         if not sent and request.attempts and not request.queued:
-            request.retry_at = now + back_off_s(1, self.rng)
+            request.retry_at = now + back_off_s(1, self._rng)
             self.waiting.put_back(request, now)
         if again and not awaited:
             self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
         elif again or awaited or request.queued:
-            self.instructions.append(e.Count(attempt, error, retried=sent))
+            self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
             self.models.mark_stale()  # it may have been refused by another model
-            self.give_up(request, attempt.url if sent else None, error, now)
+            self._give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(
         self, attempt: Attempt, error: SonicError, now: float, *, split: bool = False
@@ -166,7 +232,7 @@ class PoolCore(Dispatcher):
             else:
                 self.waiting.put_back(request, now)
         self.endpoints.by_url[attempt.url].retried(error, now)
-        self.instructions.append(e.Count(attempt, error, retried=True))
+        self._instructions.append(e.Count(attempt, error, retried=True))
 
     def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
@@ -175,15 +241,16 @@ class PoolCore(Dispatcher):
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
         overtaken = endpoint.overtaken(attempt)
-        decision, for_s = classify(error, attempt, self.settings, overtaken=overtaken)
+        decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
         if decision is Decision.LOST:
             endpoint.failed(error, now)
             self.models.mark_stale()
             if not getattr(error, "undelivered", False):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
-            lost_since = self.lost_since(attempt.key)
-            if lost_since is not None:
+            # This time goes on when coffea or dask run a chunk again.
+            lost_since = self.endpoints.all_lost_since(attempt.key)
+            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
                 again = now - lost_since < for_s
             else:
                 again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
@@ -201,7 +268,59 @@ class PoolCore(Dispatcher):
     def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
         """Have rows wait that have failed too often to be sent again at once."""
         if failures >= tuning.MAX_RETRIES:
-            request.retry_at = now + back_off_s(failures - tuning.MAX_RETRIES + 1, self.rng)
+            request.retry_at = now + back_off_s(failures - tuning.MAX_RETRIES + 1, self._rng)
+
+    # The end of attempts and slices
+
+    def _settle(self, attempt: Attempt) -> bool:
+        """End an attempt and make room for others; False if it had ended before."""
+        if attempt not in attempt.slice.attempts:
+            return False
+        attempt.slice.attempts.remove(attempt)
+        self.endpoints.by_url[attempt.url].settle(attempt)
+        self._in_flight_bytes -= attempt.slice.nbytes
+        return True
+
+    def _end(self, request: RequestSlice, now: float) -> None:
+        """End a slice that is answered, given up or split, so that no row counts twice.
+
+        It no longer waits. Its attempts are cancelled at once, or later if too many young attempts
+        were cancelled; what they bring changes nothing.
+        """
+        if request.queued:
+            self.waiting.take_chosen(request.key, lambda other: other is request)
+        for attempt in list(request.attempts):
+            self._settle(attempt)
+            channel = self.endpoints.by_url[attempt.url].channels[attempt.channel]
+            old_at = attempt.begun_at + tuning.SILENCE_S
+            if old_at <= now or channel.reset():
+                self._instructions.append(e.Cancel(attempt))
+            else:
+                self._to_cancel.append((old_at, attempt))
+
+    def _split(self, request: RequestSlice, now: float) -> None:
+        """Queue a slice as two; answers to the whole come too late."""
+        self._end(request, now)
+        for part in request.halves():
+            self.waiting.put_back(part, now)
+
+    def _give_up(
+        self, request: RequestSlice, url: str | None, error: SonicError, now: float
+    ) -> None:
+        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
+        self._end(request, now)
+        if isinstance(error, RequestTooLargeError):
+            error = error.because(f"a single row of {request.nbytes} bytes")
+        if request.retries:
+            error = error.because(f"tried {request.retries + 1} times")
+        self._instructions.append(e.Fail(request, error, url))
+
+    def _end_call(self, call: Any, now: float) -> None:
+        """End all slices of a call."""
+        self.waiting.take_chosen(call.key, lambda request: request.call is call)
+        for request in self.endpoints.in_flight():
+            if request.call is call:
+                self._end(request, now)
 
     # Servers, the fallback and quotas
 
@@ -211,17 +330,24 @@ class PoolCore(Dispatcher):
             return
         for attempt in list(endpoint.attempts):
             self._failed(attempt, error, now, sent=True)
-            self.instructions.append(e.Cancel(attempt))
+            self._instructions.append(e.Cancel(attempt))
         # A connection that the network dropped would stay silent.
-        self.instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
+        self._instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
+
+    def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
+        """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
+        due_at = self.endpoints.fallback_due_at(key)
+        if due_at <= now or (at_once and due_at < math.inf):
+            self.endpoints.fallback_starts = True
+            self._instructions.append(e.StartFallback())
 
     def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
-        self.fallback.started(url, error, now)
         if url is None:
             logger.error("no fallback: %s", error)
+            self.endpoints.refuse_fallback()
         else:
             logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.set_servers(self.endpoints.servers, url)
+            self.endpoints.fallback_started(url, now)
 
     def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
         # A scheduler that is heard of may have quotas for the other models in another lease.
@@ -232,7 +358,7 @@ class PoolCore(Dispatcher):
         for (url, key), quota in event.quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, now)
+                endpoint.set_quota(key, quota, now, event.lease_s)
 
     # Time
 
@@ -240,18 +366,18 @@ class PoolCore(Dispatcher):
         for endpoint in self.endpoints:
             if endpoint.probe_at <= now:
                 endpoint.start_probe(now)
-                self.instructions.append(e.Probe(endpoint.url))
+                self._instructions.append(e.Probe(endpoint.url))
             if endpoint.late_at <= now:
                 self._hedge_late(endpoint, now)
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
-            self.instructions += [e.Reconnect(endpoint.url, number) for number in due]
+            self._instructions += [e.Reconnect(endpoint.url, number) for number in due]
         self.waiting.put_back_due(now)
         self.models.advance(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
-            self.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
-        self.instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+            self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
+        self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""

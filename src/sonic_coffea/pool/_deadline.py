@@ -61,10 +61,6 @@ class Deadline:
         """Whether no time is left."""
         return time.monotonic() >= self.at
 
-    def within(self, seconds: float) -> float:
-        """Return a number of seconds, or the time that is left if that is less."""
-        return max(0.0, min(seconds, self.at - time.monotonic()))
-
     def run(self, work: Callable[[], T], *, name: str) -> Future[T]:
         """Run work that may block, and return its future, which is not done if the deadline passes.
 

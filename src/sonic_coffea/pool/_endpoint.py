@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
     CancelledError,
@@ -51,43 +51,35 @@ class ServerState:
 
 
 @dataclass(slots=True)
-class RttStatistics:
-    """Round trips of a model's requests to an endpoint since the last report.
+class Telemetry:
+    """What a client reports of a model on a server: the state now, and RTTs since the last report.
 
     Attributes
     ----------
-    rows, refused : int
-        Rows that were answered, and requests that were refused for lack of capacity.
+    in_flight, waiting : int
+        Requests at this moment.
+    network_s : float
+        The time to the server and back without any work; 0 if it is unknown.
+    refused : int
+        Requests that were refused for lack of capacity.
     full : float
         Requests like the last one that make a full batch.
     trips : dict
         By size of the requests (bits of the number of rows): number, sum and minimum of the RTTs.
     """
 
-    rows: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    network_s: float = 0.0
     refused: int = 0
     full: float = 1.0
     trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     def answered(self, rtt_s: float, rows: int, full: float) -> None:
-        self.rows += rows
         self.full = full
         size = rows.bit_length()
         number, sum_s, min_s = self.trips.get(size, (0, 0.0, rtt_s))
         self.trips[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
-
-
-class Telemetry(NamedTuple):
-    """What a client reports of a model on a server.
-
-    The RTT statistics are since its last report. ``network_s`` is the time to the server and back
-    without any work; 0 if it is unknown.
-    """
-
-    in_flight: int
-    waiting: int
-    rtt: RttStatistics
-    network_s: float = 0.0
 
 
 class Endpoint:
@@ -131,7 +123,7 @@ class Endpoint:
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
         self.taken = 0
-        self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
+        self._telemetry = defaultdict[ModelKey, Telemetry](Telemetry)
         # Late responses
         self._hedges_at_once = settings.hedge_after_s is not None
         self._most_late_s = self._least_late_s = settings.hedge_after_s or tuning.LATE_S
@@ -200,8 +192,9 @@ class Endpoint:
         quota = self._quotas.get(key)
         return quota if quota is not None and now < quota.expires_at else None
 
-    def set_quota(self, key: ModelKey, quota: Quota, now: float) -> None:
-        self._quotas[key] = quota.after(self.quota(key, now))
+    def set_quota(self, key: ModelKey, quota: Quota, now: float, lease_s: float) -> None:
+        quota.begin(self.quota(key, now), now, lease_s)
+        self._quotas[key] = quota
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
@@ -263,7 +256,7 @@ class Endpoint:
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
-        self._rtt[key].answered(rtt_s, rows, full)
+        self._telemetry[key].answered(rtt_s, rows, full)
 
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
@@ -293,7 +286,7 @@ class Endpoint:
             case OverloadError():
                 self.breaker.last_error = error
                 limit.refused(self.by_model[key], now, self._rng, error.retry_after_s)
-                self._rtt[key].refused += 1
+                self._telemetry[key].refused += 1
             case TokenExpiredError():
                 limit.pause(now, self._rng)
             case ModelNotFoundError():
@@ -412,10 +405,12 @@ class Endpoint:
 
         `waiting` has the requests of the pool's models that wait.
         """
-        rtt, self._rtt = self._rtt, defaultdict(RttStatistics)
+        last, self._telemetry = self._telemetry, defaultdict(Telemetry)
         network_s = self.channels.round_trip_s
         return {
-            key: Telemetry(self.by_model[key], number, rtt[key], network_s)
+            key: replace(
+                last[key], in_flight=self.by_model[key], waiting=number, network_s=network_s
+            )
             for key, number in waiting.items()
             if key in self.by_model or key in self.models
         }

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
-    from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._request import ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 
 class EndpointRegistry:
-    """The endpoints of a pool, by URL.
+    """The endpoints of a pool, by URL; one of them may be the fallback.
+
+    The fallback is started while no server has a model, or all of them are lost.
 
     Attributes
     ----------
@@ -25,13 +26,20 @@ class EndpointRegistry:
         The endpoints. A draining one stays until its last attempt has ended.
     servers : tuple of str
         The URLs of the servers, without the fallback's.
+    fallback : str or None
+        Where the fallback serves, or has served.
+    fallback_starts, fallback_fails : bool
+        Whether it is being started, and whether it cannot be used.
     """
 
     def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings = settings
         self._rng = rng
         self.by_url: dict[str, Endpoint] = {}
-        self.set_servers(settings.servers, None)
+        self.fallback: str | None = None
+        self.fallback_starts = self.fallback_fails = False
+        self._fallback_started_at = -math.inf
+        self.set_servers(settings.servers)
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self.by_url.values())
@@ -41,9 +49,9 @@ class EndpointRegistry:
         """The endpoints that are not draining."""
         return [endpoint for endpoint in self if not endpoint.draining]
 
-    def set_servers(self, servers: Sequence[str], fallback: str | None) -> None:
-        """Add and drain endpoints, so that these are the active ones."""
-        self.servers = tuple(servers)
+    def set_servers(self, servers: Sequence[str]) -> None:
+        """Add and drain endpoints, so that these, and the fallback, are the active ones."""
+        self.servers, fallback = tuple(servers), self.fallback
         urls = list(servers) if fallback is None else [*servers, fallback]
         new = [url for url in urls if url not in self.by_url]
         # Many processes start at the same time, and must not all begin with the same server.
@@ -63,6 +71,10 @@ class EndpointRegistry:
         for url in urls:
             del self.by_url[url]
         return urls
+
+    def in_flight(self) -> list[RequestSlice]:
+        """Return the slices in flight, once for each attempt."""
+        return [attempt.slice for endpoint in self for attempt in endpoint.attempts]
 
     def candidates(self, key: ModelKey) -> list[Endpoint]:
         """Return the endpoints that may have a model, as they were not rejected for it."""
@@ -95,45 +107,30 @@ class EndpointRegistry:
                 return min(able, key=lambda e: (e.url == request.last_url, e.load(key)))
         return None
 
+    # The fallback
 
-class FallbackPolicy:
-    """Decides when to start the fallback: while no server has a model, or all of them are lost.
-
-    Attributes
-    ----------
-    url : str or None
-        Where it serves, or has served.
-    error : SonicError or None
-        Why it cannot be used: it is not started again.
-    """
-
-    def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
-        self._settings = settings
-        self._endpoints = endpoints
-        self._started_at = -math.inf
-        self.error: SonicError | None = None
-        self.url: str | None = None
-        self.starting = False
-
-    def due_at(self, key: ModelKey) -> float:
+    def fallback_due_at(self, key: ModelKey) -> float:
         """Return when to start it for a model; infinity if never."""
-        if self._settings.fallback is None or self.error is not None or self.starting:
+        if self._settings.fallback is None or self.fallback_fails or self.fallback_starts:
             return math.inf
-        endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
+        endpoint = self.by_url.get(self.fallback or "")
         if endpoint is not None:
             lost_since = endpoint.breaker.failing_since
             # It runs, with or without the model, or a restart did not help.
-            if lost_since is None or lost_since <= self._started_at:
+            if lost_since is None or lost_since <= self._fallback_started_at:
                 return math.inf
-        since = self._endpoints.all_lost_since(key)
+        since = self.all_lost_since(key)
         return math.inf if since is None else since + self._settings.fallback_after_s
 
-    def awaited(self, key: ModelKey) -> bool:
+    def awaits_fallback(self, key: ModelKey) -> bool:
         """Whether rows of a model may still be scored by it."""
-        return self.starting or self.due_at(key) < math.inf
+        return self.fallback_starts or self.fallback_due_at(key) < math.inf
 
-    def started(self, url: str | None, error: SonicError | None, now: float) -> None:
-        """Record where it serves, or why it does not."""
-        self.starting, self.error = False, error or self.error
-        if url is not None:
-            self.url, self._started_at = url, now
+    def fallback_started(self, url: str, now: float) -> None:
+        """Add the endpoint where it serves."""
+        self.fallback, self._fallback_started_at, self.fallback_starts = url, now, False
+        self.set_servers(self.servers)
+
+    def refuse_fallback(self) -> None:
+        """Never start it again, as it cannot be used."""
+        self.fallback_starts, self.fallback_fails = False, True

@@ -1,6 +1,6 @@
 """The engine: one thread that owns the pool's core, and carries out its instructions.
 
-Connections, senders and callers only post events to it; nobody else touches the core, so there is
+Connections, senders and callers only post events to it; nobody else changes the core, so there is
 nothing to lock. What may block runs on threads of its own.
 """
 
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from sonic_coffea.errors import CancelledError, ConfigError, SonicError
 from sonic_coffea.pool import _events as e
@@ -64,12 +64,13 @@ class Engine:
     closing : Event
         Set when no more tasks are taken.
     core : RecordedCore
-        For the engine's thread; others look at it with `run_on_thread`.
+        For the engine's thread; others look at it with `run_on_thread`, or ask for a valid
+        contract.
     senders, statistics
         The engine's thread writes these, and others read them: the sender of each URL, and the
         tallies.
-    calls, futures
-        The calls, and the requests for contracts, that are not over.
+    calls, callers
+        The calls that are not over, and those who wait for a contract.
     """
 
     def __init__(self, settings: Settings, connect: Callable[..., Transport]) -> None:
@@ -82,7 +83,7 @@ class Engine:
         self.senders: dict[str, Sender] = {}
         self.statistics = Statistics()
         self.calls: set[Call] = set()
-        self.futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
+        self.callers: set[Future[Contract | SonicError]] = set()
         self._sent: deque[e.Sent] = deque()
         self._thread: threading.Thread | None = None
 
@@ -216,7 +217,7 @@ class Engine:
     def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:
             case e.Send(attempt):
-                self.senders[attempt.url].send(_call(attempt.slice), attempt)
+                self.senders[attempt.url].send(attempt)
             case e.Answered():
                 self._deliver(instruction)
             case e.Cancel(attempt):
@@ -224,13 +225,14 @@ class Engine:
             case e.Count(attempt, error, retried):
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
-                self._record(_call(attempt.slice), attempt.url, tally)
+                self._record(attempt.slice.call, attempt.url, tally)
             case e.Fail(request, error, url):
                 if url is not None:
-                    self._record(_call(request), url, Tally(failures=1))
+                    self._record(request.call, url, Tally(failures=1))
                 self._fail(request, error)
-            case e.Resolve(request, outcome):
-                self.futures.pop(request).set_result(outcome)
+            case e.Resolve(caller, outcome):
+                self.callers.remove(caller)
+                caller.set_result(outcome)
             case e.Probe(url):
                 self.senders[url].probe()
             case e.Validate(url, key):
@@ -265,7 +267,8 @@ class Engine:
 
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response
-        request, call = attempt.slice, _call(attempt.slice)
+        request = attempt.slice
+        call: Call = request.call
         rows = sum(stop - start for start, stop in call.missing(request))
         if rows == 0:  # the call is over
             return
@@ -287,7 +290,7 @@ class Engine:
         tally.record_trip(answered.received_at - answered.sent_at)
         self._record(call, attempt.url, tally, response.version)
         if failure is not None:
-            self.inbox.put(e.ResponseRejected(call.key))
+            self.inbox.put(e.Failed(attempt, failure))
             self._fail(request, failure)
             return
         call.finish(request)
@@ -300,7 +303,7 @@ class Engine:
             statistics.record(url, call.key.name, version, tally)
 
     def _fail(self, request: RequestSlice, error: SonicError) -> None:
-        call = _call(request)
+        call: Call = request.call
         self.statistics += Statistics(masked=call.fail(request, error))
         if call.over:
             self._discard(call)
@@ -318,9 +321,9 @@ class Engine:
                 attempt.cancel()
         for call in self.calls:
             call.end(error)
-        for future in self.futures.values():
-            future.set_result(contract_error or error)
-        for held in (self.calls, self.futures, self._sent):
+        for caller in self.callers:
+            caller.set_result(contract_error or error)
+        for held in (self.calls, self.callers, self._sent):
             held.clear()
 
     def _watch(self, path: str) -> None:
@@ -341,7 +344,3 @@ class Engine:
                     problem = str(error)
                     logger.warning("the servers stay as they are, %s: %s", path, problem)
             self.closing.wait(WATCH_INTERVAL_S)
-
-
-def _call(request: RequestSlice) -> Call:
-    return cast("Call", request.call)

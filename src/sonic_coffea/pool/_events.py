@@ -5,24 +5,15 @@ A response is both: the core returns the event `Answered` if this response is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.transport import Contract, Response
-
-
-@dataclass(slots=True, eq=False)
-class ContractRequest:
-    """A caller that waits for a contract; errors name its timeout."""
-
-    key: ModelKey
-    timeout_s: float | None = None
 
 
 # Events
@@ -37,7 +28,7 @@ class Submitted(NamedTuple):
 class CallEnded(NamedTuple):
     """A call is over: its slices need not be sent."""
 
-    call: Request
+    call: Any
 
 
 class Sent(NamedTuple):
@@ -58,7 +49,10 @@ class Answered(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An attempt has failed; if it was not `sent`, no other endpoint helps."""
+    """An attempt has failed; if it was not `sent`, no other endpoint helps.
+
+    One that was answered fails, too, if its response does not fit the contract.
+    """
 
     attempt: Attempt
     error: SonicError
@@ -73,34 +67,30 @@ class Probed(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """A server has described a model, or has failed to.
-
-    ``round_trip_s`` is the time to the server and back; 0 if that is not known.
-    """
+    """A server has described a model, or has failed to."""
 
     url: str
     key: ModelKey
     outcome: Contract | SonicError
-    round_trip_s: float = 0.0
 
 
 class ContractRequested(NamedTuple):
-    """A caller asks for a contract; `anew`: from the servers, even if one is known."""
+    """A caller asks for a contract; `anew`: from the servers, even if one is known.
 
-    request: ContractRequest
+    `caller` is what the engine knows it by, and `Resolve` names.
+    """
+
+    key: ModelKey
+    caller: Any
     anew: bool = False
 
 
 class ContractWithdrawn(NamedTuple):
-    """The deadline of a caller that waits for a contract has passed."""
-
-    request: ContractRequest
-
-
-class ResponseRejected(NamedTuple):
-    """A response for a model did not fit its contract."""
+    """A caller waits no longer for a contract: its deadline, which errors name, has passed."""
 
     key: ModelKey
+    caller: Any
+    timeout_s: float | None
 
 
 class ServersChanged(NamedTuple):
@@ -136,7 +126,7 @@ class FallbackStarted(NamedTuple):
 
 
 CallEvent = Submitted | CallEnded | ContractRequested | ContractWithdrawn
-AttemptEvent = Sent | Answered | Failed | ResponseRejected
+AttemptEvent = Sent | Answered | Failed
 ServerEvent = Probed | Validated | ServersChanged | FallbackStarted
 Event = CallEvent | AttemptEvent | ServerEvent | SchedulerJoined | QuotasReceived
 """Anything that the core has to know."""
@@ -189,7 +179,7 @@ class Validate(NamedTuple):
 class Resolve(NamedTuple):
     """Give a caller a model's contract, or an error."""
 
-    request: ContractRequest
+    caller: Any
     outcome: Contract | SonicError
 
 

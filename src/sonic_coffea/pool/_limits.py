@@ -189,8 +189,11 @@ class Quota:
         Requests that may be in flight.
     interval_s : float
         The time from one turn to the next if requests are paced; else 0.
-    turn_at : float
-        The time of one turn; the turns of other clients are in between.
+    delay_s : float
+        The time from its arrival to a first turn; the turns of other clients are in between.
+
+    Attributes
+    ----------
     expires_at : float
         When the lease ends.
     next_turn_at : float
@@ -198,10 +201,18 @@ class Quota:
     """
 
     max_in_flight: int
-    interval_s: float
-    turn_at: float
-    expires_at: float
+    interval_s: float = 0.0
+    delay_s: float = 0.0
+    expires_at: float = 0.0
     next_turn_at: float = 0.0
+    _turn_at: float = 0.0
+
+    def begin(self, old: Quota | None, now: float, lease_s: float) -> None:
+        """Begin the lease, in place of another quota; a turn that is due is kept."""
+        self.expires_at, self._turn_at = now + lease_s, now + self.delay_s
+        self.next_turn_at = self._turn_at
+        if old is not None and old.next_turn_at <= self._turn_at - self.interval_s:
+            self.next_turn_at = old.next_turn_at
 
     def room(self, in_flight: int, now: float) -> int:
         """Return how many more requests may leave."""
@@ -211,11 +222,5 @@ class Quota:
         """Have the next request wait for the next turn, as one leaves now."""
         if self.interval_s:
             # A request that left a little late does not use the next turn as well.
-            turns = math.ceil((now - self.turn_at) / self.interval_s + 0.5)
-            self.next_turn_at = self.turn_at + turns * self.interval_s
-
-    def after(self, old: Quota | None) -> Quota:
-        """Return this quota, which replaces another one; a turn that is due is kept."""
-        due = old is not None and old.next_turn_at <= self.turn_at - self.interval_s
-        self.next_turn_at = old.next_turn_at if due and old is not None else self.turn_at
-        return self
+            turns = math.ceil((now - self._turn_at) / self.interval_s + 0.5)
+            self.next_turn_at = self._turn_at + turns * self.interval_s

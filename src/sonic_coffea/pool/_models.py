@@ -22,7 +22,7 @@ import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
@@ -31,11 +31,14 @@ from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._signature import merge, serves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from random import Random
 
-    from sonic_coffea.pool._dispatch import Dispatcher
     from sonic_coffea.pool._endpoint import Endpoint
+    from sonic_coffea.pool._endpoints import EndpointRegistry
     from sonic_coffea.pool._request import ModelKey
+    from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.pool._waiting import WaitingSlices
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -79,7 +82,7 @@ class Known:
         Whether any server has ever described the model.
     compared : bool
         Whether a warning has said that nobody knows if the fallback has the same file.
-    requests : list of ContractRequest
+    callers : list
         The callers that wait.
     late_at : float
         When they wait no longer for servers that do not answer.
@@ -96,7 +99,7 @@ class Known:
     of_servers: Contract | None = None
     described: bool = False
     compared: bool = False
-    requests: list[e.ContractRequest] = field(default_factory=list)
+    callers: list[Any] = field(default_factory=list)
     late_at: float = math.inf
     failing_since: float = math.inf
     transient: bool = False
@@ -104,6 +107,9 @@ class Known:
 
 class ServedModels:
     """The contracts of models, and the questions to servers that find and validate them.
+
+    It is a part of the core, with which it shares most of its state; the core gives up rows, and
+    starts the fallback.
 
     Attributes
     ----------
@@ -113,75 +119,82 @@ class ServedModels:
         When a request was answered last.
     """
 
-    def __init__(self, core: Dispatcher) -> None:
-        self._core = core
-        self._endpoints = core.endpoints
-        self._fallback = core.fallback
-        self._waiting = core.waiting
-        self._instructions = core.instructions
-        self._timeout_s = core.settings.retry_timeout_s
+    def __init__(
+        self,
+        settings: Settings,
+        rng: Random,
+        endpoints: EndpointRegistry,
+        waiting: WaitingSlices,
+        instructions: list[e.Instruction],
+        *,
+        give_up: Callable[..., None],
+        start_fallback: Callable[..., None],
+    ) -> None:
+        self._settings, self._rng = settings, rng
+        self._endpoints, self._waiting, self._instructions = endpoints, waiting, instructions
+        self._give_up, self._start_fallback = give_up, start_fallback
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
         self._failed: set[ModelKey] = set()  # with this turn's events
+        self._is_used = False  # rows waited, or were in flight, at the end of the last turn
         self.answered_at = self.starts_at = -math.inf
 
     def wanted(self) -> list[ModelKey]:
         """Return the models that rows or callers wait for."""
-        asked = [key for key, known in self._known.items() if known.requests]
+        asked = [key for key, known in self._known.items() if known.callers]
         return list(dict.fromkeys([*self._waiting.models(), *asked]))
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which callers may get a model's contract without an event."""
         known = self._known[key]
-        return [known.late_at, self.starts_at] if known.requests else []
+        return [known.late_at, self.starts_at] if known.callers else []
 
     def advance(self, now: float) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key, now)
-            if not self._known[key].requests:  # else servers are compared when all have answered
+            if not self._known[key].callers:  # else servers are compared when all have answered
                 self._reject_unfit(key, now)
             for endpoint in self._endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
                     self._instructions.append(e.Validate(endpoint.url, key))
-            if self._known[key].requests:
+            if self._known[key].callers:
                 self._answer(key, now)
             # After a question: a server may have returned since the last one.
             if key in self._failed or not self._endpoints.candidates(key):
                 self._give_up_if_lost(key, now)
         self._failed.clear()
+        self._is_used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
 
-    def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
+    def requested(self, event: e.ContractRequested, now: float) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
-        key = request.key
-        if anew:
+        key = event.key
+        if event.anew:
             self.forget(key)
-        if (contract := self._valid(key, now)) is not None:
-            self._instructions.append(e.Resolve(request, contract))
+        if (contract := self.valid(key, now)) is not None:
+            self._instructions.append(e.Resolve(event.caller, contract))
             return
         known = self._known[key]
-        if not known.requests:
+        if not known.callers:
             for endpoint in self._endpoints:
                 endpoint.signatures[key].outcome = None
             # If no server answers in this time, the known contract is used.
             latest = max(now, self.starts_at) + tuning.LATE_S
             known.late_at = math.inf if known.contract is None else latest
             known.failing_since, known.transient = math.inf, False
-        known.requests.append(request)
+        known.callers.append(event.caller)
 
-    def withdrawn(self, request: e.ContractRequest) -> None:
+    def withdrawn(self, event: e.ContractWithdrawn) -> None:
         """Give an error to a caller whose deadline has passed."""
-        requests = self._known[request.key].requests
-        if request not in requests:  # it has just been resolved
+        key, callers = event.key, self._known[event.key].callers
+        if event.caller not in callers:  # it has just been resolved
             return
-        requests.remove(request)
-        what = f"no server has described the model within {request.timeout_s or 0.0:g} s"
-        error: SonicError = errors.DeadlineError(
-            what, model=request.key.name, version=request.key.version
-        )
-        for reason in self._reasons(request.key)[:1]:
+        callers.remove(event.caller)
+        what = f"no server has described the model within {event.timeout_s or 0.0:g} s"
+        error: SonicError = errors.DeadlineError(what, model=key.name, version=key.version)
+        for reason in self._reasons(key)[:1]:
             error = error.because(str(reason))
-        self._instructions.append(e.Resolve(request, error))
+        self._instructions.append(e.Resolve(event.caller, error))
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
@@ -198,7 +211,7 @@ class ServedModels:
         else:
             known.described = True
             known.late_at = min(known.late_at, now + tuning.LATE_S)
-            endpoint.channels.round_trip_s = event.round_trip_s
+            endpoint.channels.round_trip_s = outcome.round_trip_s
             self._told(endpoint, key, outcome, now)
         signature.outcome = outcome
 
@@ -216,12 +229,12 @@ class ServedModels:
         known = self._known[key]
         return None if known.stale else known.contract, known.received_at
 
-    def _valid(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract, unless it is in doubt."""
-        known = self._known[key]
+    def valid(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract, unless it is in doubt. Any thread may call this."""
+        if (known := self._known.get(key)) is None:
+            return None
         # A lost server is noticed only while rows wait or are in flight.
-        used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
-        quiet_since = now if used else max(self.answered_at, known.received_at)
+        quiet_since = now if self._is_used else max(self.answered_at, known.received_at)
         lost = known.stale and now - known.received_at >= tuning.VALID_S
         return None if lost or now - quiet_since >= tuning.QUIET_S else known.contract
 
@@ -229,7 +242,7 @@ class ServedModels:
 
     def _due(self, endpoint: Endpoint, key: ModelKey, now: float) -> bool:
         """Whether to ask an endpoint for a model that is wanted."""
-        signature, callers = endpoint.signatures[key], bool(self._known[key].requests)
+        signature, callers = endpoint.signatures[key], bool(self._known[key].callers)
         if signature.asked:
             return False
         if callers and signature.outcome is None:
@@ -241,19 +254,19 @@ class ServedModels:
         """Take the contract of a server that was asked for it."""
         endpoint.spoke(now)
         if self._lacks_version(endpoint, key, contract):
-            endpoint.signatures[key].lack(now, self._core.rng)
+            endpoint.signatures[key].lack(now, self._rng)
             return
         endpoint.signatures[key].accept(contract, now)
         known, first = self._known[key], self._waiting.first(key)
         expected = known.contract if first is None else first.call.contract
         if expected is not None and contract.digest != expected.digest:
             self.mark_stale()  # the digest of the rows that it gets is unknown
-        if endpoint.url == self._fallback.url:
+        if endpoint.url == self._endpoints.fallback:
             self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
-        rng = self._core.rng
+        rng = self._rng
         if isinstance(error, errors.ModelNotFoundError):
             endpoint.spoke(now)
             endpoint.signatures[key].lack(now, rng)
@@ -292,7 +305,8 @@ class ServedModels:
             *(expected.version, key.name, actual.version),
         )
         self.forget(key)
-        for call in self._core.calls(key):
+        slices = [*self._waiting.of(key), *self._endpoints.in_flight()]
+        for call in {request.call for request in slices if request.key == key}:
             version, digest = actual.version, actual.digest
             call.contract = replace(call.contract, version=version, digest=digest)
         return False
@@ -301,7 +315,7 @@ class ServedModels:
 
     def _answer(self, key: ModelKey, now: float) -> None:
         """Give callers the contract that follows from what servers said, or wait."""
-        self._core.start_fallback(key, now)
+        self._start_fallback(key, now)
         known = self._known[key]
         signatures = {x.url: x.signatures[key] for x in self._endpoints.active}
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
@@ -309,15 +323,15 @@ class ServedModels:
             return
         told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
         contracts = {url: contract for url, contract in told.items() if contract is not None}
-        servers = {url: c for url, c in contracts.items() if url != self._fallback.url}
+        servers = {url: c for url, c in contracts.items() if url != self._endpoints.fallback}
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
                 logger.warning("%s has not described model %r in time", url, key.name)
             self._conclude(key, servers or contracts, now)
-        elif not self._fallback.starting:
+        elif not self._endpoints.fallback_starts:
             known.failing_since = min(known.failing_since, now)
             # Lost servers may come back with another model; a fallback may not have another.
-            reasons, fallback = self._reasons(key), self._core.settings.fallback
+            reasons, fallback = self._reasons(key), self._settings.fallback
             lost = reasons and all(isinstance(x, errors.ServerLostError) for x in reasons)
             if known.contract is not None and (fallback is not None or not lost):
                 self._resolve(known, known.contract)
@@ -336,13 +350,13 @@ class ServedModels:
         for url in contracts.keys() - fitting.keys():
             self._reject(self._endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
         known.contract, known.received_at, known.stale = contract, now, False
-        if set(contracts) != {self._fallback.url}:
+        if set(contracts) != {self._endpoints.fallback}:
             known.of_servers = contract
         self._resolve(known, contract)
 
     def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
-        self._instructions += [e.Resolve(request, outcome) for request in known.requests]
-        known.requests.clear()
+        self._instructions += [e.Resolve(caller, outcome) for caller in known.callers]
+        known.callers.clear()
 
     # Models that no server has
 
@@ -363,7 +377,7 @@ class ServedModels:
     def _give_up_if_lost(self, key: ModelKey, now: float) -> None:
         """Fail the callers and the rows of a model that has had no server for too long."""
         known, lost_since = self._known[key], self._endpoints.all_lost_since(key)
-        answered_at = known.failing_since if known.requests else math.inf
+        answered_at = known.failing_since if known.callers else math.inf
         failing_since = answered_at if lost_since is None else lost_since
         if failing_since == math.inf:
             return
@@ -372,22 +386,23 @@ class ServedModels:
         # A model that was there is being loaded again, or its server is being restarted.
         returns = missing and (known.transient or known.described)
         transient = returns or any(map(passes, reasons))
-        self._core.start_fallback(key, now, at_once=not transient)
+        self._start_fallback(key, now, at_once=not transient)
         # A worker may join a cluster while the servers are being restarted.
         joined = self.starts_at > -math.inf
         reached = joined or any(other.described for other in self._known.values())
         never = not reached and all(getattr(error, "unreached", False) for error in reasons)
-        patience_s = min(tuning.FIRST_CONTACT_S, self._timeout_s) if never else self._timeout_s
+        patience_s = self._settings.retry_timeout_s
+        patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
         patient = transient and now - failing_since < patience_s
-        if patient or self._fallback.awaited(key):
+        if patient or self._endpoints.awaits_fallback(key):
             return
         error = self._unavailable(key, reasons)
         if answered_at < math.inf:
             self._resolve(known, error.because("nothing was ever reached") if never else error)
         if lost_since is not None:
             self.forget(key)
-            for request in self._waiting.take_all(key):
-                self._core.give_up(request, error.server, error, now)
+            for request in self._waiting.take_chosen(key, lambda _: True):
+                self._give_up(request, error.server, error, now)
 
     def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
         """Return the error for a model that no server has."""
@@ -407,7 +422,7 @@ class ServedModels:
         for request in self._waiting.take_chosen(
             key, lambda request: not serves(contract, request.call.contract)
         ):
-            self._core.give_up(request, None, changed, now)
+            self._give_up(request, None, changed, now)
 
     # Servers with another model
 
@@ -449,5 +464,5 @@ class ServedModels:
         logger.warning("%s", error)
         endpoint.signatures[key].reject(error, now)
         self.forget(key)
-        if endpoint.url == self._fallback.url:
-            self._fallback.started(None, error, now)
+        if endpoint.url == self._endpoints.fallback:
+            self._endpoints.refuse_fallback()

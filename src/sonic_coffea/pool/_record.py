@@ -9,7 +9,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import Attempt, RequestSlice
@@ -18,6 +17,7 @@ from sonic_coffea.transport import Contract, Response
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sonic_coffea.pool import _events as e
     from sonic_coffea.pool._settings import Settings
 
 # Events, slices and instructions that are kept: some 4 MB.
@@ -76,8 +76,6 @@ def plain(value: Any) -> Any:  # noqa: PLR0911  a table
         case RequestSlice(call=call):
             numbers = value.start, value.stop, value.nbytes, value.whole
             return id(call), *numbers, call.key, call.contract
-        case e.ContractRequest():
-            return id(value), value.key, value.timeout_s
         case SonicError():
             marks = "undelivered", "unreached", "gone", "retry_after_s"
             return type(value).__name__, str(value), {x: getattr(value, x, None) for x in marks}

@@ -159,17 +159,12 @@ def forget() -> None:
 
 def _named() -> Pool | None:
     """Return the pool of a call whose model was not pickled; None if no servers are named."""
-    return _connected_here() or _configured()
-
-
-def _configured() -> Pool | None:
+    if around := blocks_around():
+        return around[-1].pool
+    if (pool := pool_of_task() or _default()) is not None:
+        return pool
     settings = Settings.from_config()
     return None if settings is None else opened(settings)
-
-
-def _connected_here() -> Pool | None:
-    around = blocks_around()
-    return around[-1].pool if around else pool_of_task() or _default()
 
 
 def in_turn() -> list[Pool]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from sonic_coffea.transport import Contract, RpcHandle
+    from collections.abc import Callable
 
 
 class ModelKey(NamedTuple):
@@ -15,13 +15,6 @@ class ModelKey(NamedTuple):
 
     name: str
     version: str | None
-
-
-class Request(Protocol):
-    """A call, as the core sees it; its rows are packed for its contract."""
-
-    key: ModelKey
-    contract: Contract
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +25,8 @@ class RequestSlice:
 
     Attributes
     ----------
+    call : Call
+        Of it, the core reads the `key`, and the `contract` that rows are packed for.
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
@@ -52,7 +47,7 @@ class RequestSlice:
         Its attempts that have not ended.
     """
 
-    call: Request
+    call: Any
     start: int
     stop: int
     nbytes: int
@@ -84,7 +79,8 @@ class RequestSlice:
 
     @property
     def key(self) -> ModelKey:
-        return self.call.key
+        key: ModelKey = self.call.key
+        return key
 
 
 @dataclass(slots=True, eq=False)
@@ -112,22 +108,22 @@ class Attempt:
     sent_at: float = math.inf
     late: bool = False
     cancelled: bool = False
-    _rpc: RpcHandle | None = None
+    _cancel_rpc: Callable[[], object] | None = None
 
     @property
     def key(self) -> ModelKey:
-        return self.slice.call.key
+        return self.slice.key
 
     # `sent` sets the RPC, then reads `cancelled`; `cancel` sets `cancelled`, then reads the RPC. So
     # at least one of them cancels the RPC, without a lock.
 
-    def sent(self, rpc: RpcHandle) -> None:
-        self._rpc = rpc
+    def sent(self, cancel_rpc: Callable[[], object]) -> None:
+        self._cancel_rpc = cancel_rpc
         if self.cancelled:
-            rpc.cancel()
+            cancel_rpc()
 
     def cancel(self) -> None:
         """Cancel it, now or as soon as it is sent."""
         self.cancelled = True
-        if self._rpc is not None:
-            self._rpc.cancel()
+        if self._cancel_rpc is not None:
+            self._cancel_rpc()

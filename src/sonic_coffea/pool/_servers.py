@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
-    from sonic_coffea.transport import ConnectionOptions, Contract, Response, RpcHandle, Transport
+    from sonic_coffea.transport import ConnectionOptions, Contract, Response, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,15 @@ class Sender:
         self._url = url
         self._sent = sent
         self._post = post
-        self._inbox: SimpleQueue[tuple[Call, Attempt] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._woken_at = -math.inf
         self.loads = False
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
 
-    def send(self, call: Call, attempt: Attempt) -> None:
+    def send(self, attempt: Attempt) -> None:
         """Queue an attempt to be packed and sent."""
-        self._inbox.put((call, attempt))
+        self._inbox.put(attempt)
         if len(self._threads) < getattr(self.connections[0], "threads", 1):
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             try:
@@ -144,7 +144,7 @@ class Sender:
             if lost and now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
                 self._woken_at = now
                 run_apart("sonic-wake", connection.index)
-            return e.Validated(self._url, key, outcome, getattr(outcome, "round_trip_s", 0.0))
+            return e.Validated(self._url, key, outcome)
 
         self._ask("sonic-contract", ask, told, errors.RequestError)
 
@@ -170,20 +170,18 @@ class Sender:
             connection.close()
 
     def _run(self) -> None:
-        while (work := self._inbox.get()) is not None:
-            self._transmit(*work)
+        while (attempt := self._inbox.get()) is not None:
+            self._transmit(attempt)
             # Otherwise the name would keep the tensors until the next request.
-            del work
+            del attempt
         self._inbox.put(None)  # for the other threads
 
-    def _transmit(self, call: Call, attempt: Attempt) -> None:
-        if attempt.cancelled or call.over:
+    def _transmit(self, attempt: Attempt) -> None:
+        if attempt.cancelled or attempt.slice.call.over:
             self._post(e.Failed(attempt, errors.CancelledError("cancelled before it was sent")))
             return
         try:
-            attempt.sent(self._send(call, attempt))
-        except errors.ServerLostError as error:
-            self._post(e.Failed(attempt, error))
+            attempt.sent(self._send(attempt))
         except BaseException as error:  # noqa: BLE001  else its rows would wait for ever
             self._failed(attempt, error)
 
@@ -191,8 +189,9 @@ class Sender:
         logger.debug("a request could not be made", exc_info=error)
         self._post(e.Failed(attempt, as_ours(error, errors.RequestError), sent=False))
 
-    def _send(self, call: Call, attempt: Attempt) -> RpcHandle:
+    def _send(self, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
+        call: Call = request.call
         # The version that the contract named, so that one version scores a call.
         version = call.version or call.contract.version or None
         packing_at = time.monotonic()

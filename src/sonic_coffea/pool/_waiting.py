@@ -79,10 +79,6 @@ class WaitingSlices:
         heapq.heappop(self._queues[head.key])
         head.queued = False
 
-    def take_all(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out all slices of a model, and return them in their order."""
-        return self.take_chosen(key, lambda _: True)
-
     def take_chosen(
         self, key: ModelKey, chosen: Callable[[RequestSlice], bool]
     ) -> list[RequestSlice]:

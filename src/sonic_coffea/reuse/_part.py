@@ -175,8 +175,8 @@ class Part:
             version=version,
             mask=mask,
             lost_with=lost_with,
+            ended=self._ended,
         )
-        self.call.on_end(self._ended)
         statistics = self.call.statistics
         statistics.objects = len(inputs)
         statistics.deduplicated = len(inputs) - different

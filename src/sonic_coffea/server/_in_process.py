@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -44,10 +43,6 @@ Tensors = Mapping[str, "NDArray[Any]"]
 # onnxruntime takes and gives strings of type str, messages hold bytes.
 _decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
 _encoded = np.vectorize(lambda s: s.encode() if isinstance(s, str) else s, otypes=[STRINGS])
-
-
-# A request has ended before anybody could cancel it.
-_DONE = SimpleNamespace(cancel=lambda: None)
 
 
 class InProcessTransport:
@@ -145,8 +140,8 @@ class InProcessTransport:
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
-    ) -> SimpleNamespace:
-        """Run the model, and call `done` before this returns."""
+    ) -> Callable[[], None]:
+        """Run the model, and call `done` before this returns: then there is nothing to cancel."""
         key = contract.model, version or contract.version
         context = {
             "server": self.address,
@@ -161,7 +156,7 @@ class InProcessTransport:
             outcome = error.at(**context)
             self._count(key, ModelStatistics(failures=1))
         done(outcome)
-        return _DONE
+        return lambda: None
 
     def _run(
         self,

@@ -13,7 +13,6 @@ from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserv
 from sonic_coffea.transport._transport import (
     ModelStatistics,
     Response,
-    RpcHandle,
     ServerMetadata,
     Transport,
     ask,
@@ -32,7 +31,6 @@ __all__ = [
     "ModelEntry",
     "ModelStatistics",
     "Response",
-    "RpcHandle",
     "ServerMetadata",
     "TensorSpec",
     "Token",

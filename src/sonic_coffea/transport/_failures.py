@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import grpc
@@ -25,7 +24,6 @@ from sonic_coffea.errors import (
 )
 
 Code = grpc.StatusCode
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Failure(NamedTuple):
@@ -168,29 +166,17 @@ _MEANING: dict[type[SonicError], str] = {
 }
 
 
-def failure_of(code: Any, details: str, trailers: Mapping[str, str] = _NONE) -> Failure:
-    """Return the row of the table that fits a failed call."""
-    said = details.strip().lower() or SILENT
-    return next(
-        row
-        for row in FAILURES
-        if (not row.codes or code in row.codes)
-        and any(words in said for words in row.words)
-        and (not row.trailer or row.trailer in trailers)
-    )
-
-
 def translate(
     code: Any,
     details: str,
-    trailers: Mapping[str, str] = _NONE,
+    trailers: Mapping[str, str],
     *,
-    closing: bool = False,
-    early: bool = False,
-    local: bool = False,
+    closing: bool,
+    early: bool,
+    local: bool,
     **context: Any,
 ) -> SonicError:
-    """Return our error for a gRPC status.
+    """Return our error for a gRPC status, by the first row of the table that fits.
 
     Parameters
     ----------
@@ -203,7 +189,14 @@ def translate(
     **context
         server, model, version, request.
     """
-    row = failure_of(code, details, trailers)
+    said = details.strip().lower() or SILENT
+    row = next(
+        row
+        for row in FAILURES
+        if (not row.codes or code in row.codes)
+        and any(words in said for words in row.words)
+        and (not row.trailer or row.trailer in trailers)
+    )
     kind, hint, reason = row.error, row.hint, (details.strip().splitlines() or [code.name])[0]
     if code == Code.CANCELLED and closing:
         kind = CancelledError
@@ -215,18 +208,14 @@ def translate(
     if kind is ServerLostError and row.phase == "connection":
         meaning = "no connection to the server could be made"
         hint = hint or f"`sonic-coffea check {context.get('server') or 'URL'}` tries it"
-        known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
+        known = (why for words, why in _WHY_UNCONNECTED.items() if words in said)
         why = next(known, "")
         reason = why or reason
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
-        error.retry_after_s = _pushback_s(trailers)
+        # A negative time, as a server may send, is none.
+        milliseconds = trailers.get(_PUSHBACK, "")
+        error.retry_after_s = float(milliseconds) / 1000 if milliseconds.isdecimal() else None
     elif isinstance(error, ServerLostError):
         error.undelivered, error.unreached = row.undelivered, bool(why)
     return error
-
-
-def _pushback_s(trailers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks to wait; None if it gives no time, or a negative one."""
-    milliseconds = trailers.get(_PUSHBACK, "")
-    return float(milliseconds) / 1000 if milliseconds.isdecimal() else None

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._transport import RpcHandle
 
 logger = logging.getLogger(__name__)
 
@@ -82,19 +81,11 @@ class Connection:
         # The last one is in use; calls in flight on the others may still be answered.
         self._channels: list[Channel] = []
         self._closed = False
+        # Of a call without tensors; the first call takes longer, as it makes the connection.
         self._shortest_s = math.inf
         # Why the server refuses connections, if a handshake was tried since the last answer.
         self._refusals: tuple[SonicError | None, ...] = ()
         self._shared = SharedMemory(self._call, address) if options.shared_memory else None
-
-    @property
-    def round_trip_s(self) -> float:
-        """The shortest time of a call without tensors; 0 without any, or on this machine.
-
-        The first call takes longer, as it makes the connection.
-        """
-        known = self._shortest_s < math.inf and not self.address.loopback
-        return self._shortest_s if known else 0.0
 
     def close(self) -> None:
         """Cancel what is in flight, and close the channels. May be called again.
@@ -305,7 +296,8 @@ class Connection:
             with contextlib.suppress(SonicError):
                 error = not_found(model, version, self.index(), server=str(self.address))
             raise error from None
-        return replace(contract, round_trip_s=self.round_trip_s)
+        round_trip_s = 0.0 if self.address.loopback else self._shortest_s
+        return replace(contract, round_trip_s=round_trip_s)
 
     def _ask(self, method: str, request: Any, **context: Any) -> Any:
         """Ask for a model, up to five times, as a balancer may lead to servers that lack it.
@@ -396,7 +388,7 @@ class Connection:
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
-    ) -> RpcHandle:
+    ) -> Callable[[], object]:
         """Send a request, as `Transport` has it; `done` is called on a thread of gRPC.
 
         May block while a new region of shared memory is registered with the server, for a few
@@ -440,14 +432,15 @@ class Connection:
         timeout_s, name = self._options.request_timeout_s, self._options.compression
         compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
-            handle: RpcHandle = self._start(
+            call = self._start(
                 "ModelInfer", message, timeout_s, finished, compression=compression, **context
             )
         except BaseException:  # such as a token that cannot be had
             if shared is not None and region is not None:
                 shared.release(region, reusable=True)
             raise
-        return handle
+        cancel: Callable[[], object] = call.cancel
+        return cancel
 
     def __enter__(self) -> Connection:
         return self

@@ -60,18 +60,11 @@ class Response:
     received_bytes: int
 
 
-class RpcHandle(Protocol):
-    """An inference request in flight."""
-
-    def cancel(self) -> object:
-        """Cancel the request, here and on the server. Never blocks."""
-
-
 class Transport(Protocol):
     """A connection to one server; any object with these methods is one.
 
-    Making it never blocks. Each method may block, such as while a token is fetched; of all calls,
-    only `RpcHandle.cancel` never does.
+    Making it never blocks. Each method may block, such as while a token is fetched; only the
+    function that `infer` returns never does.
     """
 
     def live(self, done: Callable[[SonicError | None], None]) -> None:
@@ -103,8 +96,11 @@ class Transport(Protocol):
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
-    ) -> RpcHandle:
-        """Send a request; `done` is called once, on any thread, also before this returns."""
+    ) -> Callable[[], object]:
+        """Send a request, and return what cancels it, here and on the server.
+
+        `done` is called once, on any thread, also before this returns.
+        """
 
     def close(self) -> None:
         """Cancel what is in flight, and close. May be called again."""
