@@ -196,8 +196,7 @@ class Engine:
                 event = item() if callable(item) else item
                 if event is not None:
                     events.append(event)
-            for instruction in self.core.handle(time.monotonic(), *events):
-                self._execute(instruction)
+            self._handle(*events)
         except Exception as error:
             # Without this, callers would wait for ever, and later calls would find no thread.
             logger.exception("the pool has failed inside; it begins anew")
@@ -205,6 +204,10 @@ class Engine:
             self.core = RecordedCore(self.settings, memory_bytes())
             self._add_senders(self.settings.servers)
         return max(0.0, self.core.wakes_at() - time.monotonic())
+
+    def _handle(self, *events: e.Event) -> None:
+        for instruction in self.core.handle(time.monotonic(), *events):
+            self._execute(instruction)
 
     def _add_senders(self, urls: Sequence[str]) -> None:
         """Make a sender for each server that has none; it connects with its first request."""
@@ -290,7 +293,8 @@ class Engine:
         tally.record_trip(answered.received_at - answered.sent_at)
         self._record(call, attempt.url, tally, response.version)
         if failure is not None:
-            self.inbox.put(e.Failed(attempt, failure))
+            # First: who hears of it may ask for the contract at once.
+            self._handle(e.Failed(attempt, failure))
             self._fail(request, failure)
             return
         call.finish(request)
