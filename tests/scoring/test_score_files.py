@@ -472,9 +472,9 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
     file, link = tmp_path / "events.root", tmp_path / "link.root"
     shutil.copy(FILES[0], file)
     link.symlink_to(file)
-    for output in (file, link):
+    for read, output in ((file, file), (file, link), (file.as_uri(), file)):
         with pytest.raises(errors.ConfigError, match="is a file that is read"):
-            sonic.score_files(MODEL, file, output, **SMALL)
+            sonic.score_files(MODEL, read, output, **SMALL)
     assert file.read_bytes() == FILES[0].read_bytes()
     assert sorted(tmp_path.iterdir()) == [file, link]
 

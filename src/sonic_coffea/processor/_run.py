@@ -95,8 +95,9 @@ def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     for file in files:
-        is_url = "://" in str(file)
-        path = str(file) if is_url else str(Path(file).expanduser().resolve())
+        path = str(file).removeprefix("file://")
+        is_url = "://" in path
+        path = path if is_url else str(Path(path).expanduser().resolve())
         if path in found:
             raise ConfigError(f"expected each file once, got more than once: {path}")
         found[path] = set() if is_url else _branches(Path(path))
