@@ -479,6 +479,16 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
+@pytest.mark.usefixtures("server")
+def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) -> None:
+    """Though coffea has read another file at the same path."""
+    for replaced in FILES:  # the second has more events
+        shutil.copy(replaced, tmp_path / "events.root")
+        written = sonic.score_files(MODEL, tmp_path / "events.root", out, collection="FatJet")
+        with uproot.open(replaced) as file:
+            assert written.events == file["Events"].num_entries
+
+
 @pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
 def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
     with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):

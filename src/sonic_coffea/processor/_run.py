@@ -64,7 +64,8 @@ def run_files(
         executor: Any = IterativeExecutor(status=progress)
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
-    runner = Runner(executor=executor, schema=Schema, chunksize=chunksize)
+    # coffea keeps what it has read of a path's file, which may have been replaced since.
+    runner = Runner(executor=executor, schema=Schema, chunksize=chunksize, metadata_cache={})
     fileset = {
         name: {"treename": "Events", "files": [str(path) for path in paths]}
         for name, paths in datasets.items()
