@@ -475,6 +475,8 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
     for read, output in ((file, file), (file, link), (file.as_uri(), file)):
         with pytest.raises(errors.ConfigError, match="is a file that is read"):
             sonic.score_files(MODEL, read, output, **SMALL)
+    with pytest.raises(errors.ConfigError, match="was not written by this package"):
+        sonic.score_files(MODEL, FILES[1], file, **SMALL)  # a file that is meant to be read
     assert file.read_bytes() == FILES[0].read_bytes()
     assert sorted(tmp_path.iterdir()) == [file, link]
 
