@@ -491,6 +491,13 @@ def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) ->
             assert written.events == file["Events"].num_entries
 
 
+@pytest.mark.usefixtures("server")
+def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) -> None:
+    shutil.copy(FILES[0], tmp_path / "müon.root")
+    with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):
+        sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
+
+
 @pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
 def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
     with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):

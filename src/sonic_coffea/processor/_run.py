@@ -99,6 +99,8 @@ def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
         path = str(file).removeprefix("file://")
         is_url = "://" in path
         path = path if is_url else str(Path(path).expanduser().resolve())
+        if not path.isascii():
+            raise ConfigError(f"coffea reads only files whose path is ASCII, got {path}")
         if path in found:
             raise ConfigError(f"expected each file once, got more than once: {path}")
         found[path] = set() if is_url else _branches(Path(path))
