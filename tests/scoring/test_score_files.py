@@ -558,7 +558,7 @@ def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("inputs: [", "is no YAML"),
+        ("inputs: [", "cannot read .*model.yaml as YAML: while parsing"),
         ("model: m\ninput: {}", "no key 'input'; did you mean 'inputs'"),
         (DECLARATION.replace("Row", "Rows"), "input 'x': no layout 'Rows'; did you mean 'Row'"),
         (DECLARATION.replace("fields", "field"), "input 'x': Row got an unexpected keyword"),
@@ -573,6 +573,8 @@ def test_bad_declarations_are_refused(text: str, message: str, tmp_path: Path) -
     path.write_text(text)
     with pytest.raises(errors.ConfigError, match=message):
         sonic.Model.from_yaml(path)
+    with pytest.raises(errors.ConfigError, match=r"cannot read .*nowhere as YAML: .*No such file"):
+        sonic.Model.from_yaml(tmp_path / "nowhere")
 
 
 def test_declarations_nest(tmp_path: Path) -> None:
