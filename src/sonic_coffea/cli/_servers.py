@@ -45,6 +45,8 @@ def check(
 
     settings = Settings.make(url, **connection)
     models = [each for one in declared for each in getattr(one, "models", (one,))]
+    if version is not None and model is None:
+        raise ConfigError("--version is of the model that is tried: give its name, too")
     if trained_on is not None and not models:
         raise ConfigError("--trained-on compares a declaration: give --declare or --weaver, too")
     for each in models if trained_on is not None else ():
