@@ -498,6 +498,13 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
         sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
 
 
+@pytest.mark.usefixtures("server")
+def test_columns_of_one_name_are_refused(out: Path) -> None:
+    message = "two columns are called 'pt'; .* or leave the field out of keep"
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.score_files(MODEL, FILES, out, keep=["pt", "pt"], **SMALL)
+
+
 @pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
 def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
     with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):
