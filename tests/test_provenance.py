@@ -147,3 +147,8 @@ def test_values_and_files_without_a_record_are_errors(scores: Any, tmp_path: Pat
                 provenance.read(tmp_path / name)
         with pytest.raises(errors.ConfigError, match="cannot read .*nowhere"):
             provenance.read(tmp_path / "nowhere" / name)
+    for of_others in ({"a": [1.0]}, "no JSON", "[1]"):
+        with uproot.recreate(tmp_path / "y.root") as file:
+            file["sonic"] = of_others
+        with pytest.raises(errors.ConfigError, match="cannot read .*y.root: "):
+            provenance.read(tmp_path / "y.root")

@@ -146,11 +146,15 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
                 import pyarrow.parquet as pq
 
             text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
-    except (OSError, ValueError) as error:  # of pyarrow, too
-        raise ConfigError(f"cannot read {path}: {str(error).strip().splitlines()[0]}") from None
-    if text is None:
+        record = None if text is None else dict(json.loads(text))
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  uproot fails in many ways on broken files
+        problem = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ConfigError(f"cannot read {path}: {problem}") from None
+    if record is None:
         raise ConfigError(f"{path} does not say what made its scores")
-    return dict(json.loads(text))
+    return record
 
 
 def versions() -> dict[str, str]:

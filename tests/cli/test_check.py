@@ -254,6 +254,8 @@ MODULES = {
         (("grpc://h:1", "--declare", "lacks:x"), "lacks:x: ModuleNotFoundError: No module named"),
         (("grpc://h:1", "--declare", "exits:x"), "cannot import exits:x: SystemExit: no arguments"),
         (("grpc://h:1", "--weaver", DATA / "toptagger.preprocess.json"), "needs the name"),
+        (("grpc://h:1", "m", "--trained-on", "x.parquet"), "--trained-on compares a declaration"),
+        (("grpc://h:1", "--version", "2"), "--version is of the model that is tried"),
         (("grpc://h:1", "--header", "nothing"), "expected --header NAME=VALUE"),
         (("grpc://h:1", "--header", "a=b", "--header", "a=c"), "'a' is given twice"),
     ],

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import sonic_coffea
+from sonic_coffea.layouts._expressions import FUNCTIONS, REDUCTIONS
 from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
 from .support import PROJECT, ROOT
@@ -74,6 +75,13 @@ def test_messages_are_listed() -> None:
 def test_message_is_what_the_package_says(message: str, texts: list[str]) -> None:
     pattern = ".*".join(map(re.escape, message.split("…")))
     assert any(re.search(pattern, text, re.DOTALL) for text in texts)
+
+
+def test_the_reference_lists_the_functions_of_expressions() -> None:
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    _, _, listed = page.partition("An expression has")
+    listed, _, _ = listed.partition("`function` may be")
+    assert {*FUNCTIONS, *REDUCTIONS} <= set(re.findall(r"\w+", listed))
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -310,6 +310,8 @@ def test_pages_are_files_of_their_own(tmp_path: Path) -> None:
     assert saved["advice"] == report.advice
     with pytest.raises(errors.ConfigError, match=r"ends in .html or .json, got report.pdf"):
         report.save(tmp_path / "report.pdf")
+    with pytest.raises(errors.ConfigError, match=r"cannot write .*x.json: No such file"):
+        report.save(tmp_path / "nowhere" / "x.json")
     assert len(report.plot().axes) == 2
 
 

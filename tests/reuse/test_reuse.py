@@ -283,6 +283,8 @@ def test_only_new_rows_are_sent(server: FakeServer, tmp_path: Path) -> None:
         assert scores.twice.tolist() == [[4, 8], [], [6, 6]]
         assert sent(server) == 4
         assert (pending.statistics.cache_hits, pending.statistics.deduplicated) == (2, 1)
+        MODEL(objects([[4]]), pool=pool)
+        assert (pool.statistics.objects, pool.statistics.cache_hits) == (5, 3)
         assert scores.attrs["sonic"]["version"] == "2"
         assert str(scores.type) == "3 * var * {twice: float32}"
         again = MODEL.submit(objects([[1]]), pool=pool)

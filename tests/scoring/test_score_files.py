@@ -472,11 +472,37 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
     file, link = tmp_path / "events.root", tmp_path / "link.root"
     shutil.copy(FILES[0], file)
     link.symlink_to(file)
-    for output in (file, link):
+    for read, output in ((file, file), (file, link), (file.as_uri(), file)):
         with pytest.raises(errors.ConfigError, match="is a file that is read"):
-            sonic.score_files(MODEL, file, output, **SMALL)
+            sonic.score_files(MODEL, read, output, **SMALL)
+    with pytest.raises(errors.ConfigError, match="was not written by this package"):
+        sonic.score_files(MODEL, FILES[1], file, **SMALL)  # a file that is meant to be read
     assert file.read_bytes() == FILES[0].read_bytes()
     assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+@pytest.mark.usefixtures("server")
+def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) -> None:
+    """Though coffea has read another file at the same path."""
+    for replaced in FILES:  # the second has more events
+        shutil.copy(replaced, tmp_path / "events.root")
+        written = sonic.score_files(MODEL, tmp_path / "events.root", out, collection="FatJet")
+        with uproot.open(replaced) as file:
+            assert written.events == file["Events"].num_entries
+
+
+@pytest.mark.usefixtures("server")
+def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) -> None:
+    shutil.copy(FILES[0], tmp_path / "müon.root")
+    with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):
+        sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
+
+
+@pytest.mark.usefixtures("server")
+def test_columns_of_one_name_are_refused(out: Path) -> None:
+    message = "two columns are called 'pt'; .* or leave the field out of keep"
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.score_files(MODEL, FILES, out, keep=["pt", "pt"], **SMALL)
 
 
 @pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
@@ -539,7 +565,7 @@ def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("inputs: [", "is no YAML"),
+        ("inputs: [", "cannot read .*model.yaml as YAML: while parsing"),
         ("model: m\ninput: {}", "no key 'input'; did you mean 'inputs'"),
         (DECLARATION.replace("Row", "Rows"), "input 'x': no layout 'Rows'; did you mean 'Row'"),
         (DECLARATION.replace("fields", "field"), "input 'x': Row got an unexpected keyword"),
@@ -554,6 +580,8 @@ def test_bad_declarations_are_refused(text: str, message: str, tmp_path: Path) -
     path.write_text(text)
     with pytest.raises(errors.ConfigError, match=message):
         sonic.Model.from_yaml(path)
+    with pytest.raises(errors.ConfigError, match=r"cannot read .*nowhere as YAML: .*No such file"):
+        sonic.Model.from_yaml(tmp_path / "nowhere")
 
 
 def test_declarations_nest(tmp_path: Path) -> None:

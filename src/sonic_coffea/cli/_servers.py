@@ -13,7 +13,7 @@ from rich.console import Console
 from sonic_coffea.cli._command import Number, OptionalNumber
 from sonic_coffea.cli._options import Connection, Declared
 from sonic_coffea.cli._output import json_only, literal, show, tensors, working
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.pool import Settings, open_transport
 from sonic_coffea.reporting import tables
 
@@ -45,6 +45,10 @@ def check(
 
     settings = Settings.make(url, **connection)
     models = [each for one in declared for each in getattr(one, "models", (one,))]
+    if version is not None and model is None:
+        raise ConfigError("--version is of the model that is tried: give its name, too")
+    if trained_on is not None and not models:
+        raise ConfigError("--trained-on compares a declaration: give --declare or --weaver, too")
     for each in models if trained_on is not None else ():
         each.check_export(trained_on)
     console = Console(quiet=json_only.get(), soft_wrap=True)

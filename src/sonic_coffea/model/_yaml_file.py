@@ -30,7 +30,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     known = _mapping(content, str(path))
     for key in known:
         if key not in _KEYS:

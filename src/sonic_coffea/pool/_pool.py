@@ -298,10 +298,10 @@ class Pool:
             if call.over:  # it was cancelled at once
                 return None
             self._engine.calls.add(call)
-            self._engine.statistics += call.statistics
             return e.Submitted(slices)
 
         call.begin(sum(request.rows for request in slices), self._engine.abandon)
+        self._engine.statistics += call.statistics
         if slices:
             self._engine.post(submitted)
 

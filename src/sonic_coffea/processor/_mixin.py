@@ -354,12 +354,16 @@ class SonicFilter(SonicProcessor):
             ak.typetracer.touch_data(decided)
             scores.passed = decided
             return super()._produce(events, scores)
-        passed = ak.Array([] if decided is None else decided)
+        try:
+            passed = ak.Array(decided)
+            got = passed.type
+        except (TypeError, ValueError):  # such as the one bool of `ak.any` without axis
+            got = repr(decided)
         # Numbers would select events by index, and None would be kept.
-        if passed.type != ak.types.ArrayType(ak.types.NumpyType("bool"), len(events)):
+        if got != ak.types.ArrayType(ak.types.NumpyType("bool"), len(events)):
             raise InputError(
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
-                f"events, got {passed.type}"
+                f"events, got {got}"
             )
         overlap = scores.overlap
         kept = Scores({name: _cut(score, passed) for name, score in scores.items()})

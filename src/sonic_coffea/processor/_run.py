@@ -64,7 +64,8 @@ def run_files(
         executor: Any = IterativeExecutor(status=progress)
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
-    runner = Runner(executor=executor, schema=Schema, chunksize=chunksize)
+    # coffea keeps what it has read of a path's file, which may have been replaced since.
+    runner = Runner(executor=executor, schema=Schema, chunksize=chunksize, metadata_cache={})
     fileset = {
         name: {"treename": "Events", "files": [str(path) for path in paths]}
         for name, paths in datasets.items()
@@ -95,8 +96,11 @@ def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     for file in files:
-        is_url = "://" in str(file)
-        path = str(file) if is_url else str(Path(file).expanduser().resolve())
+        path = str(file).removeprefix("file://")
+        is_url = "://" in path
+        path = path if is_url else str(Path(path).expanduser().resolve())
+        if not path.isascii():
+            raise ConfigError(f"coffea reads only files whose path is ASCII, got {path}")
         if path in found:
             raise ConfigError(f"expected each file once, got more than once: {path}")
         found[path] = set() if is_url else _branches(Path(path))

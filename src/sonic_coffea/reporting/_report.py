@@ -97,7 +97,7 @@ class Report:
         Raises
         ------
         ConfigError
-            If the name ends otherwise.
+            If the name ends otherwise, or the file cannot be written.
         """
         target = Path(path)
         if target.suffix == ".json":
@@ -109,7 +109,10 @@ class Report:
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
-        target.write_text(text, encoding="utf-8")
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

@@ -89,7 +89,8 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         NanoAOD files; URLs that uproot reads, too.
     output : path
         A ``.parquet`` or a ``.root`` file. A ROOT file has a tree ``Scores``, without rows for
-        objects that have no score: ROOT knows no None. It has plain numbers only.
+        objects that have no score: ROOT knows no None. It has plain numbers only. A file that is
+        there is replaced if this package has written it, and refused otherwise.
     collection : str, optional
         The collection to score, such as ``"FatJet"``; by default, the events. Of jets, the model
         may read the constituents: ``"constituents.pt"``.
@@ -182,6 +183,13 @@ def _run(
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
+    try:
+        if target.exists():
+            provenance.read(target)
+    except ConfigError:
+        raise ConfigError(
+            f"the output {target} exists, and was not written by this package; name another"
+        ) from None
     try:
         processor.parts.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -90,7 +90,8 @@ class Scoring(SonicProcessor):
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
                 raise ConfigError(
-                    f"two columns are called {name!r}; rename the labels in the declaration"
+                    f"two columns are called {name!r}; rename the label in the declaration, or "
+                    "leave the field out of keep"
                 )
             if self.flat and not _is_number(column.type.content, depth):
                 raise ConfigError(
