@@ -541,11 +541,9 @@ class Flat(FieldsLayout):
         per_element = len(self.features) * self.item_bytes(bound) + (8 if self.batch else 0)
         return bound.columns.counts(batch.rows) * per_element + (8 if self.splits else 0)
 
-    def make(
-        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def make(self, name: str, bound: Bound, batch: Batch) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
-        tensors = FieldsLayout.make(self, name, bound, batch, out)
+        tensors = FieldsLayout.make(self, name, bound, batch)
         counts = bound.columns.counts(batch.rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)

@@ -192,12 +192,9 @@ class Layout(ABC):
         """Return the tensors that an input makes: type and shape of a row, -1 where it varies."""
         return {name: (self.dtype, self.row_shape(-1))}
 
-    def make(
-        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def make(self, name: str, bound: Bound, batch: Batch) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
-        if out is None:
-            out = np.empty(self.tensor_shape(bound, batch), self.dtype)
+        out = np.empty(self.tensor_shape(bound, batch), self.dtype)
         self.write(out, bound, batch)
         return {name: out}
 

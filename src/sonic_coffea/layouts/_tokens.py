@@ -155,7 +155,7 @@ class Tokens(Layout):
             own, here = self.own[number], by_channel[:, :, places]
             first = own[0]
             if part.layout.jagged and own == list(range(first, first + len(own))):
-                part.layout.make(name, part, batch, here[:, first : first + len(own)])
+                part.layout.write(here[:, first : first + len(own)], part, batch)
             else:
                 here[:, own] = part.layout.make(name, part, batch)[name]
             here[:, [*set(range(width)).difference(own)]] = self.fill
