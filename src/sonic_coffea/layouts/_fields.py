@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._elements import Column, Columns, Elements, bind_columns, padding
+from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import Feature, Fields, Name, SortBy, as_features, key_of
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape, shaped
@@ -365,18 +365,23 @@ class Padded(FieldsLayout):
         if bound.inner is not None:
             self._write_lists(self.by_element(out), bound, batch)
             return
+        columns, counts = bound.columns, bound.columns.counts(batch.rows)
         wrap, by_channel = self.pad_mode == "wrap", self.by_element(out).swapaxes(1, 2)
         width, longest = self.width * self.dtype.itemsize, by_channel.shape[2]
-        for here, elements in bound.columns.blocks(batch.rows, width, longest):
+        padded = counts < (1 if wrap else longest)
+        fills = np.zeros((len(counts), self.width), out.dtype)
+        fills[padded] = self._fills(columns, columns.numbers(batch.rows)[padded])
+        for here, elements in columns.blocks(batch.rows, width, longest):
             values = elements.values(out.dtype)
-            pad(by_channel[here], values, elements.starts, elements.counts, self.fill, wrap=wrap)
-        if self.pad == "before" and self.dtype != STRING:
-            counts = bound.columns.counts(batch.rows)[:, np.newaxis]
-            absent = np.arange(longest) >= np.where(wrap & (counts > 0), longest, counts)
-            some = absent.any(axis=1)
-            rows = bound.columns.numbers(batch.rows)[some]
-            ends = padding(bound.columns, self.fill, self.dtype, rows).T[..., np.newaxis]
-            by_channel[some] = np.where(absent[some, np.newaxis], ends, by_channel[some])
+            pad(by_channel[here], values, elements.starts, elements.counts, fills[here], wrap=wrap)
+
+    def _fills(self, columns: Columns, rows: Int64) -> Tensor:
+        """Return what pads some rows: ``[n, F]``, or ``[F]`` of all rows."""
+        if self.dtype == STRING:
+            return np.asarray([text.encode() for text in self.fill], STRING)
+        if self.pad == "before":
+            return padding(columns, self.fill, self.dtype, rows).T
+        return np.asarray(self.fill).astype(self.dtype)
 
     def _write_lists(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Fill ``out[N, J, L, F]``: each list is padded as a row, a missing list as an empty row.
@@ -392,11 +397,9 @@ class Padded(FieldsLayout):
             out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
         except InputError as error:  # its rows are lists
             raise type(error)(error.message) from None
-        offsets = np.zeros(len(outer.rows) + 1, np.int64)
-        none: dict[Any, Column] = {t: (c[0][:0], None, False) for t, c in inner.terms.items()}
-        empty = Columns(outer.rows, offsets, inner.features, none, inner.missing)
-        for row in outer.numbers(batch.rows)[~present.all(axis=1)][:1].tolist():
-            out[~present] = one.make("", Bound(one, empty), Batch(slice(row, row + 1)))[""]
+        rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]
+        if len(rows):
+            out[~present] = self._fills(replace(inner, rows=outer.rows), rows)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         if self.outer is not None:

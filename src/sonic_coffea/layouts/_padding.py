@@ -28,11 +28,11 @@ def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any)
         start, count = starts[i], min(counts[i], length)
         for f in range(channels):
             # Of one axis each, they need no sum of indices, which is half of the time.
-            row, target = values[f, start : start + count], out[i, f]
+            row, target, fill = values[f, start : start + count], out[i, f], fills[i, f]
             for k in range(count):
                 target[k] = row[k]
             for k in range(count, length):
-                target[k] = row[k % count] if wrap and count > 0 else fills[f]
+                target[k] = row[k % count] if wrap and count > 0 else fill
 
 
 @cache
@@ -59,18 +59,20 @@ def pad(
     values: Tensor,
     starts: Int64,
     counts: Int64,
-    fills: Any,
+    fills: Tensor,
     *,
     wrap: bool = False,
 ) -> None:
-    """Fill ``out[N, F, L]`` with the elements of rows, and `fills` or the same elements behind."""
+    """Fill ``out[N, F, L]``: behind the elements of a row are its ``fills[N, F]``, or these again.
+
+    All have the same type.
+    """
     if out.dtype == STRING:
-        _pad(out, values, starts, counts, [text.encode() for text in fills], wrap)
+        _pad(out, values, starts, counts, fills, wrap)
         return
     # Bytes are moved, so that one loop serves all types of a size.
     bits = np.dtype(f"u{out.itemsize}")
-    ends = np.asarray(fills).astype(out.dtype).view(bits)
-    arguments = out.view(bits), values.view(bits), starts, counts, ends, wrap
+    arguments = out.view(bits), values.view(bits), starts, counts, fills.view(bits), wrap
     try:
         _compiled(cached=True)(*arguments)
     except Exception:  # noqa: BLE001  whatever is wrong with numba's folder costs time only
@@ -81,7 +83,7 @@ def pad(
 def load() -> None:
     """Load the loop, which takes a moment at the first time in a process."""
     some, one = np.zeros((1, 1, 1), np.float32), np.ones(1, np.int64)
-    pad(some, some[0], one - 1, one, some[0, 0])
+    pad(some, some[0], one - 1, one, some[0])
 
 
 Axis = tuple[Columns | None, int, int]

@@ -154,7 +154,8 @@ class Pairwise(FieldsLayout):
             counts = np.minimum(elements.counts, longest)
             fields = np.empty((len(self.features), len(counts), int(counts.max(initial=0))))
             values = elements.values(fields.dtype)
-            pad(fields.transpose(1, 0, 2), values, elements.starts, counts, np.zeros(len(fields)))
+            zeros = np.zeros((len(counts), len(fields)))
+            pad(fields.transpose(1, 0, 2), values, elements.starts, counts, zeros)
             present = np.arange(fields.shape[2]) < counts[:, np.newaxis]
             valid = present[:, :, np.newaxis] & present[:, np.newaxis]
             with np.errstate(all="ignore"):
