@@ -16,7 +16,6 @@ from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_o
 from sonic_coffea.layouts._features import Feature, all_finite
 from sonic_coffea.layouts._source import Source, innermost, of_field
 from sonic_coffea.layouts._structure import (
-    STRING,
     Int64,
     Level,
     Levels,
@@ -292,9 +291,6 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
 
     None stands for: if they are finite.
     """
-    if out.dtype == STRING:
-        out[:] = raw
-        return True
     values, is_real = raw, out.dtype.kind not in "iub"
     is_finite = is_wrong = False
     if not feature.plain:

@@ -248,8 +248,8 @@ class Feature:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether numbers are finite."""
-    return values.dtype.kind in "iub" or bool(np.isfinite(values).all())
+    """Return whether numbers are finite, as integers and strings always are."""
+    return values.dtype.kind in "iubO" or bool(np.isfinite(values).all())
 
 
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
