@@ -137,15 +137,15 @@ class Elements:
         if columns.offsets is not None:
             firsts = columns.offsets[:-1][rows]
             kept = self.counts if longest is None else np.minimum(self.counts, longest)
-            if order is not None:
-                sent = ranges(np.cumsum(self.counts) - self.counts, kept)
-                self.at, self.counts = np.repeat(firsts, kept) + order[sent], kept
-            elif not isinstance(rows, slice):
-                self.at, self.counts = ranges(firsts, kept), kept
-            elif len(firsts):
+            is_range = order is None and isinstance(rows, slice) and len(firsts) > 0
+            if is_range and 2 * kept.sum() >= self.counts.sum():  # most are sent
                 self.at = slice(int(firsts[0]), int(firsts[-1] + self.counts[-1]))
-                if 2 * int(kept.sum()) < self.at.stop - self.at.start:  # most are not sent
-                    self.at, self.counts = ranges(firsts, kept), kept
+            else:
+                self.at = ranges(firsts, kept)
+                if order is not None:
+                    sent = ranges(np.cumsum(self.counts) - self.counts, kept)
+                    self.at = np.repeat(firsts, kept) + order[sent]
+                self.counts = kept
         stops = np.cumsum(self.counts)
         self.starts, self.size = stops - self.counts, int(stops[-1]) if len(stops) else 0
 

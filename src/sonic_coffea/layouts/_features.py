@@ -148,11 +148,9 @@ class Feature:
         declare(
             self,
             terms=terms,
-            number=(self.name, self.index) if self.index else next(iter(terms), None),
+            number=(path_of(self.name), self.index) if self.index else next(iter(terms), None),
+            plain=not set(self.options) - {"expression", "index"},
         )
-        declare(self, plain=not set(self.options) - {"expression", "index"})
-        for path in self.paths:
-            path_of(path)
         if self.nonfinite is None and self.function != "isfinite":
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):

@@ -174,10 +174,7 @@ class Layout(ABC):
         places = self.axes.replace("C", "F")
         if "F" not in places:
             return tensor[..., np.newaxis]
-        channels = tensor.ndim - len(places) + places.index("F")
-        others = (axis for axis in range(tensor.ndim) if axis != channels)
-        view: Tensor = tensor.transpose(*others, channels)
-        return view
+        return np.moveaxis(tensor, places.index("F") - len(places), -1)
 
     @abstractmethod
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:

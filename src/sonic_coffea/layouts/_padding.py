@@ -118,12 +118,6 @@ def _whole(values: Tensor) -> Tensor:
     return np.ascontiguousarray(values).view(np.dtype((np.void, size)))[:, 0]
 
 
-def _is_as_it_lies(axis: Axis) -> bool:
-    """Whether an axis has the elements of one input, unsorted, and no other places."""
-    columns, before, after = axis
-    return columns is not None and columns.key is None and before + after == 0
-
-
 class Scatter:
     """Values of rows along some axes, put where they belong, in any order.
 
@@ -165,7 +159,9 @@ class Scatter:
         begins = self._offsets[:-1][rows]
         sizes = self._offsets[1:][rows] - begins
         is_padded = tensor.ndim == 1 + len(self._axes) + len(self._each)
-        if len(self._axes) > 1 or not _is_as_it_lies(self._axes[0]):
+        (columns, before, after), *more = self._axes
+        is_as_it_lies = columns is not None and columns.key is None and before + after == 0
+        if more or not is_as_it_lies:
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
             placed[places] = sent[valid] if is_padded else sent
             if len(places) < sizes.sum():
