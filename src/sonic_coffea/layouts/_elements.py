@@ -14,7 +14,7 @@ from awkward.index import Index64
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
 from sonic_coffea.layouts._features import Feature, all_finite
-from sonic_coffea.layouts._source import Source, innermost, of_field
+from sonic_coffea.layouts._source import Source, innermost, of_field, within
 from sonic_coffea.layouts._structure import (
     Int64,
     Level,
@@ -265,12 +265,12 @@ class Elements:
 
 
 def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelection) -> Tensor:
-    """Return ``[F, n]``: what pads some rows, if numbers are padded before they are transformed.
+    """Return ``[n, F]``: what pads some rows, if numbers are padded before they are transformed.
 
     An element of padding has the fill in the place of each number of an element, and the row's own
     numbers.
     """
-    each = np.empty((len(fills), len(columns.numbers(rows))), dtype)
+    each = np.empty((len(columns.numbers(rows)), len(fills)), dtype)
     first = np.zeros(len(columns.rows), np.int64)
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
         terms: dict[Any, Column] = {}
@@ -279,10 +279,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         alone = Columns(columns.rows, None, (feature,), terms, missing)
-        try:
-            Elements(alone, rows).values(dtype, each[channel : channel + 1])
-        except InputError as error:
-            raise error.within(f"fill {fill}, padded before the transformation") from None
+        with within(f"fill {fill}, padded before the transformation"):
+            (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
 
 

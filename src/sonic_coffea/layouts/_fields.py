@@ -377,11 +377,13 @@ class Padded(FieldsLayout):
 
     def _fills(self, columns: Columns, rows: Int64) -> Tensor:
         """Return what pads some rows: ``[n, F]``, or ``[F]`` of all rows."""
+        fill: Any = self.fill
         if self.dtype == STRING:
-            return np.asarray([text.encode() for text in self.fill], STRING)
+            return np.asarray([text.encode() for text in fill], STRING)
         if self.pad == "before":
-            return padding(columns, self.fill, self.dtype, rows).T
-        return np.asarray(self.fill).astype(self.dtype)
+            return padding(columns, fill, self.dtype, rows)
+        fills: Tensor = np.asarray(fill).astype(self.dtype)
+        return fills
 
     def _write_lists(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Fill ``out[N, J, L, F]``: each list is padded as a row, a missing list as an empty row.

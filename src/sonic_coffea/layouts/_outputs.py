@@ -314,12 +314,13 @@ class Output:
             raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
         self.check_values(shape)
 
-    def blank(self, rows: int) -> Tensor:
-        """Return the tensor of rows without responses."""
+    @property
+    def blank(self) -> Tensor:
+        """The tensor of no rows."""
         last = () if self.inner is None else self.last
-        if self.groups is not None and self.inner is None:  # as many as they need
-            last = (max(_reach(members) for _, members in self.groups),)
-        return np.zeros((rows, *last), self.dtype)
+        if self.groups is not None and self.inner is None:
+            last = (max(_reach(members) for _, members in self.groups),)  # as many as they need
+        return np.zeros((0, *last), self.dtype)
 
 
 def _reach(members: Any) -> int:
@@ -588,7 +589,7 @@ class ByRow:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
-        blank, parts = self.output.blank(0), self._parts
+        blank, parts = self.output.blank, self._parts
         dtype, each = self._kind or (blank.dtype, blank.shape[1:])
         axes = [[(bound.columns if bound else None, b, a) for bound, b, a in self._axes]]
         if parts:
@@ -619,7 +620,7 @@ class ByRow:
         if output.choose is not None:
             return self._choices(first.values)
         if output.splits is not None:
-            values = np.concatenate(self._split) if self._split else output.blank(0)
+            values = np.concatenate(self._split) if self._split else output.blank
             starts, stops = (Index64(np.ascontiguousarray(ends)) for ends in first.values.T)
             lists = contents.ListArray(starts, stops, output.content(values))
             return lists.to_ListOffsetArray64(start_at_zero=True)

@@ -15,7 +15,7 @@ import numpy as np
 from awkward.contents import Content, EmptyArray, IndexedOptionArray, ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
 from sonic_coffea.layouts._structure import (
@@ -43,6 +43,15 @@ def of_field(path: Path) -> Iterator[None]:
         raise
     except InputError as error:
         raise InputError(f"field {text_of(path)!r} {error.message}") from None
+
+
+@contextmanager
+def within(what: str) -> Iterator[None]:
+    """Name what an error of a declaration, or of arrays, is in."""
+    try:
+        yield
+    except (ConfigError, InputError) as error:
+        raise error.within(what) from None
 
 
 class Source:
