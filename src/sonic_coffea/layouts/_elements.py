@@ -294,7 +294,8 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     if not feature.plain:
         limits = feature.lower, feature.upper
         real = feature.real(raw.dtype)
-        work = out if out.dtype == real else np.empty(len(raw), real)
+        is_work = out.dtype == real and out.flags.contiguous
+        work = out if is_work else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
             is_wrong = not all_finite(values)

@@ -98,14 +98,9 @@ class FieldsLayout(Layout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Write all elements one after the other."""
         by_channel, start = self.by_element(out).reshape(-1, self.width).T, 0
-        is_plain = all(feature.plain for feature in self.features)
         for _, elements in bound.columns.blocks(batch.rows, self.width * self.dtype.itemsize):
-            here = by_channel[:, start : start + elements.size]
+            elements.values(out.dtype, by_channel[:, start : start + elements.size])
             start += elements.size
-            if is_plain:
-                elements.values(out.dtype, here)
-            else:
-                here[:] = elements.values(out.dtype)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         names = [feature.channel for feature in self.features]
