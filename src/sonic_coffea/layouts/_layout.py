@@ -38,12 +38,6 @@ class Batch(NamedTuple):
     rows: RowSelection
     bucket: int = 0
 
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        rows = self.rows
-        return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-
 
 Part = tuple[str, "Bound", slice]
 """Elements with places along an axis: their collection's name, they themselves, and the places."""
@@ -197,8 +191,8 @@ class Layout(ABC):
 
     def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        del bound
-        return (batch.size, *(self.row_shape(batch.bucket) or ()))
+        rows = bound.columns.numbers(batch.rows)
+        return (len(rows), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
         """Return the length to which jagged rows are padded in a bucket; 0 if they are not."""

@@ -30,6 +30,7 @@ from sonic_coffea.layouts._structure import (
     read,
     through,
     whole,
+    widened,
     without_options,
 )
 
@@ -404,8 +405,7 @@ def _reduced(place: Structure, reduction: str) -> Structure:
     content: Content = NumpyArray(np.diff(offsets))
     if reduction != "num":
         data, at = numbers(place)
-        values = np.asarray(data[at])
-        content = NumpyArray(values.astype(np.float32) if values.dtype == np.float16 else values)
+        content = NumpyArray(widened(data[at]))
         if option is not None:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
