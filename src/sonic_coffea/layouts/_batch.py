@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._padding import load
 from sonic_coffea.layouts._source import Source, within
@@ -278,13 +278,9 @@ def _segments(
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
-        for name in arrays:
-            if name not in layouts:
-                raise FieldError(f"the model has no input {name!r}; {nearest(name, layouts)}")
-        for name, layout in layouts.items():
-            if layout.columns and name not in arrays:
-                hint = nearest(name, arrays)
-                raise FieldError(f"no array for the model's input {name!r}; {hint}")
+        require(arrays, layouts, "the model has no input", FieldError)
+        needed = [name for name, layout in layouts.items() if layout.columns]
+        require(needed, arrays, "no array for the model's input", FieldError)
         return {name: Source(arrays.get(name)) for name in layouts}
     # One array of records, or a dict of columns, that all inputs share.
     return dict.fromkeys(layouts, Source(arrays))

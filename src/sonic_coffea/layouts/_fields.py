@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.errors import ConfigError, InputError, require
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import Feature, Fields, Name, SortBy, as_features, key_of
@@ -510,9 +510,7 @@ class Flat(FieldsLayout):
         if self.refers_to is None:
             return self
         flat = {n: x for n, x in inputs.items() if isinstance(x, Flat) and x is not self}
-        if self.refers_to not in flat:
-            hint = nearest(self.refers_to, flat)
-            raise ConfigError(f"Flat: refers_to={self.refers_to!r} is no other Flat input: {hint}")
+        require([self.refers_to], flat, "Flat: refers_to= is no other Flat input:")
         if flat[self.refers_to].sort_by is not None:
             raise ConfigError(
                 f"Flat: numbers refer to the elements of {self.refers_to!r} as they are given, and "
@@ -628,13 +626,9 @@ class Mask(Layout):
         if self.of is None:
             beside = beside or next(iter(counted), None)
             able = [name for name, layout in inputs.items() if not isinstance(layout, Mask)]
-            if beside not in able:
-                hint = nearest(str(beside), able)
-                raise ConfigError(
-                    f"Mask needs of=, or beside= with an input whose elements are counted, got "
-                    f"beside={beside!r}; {hint}"
-                )
-            counted = [beside]
+            needs = "Mask needs of=, or beside= an input whose elements are counted, got beside"
+            require([beside], able, needs)
+            counted = [str(beside)]
         if self.lengths:
             return replace(self, beside=beside)
         lengths = {inputs[name].lengths for name in counted} - {()}

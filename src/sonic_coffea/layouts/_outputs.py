@@ -14,7 +14,7 @@ import numpy as np
 from awkward import contents
 from awkward.index import Index8, Index64
 
-from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.errors import ConfigError, ResponseError, nearest, require
 from sonic_coffea.layouts._batch import bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
@@ -182,9 +182,8 @@ class Output:
         if isinstance(members, slice):
             return members
         labels = self.labels or ()
-        for member in members:
-            if isinstance(member, str) and member not in labels:
-                raise ConfigError(f"an output has no label {member!r}; {nearest(member, labels)}")
+        named = [member for member in members if isinstance(member, str)]
+        require(named, labels, "an output has no label")
         return tuple(labels.index(m) if isinstance(m, str) else m for m in members)
 
     def check_values(self, each: tuple[int, ...]) -> None:
@@ -442,9 +441,7 @@ class ByRow:
             raise ConfigError(f"{what} is per constituent, but no input has a jagged axis")
         named = [of for of, _, _ in axes if of]
         of = self.output.of or [*named, *jagged][0]
-        absent = next((name for name in (of, *named) if name not in jagged), None)
-        if absent is not None:
-            raise ConfigError(f"{what} is per constituent of {absent!r}; {nearest(absent, jagged)}")
+        require((of, *named), jagged, f"{what} is per constituent of")
         has = "slots" if self.output.choose == "slot" else None
         if any(other is not None and before + after for other, before, after in axes):
             has = "other places beside those"

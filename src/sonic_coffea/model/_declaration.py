@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from sonic_coffea.errors import ConfigError, ContractError, FieldError, nearest, printable
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, printable, require
 from sonic_coffea.layouts import (
     Inputs,
     Layout,
@@ -98,11 +98,8 @@ class Declaration(WithPool):
                     f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
                     f"sonic.Row, got {type(layout).__name__}"
                 )
-        if one_request_per not in (None, *ONE_REQUEST_PER):
-            raise ConfigError(
-                f"model {name!r}: no one_request_per {one_request_per!r}; "
-                f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
-            )
+        if one_request_per is not None:
+            require([one_request_per], ONE_REQUEST_PER, f"model {name!r}: no one_request_per")
         check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per

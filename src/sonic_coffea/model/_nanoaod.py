@@ -9,7 +9,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, require
 from sonic_coffea.layouts import (
     FilePositions,
     Int64,
@@ -234,11 +234,7 @@ def _radius(jets: str, radius: float | None) -> float:
 
 
 def _check_known(events: Any, collection: str) -> None:
-    known = list(events.fields)
-    if collection not in known:
-        raise FieldError(
-            f"the events have no collection {collection!r}; {nearest(collection, known)}"
-        )
+    require([collection], events.fields, "the events have no collection", FieldError)
 
 
 def _linked(events: Any, jets: str, association: Association) -> ak.Array:
