@@ -244,14 +244,14 @@ def is_lazy(arrays: Any) -> bool:
 
 
 def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, token: str) -> Any:
-    """Apply a function of arrays to every partition.
+    """Apply a function of arrays, or to every partition of lazy ones.
 
     Parameters
     ----------
     function : callable
         Of an array, or of a dict of arrays; also of typetracers.
-    arrays : dask_awkward.Array or dict
-        One array, or a dict of arrays with the same partitions.
+    arrays : array or dict
+        One array, or a dict of arrays; if any is lazy, all are, with the same partitions.
     label : str
         What dask calls the task.
     token : str
@@ -262,6 +262,8 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
     InputError
         If only some of the arrays are lazy.
     """
+    if not is_lazy(arrays):
+        return function(arrays)
     import dask_awkward
     from dask.base import tokenize
 

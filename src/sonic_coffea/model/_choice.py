@@ -18,7 +18,6 @@ from sonic_coffea.layouts import (
     Feature,
     Row,
     Source,
-    is_lazy,
     is_tracer,
     over_partitions,
     records_of,
@@ -195,8 +194,6 @@ class Choice:
 
     def _numbered(self, values: Any, by: str | None) -> Any:
         number = partial(numbered, keys=tuple(self._cases), by=by, what=by or self._what)
-        if not is_lazy(values):
-            return number(values)
         token = repr((by, list(self._cases)))
         return over_partitions(number, values, label=self._what, token=token)
 
