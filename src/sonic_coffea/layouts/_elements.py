@@ -391,7 +391,7 @@ def bind_columns(
         by_row = jagged and depths[term] < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        _check_gaps(columns, index, place, term, by_row=by_row)
+        _check_gaps(lies, index, place, term, stands)
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
@@ -423,27 +423,24 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
         if (levels := filled(lists)) is not lists:
             for number in range(len(without_options(lists[:-1])), len(lists) - 1):
                 if lists[number].is_pick:
-                    above = Columns(Structure(place.events, lists[:number]), missing=missing)
-                    picked = Structure(0, lists[: number + 1])
-                    _check_gaps(above, lists[number].data, picked, term, by_row=True)
+                    above = Structure(place.events, lists[:number])
+                    picked = Structure(place.events, lists[: number + 1])
+                    _check_gaps(above, lists[number].data, picked, term, missing)
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
 
 def _check_gaps(
-    columns: Columns, index: Int64 | None, place: Structure, term: Term, *, by_row: bool
+    lies: Structure, index: Int64 | None, place: Structure, term: Term, missing: Any
 ) -> None:
-    """Refuse missing numbers, if nothing stands for them."""
-    if index is None or columns.missing is not None or not np.any(index < 0):
+    """Refuse missing numbers of what lies in a structure, if nothing stands for them."""
+    if index is None or missing is not None or not np.any(index < 0):
         return
-    row, option = int(np.argmax(index < 0)), place.levels[-1]
-    if columns.offsets is not None and not by_row:
-        row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
+    event, option = lies.event_of(int(np.argmax(index < 0))), place.levels[-1]
     what = f"no {option.gap}" if option.is_pick else "None"
     raise InputError(
-        f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
-        "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "
-        "missing=0.0"
+        f"field {text_of(term[0])!r} has {what} in event {event}; remove it with ak.drop_none, "
+        "fill it with ak.fill_none, or say what stands for it, such as missing=0.0"
     )
 
 
@@ -493,15 +490,12 @@ def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> L
     or of numbers of objects.
     """
     (first, _), place = next(iter(own.items()))
-    keep = () if jagged else ("", "plain")
-
-    def lists(levels: Levels) -> Levels:
-        return without_options(levels, keep=() if united else keep)
-
-    rows = Structure(place.events, lists(place.levels))
+    keep = () if jagged or united else ("", "plain")
+    rows = Structure(place.events, without_options(place.levels, keep=keep))
     for (path, _), other in own.items():
         if other.levels is not place.levels or other.events != place.events:
-            rows.check_same(Structure(other.events, lists(other.levels)), (first, path))
+            lists = without_options(other.levels, keep=keep)
+            rows.check_same(Structure(other.events, lists), (first, path))
     return _united([other.levels for other in own.values()]) if united else rows.levels
 
 

@@ -136,29 +136,29 @@ class Scatter:
     def __init__(
         self, axes: Sequence[Axis], rows: int, each: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self._axes, self._each = axes, each
+        self._axes = axes
         self._counts = [
             np.full(rows, before + after, np.int64)
             + (0 if columns is None else columns.counts(slice(0, rows)))
             for columns, before, after in axes
         ]
         self._offsets = offsets_of(math.prod(self._counts, start=np.ones(rows, np.int64)))
-        self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
-        self._kept = np.ones(len(self._values), np.bool_)
+        self.values = np.zeros((int(self._offsets[-1]), *each), dtype)
+        """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
+        self._kept = np.ones(len(self.values), np.bool_)
         """Which values are there, and not truncated."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
         # In the type of the values, as items are moved without being converted.
-        each = tensor.astype(self._values.dtype, copy=False)
-        sent = _whole(each.reshape(-1, self._values.shape[1]))
-        placed = _whole(self._values)
+        each, width = tensor.astype(self.values.dtype, copy=False), math.prod(self.values.shape[1:])
+        sent, placed = (_whole(x.reshape(-1, width)) for x in (each, self.values))
         if not self._axes:
             placed[rows] = sent
             return
         begins = self._offsets[:-1][rows]
         sizes = self._offsets[1:][rows] - begins
-        is_padded = tensor.ndim == 1 + len(self._axes) + len(self._each)
+        is_padded = tensor.ndim == len(self._axes) + self.values.ndim
         (columns, before, after), *more = self._axes
         is_as_it_lies = columns is not None and columns.key is None and before + after == 0
         if more or not is_as_it_lies:
@@ -194,11 +194,6 @@ class Scatter:
             valid = valid[..., np.newaxis] & (places >= 0)
         index += begins.reshape(-1, *(1,) * len(self._axes))
         return valid.reshape(-1), index[valid]
-
-    @property
-    def values(self) -> Tensor:
-        """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
-        return self._values.reshape(len(self._values), *self._each)
 
     def lists(self, values: Content, *, optional: bool = False) -> Content:
         """Return content of all values as lists of each row.

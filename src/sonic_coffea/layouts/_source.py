@@ -163,21 +163,17 @@ class Source:
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part."""
-        part, first = str(self._part), str(path[0])
-        if part not in self.names():
+        part, first, names = str(self._part), path[0], _fields(self._array)
+        if part not in names:
             return path
-        within = first in self.names(part)
-        if first in self.names() and within:
+        is_in_part = first in _fields(self._array[part])
+        if first in names and is_in_part:
             text = text_of(path)
             raise FieldError(
                 f"field {text!r} is one of the record and one of {part!r}; write "
                 f"{f'{part}.{text}'!r}, or give the part another name"
             )
-        return (part, *path) if within or first not in self.names() else path
-
-    def names(self, part: str | None = None) -> list[str]:
-        """Return the fields of a collection, or of all there is."""
-        return _fields(self._array if part is None else self._array[part])
+        return (part, *path) if is_in_part or first not in names else path
 
     def _place(self, path: Path) -> Structure:
         """Return the place of a path; what is above it is looked up once."""
@@ -323,7 +319,7 @@ def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
 
     Below lists, a record that is None is an object that is not there.
     """
-    if len(place.levels) == above or all(level.is_list for level in place.levels[above:]):
+    if all(level.is_list for level in place.levels[above:]):
         return place
     first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
     for number, level in enumerate(levels[above:], above):
