@@ -360,15 +360,14 @@ class Padded(FieldsLayout):
         if bound.inner is not None:
             self._write_lists(self.by_element(out), bound, batch)
             return
-        columns, counts = bound.columns, bound.columns.counts(batch.rows)
         wrap, by_channel = self.pad_mode == "wrap", self.by_element(out).swapaxes(1, 2)
         width, longest = self.width * self.dtype.itemsize, by_channel.shape[2]
-        padded = counts < (1 if wrap else longest)
-        fills = np.zeros((len(counts), self.width), out.dtype)
-        fills[padded] = self._fills(columns, columns.numbers(batch.rows)[padded])
-        for here, elements in columns.blocks(batch.rows, width, longest):
-            values = elements.values(out.dtype)
-            pad(by_channel[here], values, elements.starts, elements.counts, fills[here], wrap=wrap)
+        for here, elements in bound.columns.blocks(batch.rows, width, longest):
+            values, rows = elements.values(out.dtype), bound.columns.numbers(elements.rows)
+            padded = elements.counts < (1 if wrap else longest)
+            fills = np.zeros((len(rows), self.width), out.dtype)
+            fills[padded] = self._fills(bound.columns, rows[padded])
+            pad(by_channel[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
     def _fills(self, columns: Columns, rows: Int64) -> Tensor:
         """Return what pads some rows: ``[n, F]``, or ``[F]`` of all rows."""
