@@ -330,7 +330,7 @@ class Submission:
         try:
             anew = pool.settings.cache is not None
             contract = pool.contract(model.name, version, anew=anew, deadline=self.deadline)
-            return model.fitted(contract, server=", ".join(pool.settings.servers))
+            return model.compare(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             mask = self.on_error == "mask" and not self.deadline.over
