@@ -365,18 +365,19 @@ class Padded(FieldsLayout):
         for here, elements in bound.columns.blocks(batch.rows, width, longest):
             values, rows = elements.values(out.dtype), bound.columns.numbers(elements.rows)
             padded = elements.counts < (1 if wrap else longest)
-            fills = np.zeros((len(rows), self.width), out.dtype)
-            fills[padded] = self._fills(bound.columns, rows[padded])
+            fills = self._fills(bound.columns, rows, padded)
             pad(by_channel[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
-    def _fills(self, columns: Columns, rows: Int64) -> Tensor:
-        """Return what pads some rows: ``[n, F]``, or ``[F]`` of all rows."""
+    def _fills(self, columns: Columns, rows: Int64, padded: Tensor | slice) -> Tensor:
+        """Return ``[n, F]``: what pads rows, of which some need it."""
         fill: Any = self.fill
+        fills: Tensor = np.zeros((len(rows), self.width), self.dtype)
         if self.dtype == STRING:
-            return np.asarray([text.encode() for text in fill], STRING)
-        if self.pad == "before":
-            return padding(columns, fill, self.dtype, rows)
-        fills: Tensor = np.asarray(fill).astype(self.dtype)
+            fills[:] = [text.encode() for text in fill]
+        elif self.pad == "before":
+            fills[padded] = padding(columns, fill, self.dtype, rows[padded])
+        else:
+            fills[:] = fill
         return fills
 
     def _write_lists(self, out: Tensor, bound: Bound, batch: Batch) -> None:
@@ -395,7 +396,7 @@ class Padded(FieldsLayout):
             raise type(error)(error.message) from None
         rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]
         if len(rows):
-            out[~present] = self._fills(replace(inner, rows=outer.rows), rows)
+            out[~present] = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         if self.outer is not None:
