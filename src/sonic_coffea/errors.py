@@ -31,7 +31,7 @@ pickled, because they cross processes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial, wraps
 from types import TracebackType
@@ -272,6 +272,15 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def require(
+    names: Iterable[Any], known: Collection[Any], problem: str, kind: type[SonicError] = ConfigError
+) -> None:
+    """Raise an error for the first of some names that is not known, with the nearest known ones."""
+    for name in names:
+        if name not in known:
+            raise kind(f"{problem} {name!r}; {nearest(name, known)}")
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:

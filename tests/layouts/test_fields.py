@@ -105,6 +105,14 @@ def test_columns_of_a_dict_are_sent_as_those_of_records(pairs: list[tuple[Any, A
         assert [list(row.values()) for row in back.tolist()] == wanted
 
 
+@pytest.mark.parametrize("of_lists", [ak.Array, ak.to_regular])
+def test_lists_of_records_that_differ_are_packed_together(of_lists: Any) -> None:
+    first = of_lists(ak.Array([[{"pt": 1.0, "x": 1}, None], [{"pt": 2.0, "x": 1}, None]]))
+    second = of_lists(ak.Array([[{"pt": 3.0, "y": True}, {"pt": 4.0, "y": False}]]))
+    both = ak.concatenate([first, second])
+    assert sonic.Row("pt").pack(both).ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_unpacked_rows_are_none_where_the_objects_are() -> None:
     union = ak.concatenate([ak.Array([{"m": 1.0}, None]), ak.Array([{"m": None, "x": 1}, None])])
     layout = sonic.Row("m", missing=-9)

@@ -24,7 +24,7 @@ JETS = ak.Array(
     [
         [
             {"pt": 50.0, "flavour": 5, "kind": "b", "pf": [{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}]},
-            {"pt": 40.0, "flavour": 4, "kind": "c", "pf": []},
+            {"pt": 40.0, "flavour": 4, "kind": "charm", "pf": []},
         ],
         [],
         [None, {"pt": 30.0, "flavour": 5, "kind": "b", "pf": [{"pt": 4.0}]}],
@@ -102,7 +102,7 @@ def test_labels_and_weights_are_of_the_same_rows(exported: Any) -> None:
     labels = {"is_b": "flavour == 5", "kind": JETS.kind, "event": np.asarray([7, 8, 9])}
     table = exported(model(), labels=labels, weights="pt / 10")
     assert table.is_b.tolist() == [1.0, 0.0, 1.0]
-    assert table.kind.tolist() == ["b", "c", "b"]
+    assert table.kind.tolist() == ["b", "charm", "b"]
     assert table.event.tolist() == [7, 7, 9]
     assert table.weight.tolist() == [5.0, 4.0, 3.0]
 

@@ -305,7 +305,7 @@ def packed(inputs: dict[str, Any], array: Any = EVENTS, **options: Any) -> dict[
         *(
             (lambda inputs=inputs: packed(inputs, [{"r": [1.0], "from": [0], "to": [0]}]), problem)
             for inputs, problem in (
-                ({"nodes": INPUTS["x"], "edge_index": EDGES}, "'x' is no other Flat input.* nodes"),
+                ({"nodes": INPUTS["x"], "edge_index": EDGES}, "no other Flat input: 'x'.* nodes"),
                 ({**INPUTS, "x": sonic.Flat("r", sort_by="r")}, "as they are given"),
                 ({**INPUTS, "x": sonic.Flat("r", None)}, "nothing tells them apart"),
             )

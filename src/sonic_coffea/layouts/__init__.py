@@ -25,6 +25,7 @@ from sonic_coffea.layouts._file_positions import (
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
 from sonic_coffea.layouts._options import checked, dtype_name, held
 from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
+from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
     Source,
@@ -71,6 +72,7 @@ __all__ = [
     "check_told_apart",
     "checked",
     "columns_of",
+    "content_of",
     "declared",
     "dtype_name",
     "file_of",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._padding import load
-from sonic_coffea.layouts._source import Source
+from sonic_coffea.layouts._source import Source, within
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._options import DType
@@ -176,7 +175,7 @@ def bind_inputs(
     sources = _sources(resolved, arrays)
     bound: dict[str, Bound] = {}
     for name in sorted(resolved, key=lambda name: resolved[name].dependency is not None):
-        with within(name):
+        with within(f"input {name!r}"):
             bound[name] = resolved[name].bind(sources[name], bound)
     bound = {name: bound[name] for name in layouts}
     first, rows = next((name, each.rows) for name, each in bound.items())
@@ -241,7 +240,7 @@ def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts with what they take over from each other."""
     resolved = {}
     for name, layout in layouts.items():
-        with within(name):
+        with within(f"input {name!r}"):
             resolved[name] = layout.resolved(layouts)
     return resolved
 
@@ -276,25 +275,12 @@ def _segments(
     return numbers, tuple(segments)
 
 
-@contextmanager
-def within(name: str) -> Iterator[None]:
-    """Name the input in the errors of its layout."""
-    try:
-        yield
-    except (ConfigError, InputError) as error:
-        raise error.within(f"input {name!r}") from None
-
-
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
-        for name in arrays:
-            if name not in layouts:
-                raise FieldError(f"the model has no input {name!r}; {nearest(name, layouts)}")
-        for name, layout in layouts.items():
-            if layout.columns and name not in arrays:
-                hint = nearest(name, arrays)
-                raise FieldError(f"no array for the model's input {name!r}; {hint}")
+        require(arrays, layouts, "the model has no input", FieldError)
+        needed = [name for name, layout in layouts.items() if layout.columns]
+        require(needed, arrays, "no array for the model's input", FieldError)
         return {name: Source(arrays.get(name)) for name in layouts}
     # One array of records, or a dict of columns, that all inputs share.
     return dict.fromkeys(layouts, Source(arrays))

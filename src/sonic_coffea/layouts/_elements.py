@@ -14,9 +14,8 @@ from awkward.index import Index64
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
 from sonic_coffea.layouts._features import Feature, all_finite
-from sonic_coffea.layouts._source import Source, innermost, of_field
+from sonic_coffea.layouts._source import Source, innermost, of_field, within
 from sonic_coffea.layouts._structure import (
-    STRING,
     Int64,
     Level,
     Levels,
@@ -138,15 +137,15 @@ class Elements:
         if columns.offsets is not None:
             firsts = columns.offsets[:-1][rows]
             kept = self.counts if longest is None else np.minimum(self.counts, longest)
-            if order is not None:
-                sent = ranges(np.cumsum(self.counts) - self.counts, kept)
-                self.at, self.counts = np.repeat(firsts, kept) + order[sent], kept
-            elif not isinstance(rows, slice):
-                self.at, self.counts = ranges(firsts, kept), kept
-            elif len(firsts):
+            is_range = order is None and isinstance(rows, slice) and len(firsts) > 0
+            if is_range and 2 * kept.sum() >= self.counts.sum():  # most are sent
                 self.at = slice(int(firsts[0]), int(firsts[-1] + self.counts[-1]))
-                if 2 * int(kept.sum()) < self.at.stop - self.at.start:  # most are not sent
-                    self.at, self.counts = ranges(firsts, kept), kept
+            else:
+                self.at = ranges(firsts, kept)
+                if order is not None:
+                    sent = ranges(np.cumsum(self.counts) - self.counts, kept)
+                    self.at = np.repeat(firsts, kept) + order[sent]
+                self.counts = kept
         stops = np.cumsum(self.counts)
         self.starts, self.size = stops - self.counts, int(stops[-1]) if len(stops) else 0
 
@@ -266,12 +265,12 @@ class Elements:
 
 
 def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelection) -> Tensor:
-    """Return ``[F, n]``: what pads some rows, if numbers are padded before they are transformed.
+    """Return ``[n, F]``: what pads some rows, if numbers are padded before they are transformed.
 
     An element of padding has the fill in the place of each number of an element, and the row's own
     numbers.
     """
-    each = np.empty((len(fills), len(columns.numbers(rows))), dtype)
+    each = np.empty((len(columns.numbers(rows)), len(fills)), dtype)
     first = np.zeros(len(columns.rows), np.int64)
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
         terms: dict[Any, Column] = {}
@@ -280,10 +279,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         alone = Columns(columns.rows, None, (feature,), terms, missing)
-        try:
-            Elements(alone, rows).values(dtype, each[channel : channel + 1])
-        except InputError as error:
-            raise error.within(f"fill {fill}, padded before the transformation") from None
+        with within(f"fill {fill}, padded before the transformation"):
+            (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
 
 
@@ -292,15 +289,13 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
 
     None stands for: if they are finite.
     """
-    if out.dtype == STRING:
-        out[:] = raw
-        return True
     values, is_real = raw, out.dtype.kind not in "iub"
     is_finite = is_wrong = False
     if not feature.plain:
         limits = feature.lower, feature.upper
         real = feature.real(raw.dtype)
-        work = out if out.dtype == real else np.empty(len(raw), real)
+        is_work = out.dtype == real and out.flags.contiguous
+        work = out if is_work else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
             is_wrong = not all_finite(values)
@@ -396,7 +391,7 @@ def bind_columns(
         by_row = jagged and depths[term] < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        _check_gaps(columns, index, place, term, by_row=by_row)
+        _check_gaps(lies, index, place, term, stands)
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
@@ -428,27 +423,24 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
         if (levels := filled(lists)) is not lists:
             for number in range(len(without_options(lists[:-1])), len(lists) - 1):
                 if lists[number].is_pick:
-                    above = Columns(Structure(place.events, lists[:number]), missing=missing)
-                    picked = Structure(0, lists[: number + 1])
-                    _check_gaps(above, lists[number].data, picked, term, by_row=True)
+                    above = Structure(place.events, lists[:number])
+                    picked = Structure(place.events, lists[: number + 1])
+                    _check_gaps(above, lists[number].data, picked, term, missing)
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
 
 def _check_gaps(
-    columns: Columns, index: Int64 | None, place: Structure, term: Term, *, by_row: bool
+    lies: Structure, index: Int64 | None, place: Structure, term: Term, missing: Any
 ) -> None:
-    """Refuse missing numbers, if nothing stands for them."""
-    if index is None or columns.missing is not None or not np.any(index < 0):
+    """Refuse missing numbers of what lies in a structure, if nothing stands for them."""
+    if index is None or missing is not None or not np.any(index < 0):
         return
-    row, option = int(np.argmax(index < 0)), place.levels[-1]
-    if columns.offsets is not None and not by_row:
-        row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
+    event, option = lies.event_of(int(np.argmax(index < 0))), place.levels[-1]
     what = f"no {option.gap}" if option.is_pick else "None"
     raise InputError(
-        f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
-        "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "
-        "missing=0.0"
+        f"field {text_of(term[0])!r} has {what} in event {event}; remove it with ak.drop_none, "
+        "fill it with ak.fill_none, or say what stands for it, such as missing=0.0"
     )
 
 
@@ -498,15 +490,12 @@ def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> L
     or of numbers of objects.
     """
     (first, _), place = next(iter(own.items()))
-    keep = () if jagged else ("", "plain")
-
-    def lists(levels: Levels) -> Levels:
-        return without_options(levels, keep=() if united else keep)
-
-    rows = Structure(place.events, lists(place.levels))
+    keep = () if jagged or united else ("", "plain")
+    rows = Structure(place.events, without_options(place.levels, keep=keep))
     for (path, _), other in own.items():
         if other.levels is not place.levels or other.events != place.events:
-            rows.check_same(Structure(other.events, lists(other.levels)), (first, path))
+            lists = without_options(other.levels, keep=keep)
+            rows.check_same(Structure(other.events, lists), (first, path))
     return _united([other.levels for other in own.values()]) if united else rows.levels
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.errors import ConfigError, InputError, require
 
 Path = tuple[str | int, ...]
 """The names that lead to a field, and indices into lists on the way: ``("Jet", 0, "pt")``."""
@@ -217,9 +217,7 @@ def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:
 
 def _call(node: ast.Call, terms: dict[Term, str], what: str) -> ast.expr:
     name = ast.unparse(node.func).removeprefix("np.").removeprefix("numpy.")
-    known = [*FUNCTIONS, *REDUCTIONS]
-    if name not in known:
-        raise ConfigError(f"{what}: no function {name!r}; {nearest(name, known)}")
+    require([name], [*FUNCTIONS, *REDUCTIONS], f"{what}: no function")
     _, least, most = FUNCTIONS.get(name, (None, 1, 1))
     if node.keywords or not least <= len(node.args) <= most:
         takes = " or ".join("more" if n == math.inf else str(n) for n in sorted({least, most}))

@@ -30,7 +30,6 @@ from sonic_coffea.layouts._options import (
     equals,
     hashed,
     refuse,
-    several,
 )
 from sonic_coffea.layouts._structure import real_of
 
@@ -148,11 +147,9 @@ class Feature:
         declare(
             self,
             terms=terms,
-            number=(self.name, self.index) if self.index else next(iter(terms), None),
+            number=(path_of(self.name), self.index) if self.index else next(iter(terms), None),
+            plain=not set(self.options) - {"expression", "index"},
         )
-        declare(self, plain=not set(self.options) - {"expression", "index"})
-        for path in self.paths:
-            path_of(path)
         if self.nonfinite is None and self.function != "isfinite":
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
@@ -248,8 +245,8 @@ class Feature:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether numbers are finite."""
-    return values.dtype.kind in "iub" or bool(np.isfinite(values).all())
+    """Return whether numbers are finite, as integers and strings always are."""
+    return values.dtype.kind in "iubO" or bool(np.isfinite(values).all())
 
 
 def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
@@ -305,10 +302,7 @@ def OneHot(name: Name, values: Iterable[float]) -> tuple[Feature, ...]:  # noqa:
     [[1.0, 0.0], [0.0, 1.0]]
     """
     what = f"OneHot({name!r}): expected values to be"
-    try:
-        each = [checked("number", value, what) for value in several(values)]
-    except TypeError:
-        raise ConfigError(f"{what} a list of numbers, got {values!r}") from None
+    each = [checked("number", value, what) for value in checked("values", values, what)]
     if not each or len(set(each)) != len(each):
         raise ConfigError(f"{what} different numbers, got {each}")
     return tuple(Feature(name, categories={value: 1, None: 0}) for value in each)
@@ -341,10 +335,8 @@ def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature)) or not isinstance(named, Iterable):
         named = [named]
-    try:
-        features = [feature for field in several(named) for feature in _channels(field, layout)]
-    except TypeError:
-        raise ConfigError(f"{layout}: expected a list of fields, got {named!r}") from None
+    each = checked("fields", named, f"{layout}: expected")
+    features = [feature for field in each for feature in _channels(field, layout)]
     if not any(feature.terms for feature in features):
         raise ConfigError(f"{layout} needs at least one field beside constants, for its rows")
     return tuple(features)

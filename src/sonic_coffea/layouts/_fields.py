@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._elements import Column, Columns, Elements, bind_columns, padding
+from sonic_coffea.errors import ConfigError, InputError, require
+from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import Feature, Fields, Name, SortBy, as_features, key_of
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape, shaped
@@ -98,14 +98,9 @@ class FieldsLayout(Layout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Write all elements one after the other."""
         by_channel, start = self.by_element(out).reshape(-1, self.width).T, 0
-        is_plain = all(feature.plain for feature in self.features)
         for _, elements in bound.columns.blocks(batch.rows, self.width * self.dtype.itemsize):
-            here = by_channel[:, start : start + elements.size]
+            elements.values(out.dtype, by_channel[:, start : start + elements.size])
             start += elements.size
-            if is_plain:
-                elements.values(out.dtype, here)
-            else:
-                here[:] = elements.values(out.dtype)
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         names = [feature.channel for feature in self.features]
@@ -368,15 +363,22 @@ class Padded(FieldsLayout):
         wrap, by_channel = self.pad_mode == "wrap", self.by_element(out).swapaxes(1, 2)
         width, longest = self.width * self.dtype.itemsize, by_channel.shape[2]
         for here, elements in bound.columns.blocks(batch.rows, width, longest):
-            values = elements.values(out.dtype)
-            pad(by_channel[here], values, elements.starts, elements.counts, self.fill, wrap=wrap)
-        if self.pad == "before" and self.dtype != STRING:
-            counts = bound.columns.counts(batch.rows)[:, np.newaxis]
-            absent = np.arange(longest) >= np.where(wrap & (counts > 0), longest, counts)
-            some = absent.any(axis=1)
-            rows = bound.columns.numbers(batch.rows)[some]
-            ends = padding(bound.columns, self.fill, self.dtype, rows).T[..., np.newaxis]
-            by_channel[some] = np.where(absent[some, np.newaxis], ends, by_channel[some])
+            values, rows = elements.values(out.dtype), bound.columns.numbers(elements.rows)
+            padded = elements.counts < (1 if wrap else longest)
+            fills = self._fills(bound.columns, rows, padded)
+            pad(by_channel[here], values, elements.starts, elements.counts, fills, wrap=wrap)
+
+    def _fills(self, columns: Columns, rows: Int64, padded: Tensor | slice) -> Tensor:
+        """Return ``[n, F]``: what pads rows, of which some need it."""
+        fill: Any = self.fill
+        fills: Tensor = np.zeros((len(rows), self.width), self.dtype)
+        if self.dtype == STRING:
+            fills[:] = [text.encode() for text in fill]
+        elif self.pad == "before":
+            fills[padded] = padding(columns, fill, self.dtype, rows[padded])
+        else:
+            fills[:] = fill
+        return fills
 
     def _write_lists(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Fill ``out[N, J, L, F]``: each list is padded as a row, a missing list as an empty row.
@@ -392,11 +394,9 @@ class Padded(FieldsLayout):
             out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
         except InputError as error:  # its rows are lists
             raise type(error)(error.message) from None
-        offsets = np.zeros(len(outer.rows) + 1, np.int64)
-        none: dict[Any, Column] = {t: (c[0][:0], None, False) for t, c in inner.terms.items()}
-        empty = Columns(outer.rows, offsets, inner.features, none, inner.missing)
-        for row in outer.numbers(batch.rows)[~present.all(axis=1)][:1].tolist():
-            out[~present] = one.make("", Bound(one, empty), Batch(slice(row, row + 1)))[""]
+        rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]
+        if len(rows):
+            out[~present] = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         if self.outer is not None:
@@ -510,9 +510,7 @@ class Flat(FieldsLayout):
         if self.refers_to is None:
             return self
         flat = {n: x for n, x in inputs.items() if isinstance(x, Flat) and x is not self}
-        if self.refers_to not in flat:
-            hint = nearest(self.refers_to, flat)
-            raise ConfigError(f"Flat: refers_to={self.refers_to!r} is no other Flat input: {hint}")
+        require([self.refers_to], flat, "Flat: refers_to= is no other Flat input:")
         if flat[self.refers_to].sort_by is not None:
             raise ConfigError(
                 f"Flat: numbers refer to the elements of {self.refers_to!r} as they are given, and "
@@ -541,11 +539,9 @@ class Flat(FieldsLayout):
         per_element = len(self.features) * self.item_bytes(bound) + (8 if self.batch else 0)
         return bound.columns.counts(batch.rows) * per_element + (8 if self.splits else 0)
 
-    def make(
-        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def make(self, name: str, bound: Bound, batch: Batch) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
-        tensors = FieldsLayout.make(self, name, bound, batch, out)
+        tensors = FieldsLayout.make(self, name, bound, batch)
         counts = bound.columns.counts(batch.rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)
@@ -630,13 +626,9 @@ class Mask(Layout):
         if self.of is None:
             beside = beside or next(iter(counted), None)
             able = [name for name, layout in inputs.items() if not isinstance(layout, Mask)]
-            if beside not in able:
-                hint = nearest(str(beside), able)
-                raise ConfigError(
-                    f"Mask needs of=, or beside= with an input whose elements are counted, got "
-                    f"beside={beside!r}; {hint}"
-                )
-            counted = [beside]
+            needs = "Mask needs of=, or beside= an input whose elements are counted, got beside"
+            require([beside], able, needs)
+            counted = [str(beside)]
         if self.lengths:
             return replace(self, beside=beside)
         lengths = {inputs[name].lengths for name in counted} - {()}

@@ -38,12 +38,6 @@ class Batch(NamedTuple):
     rows: RowSelection
     bucket: int = 0
 
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        rows = self.rows
-        return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-
 
 Part = tuple[str, "Bound", slice]
 """Elements with places along an axis: their collection's name, they themselves, and the places."""
@@ -174,10 +168,7 @@ class Layout(ABC):
         places = self.axes.replace("C", "F")
         if "F" not in places:
             return tensor[..., np.newaxis]
-        channels = tensor.ndim - len(places) + places.index("F")
-        others = (axis for axis in range(tensor.ndim) if axis != channels)
-        view: Tensor = tensor.transpose(*others, channels)
-        return view
+        return np.moveaxis(tensor, places.index("F") - len(places), -1)
 
     @abstractmethod
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
@@ -192,19 +183,16 @@ class Layout(ABC):
         """Return the tensors that an input makes: type and shape of a row, -1 where it varies."""
         return {name: (self.dtype, self.row_shape(-1))}
 
-    def make(
-        self, name: str, bound: Bound, batch: Batch, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def make(self, name: str, bound: Bound, batch: Batch) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
-        if out is None:
-            out = np.empty(self.tensor_shape(bound, batch), self.dtype)
+        out = np.empty(self.tensor_shape(bound, batch), self.dtype)
         self.write(out, bound, batch)
         return {name: out}
 
     def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        del bound
-        return (batch.size, *(self.row_shape(batch.bucket) or ()))
+        rows = bound.columns.numbers(batch.rows)
+        return (len(rows), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
         """Return the length to which jagged rows are padded in a bucket; 0 if they are not."""

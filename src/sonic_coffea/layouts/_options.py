@@ -37,13 +37,13 @@ def declare(self: Any, **values: Any) -> None:
         object.__setattr__(self, name, value)
 
 
-def several(values: Any) -> list[Any]:
+def several(values: Any) -> tuple[Any, ...]:
     """Return several values in their order; TypeError if they have none, or are no list."""
     if isinstance(values, (str, bytes, AbstractSet, Mapping)):
         raise TypeError
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise TypeError
-    return list(values)
+    return tuple(values)
 
 
 def _one(kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
@@ -145,6 +145,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "categories": (_pairs, "a dict of numbers, such as {-1: 0, 1: 1, None: 2}"),
     "discriminants": (lambda texts: tuple(dict(texts).items()), "a dict of expressions"),
     "dtype": (_target, "the type of a tensor"),
+    "fields": (several, "a list of fields"),
     "formulae": (_names, "a list of strings"),
     "function": (lambda name: ONE_ARGUMENT[ONE_ARGUMENT.index(name)], "a function of one argument"),
     "groups": (_groups, "a dict of names, each with labels, indices or a slice of them"),
@@ -155,6 +156,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "over": (_members, "labels, indices, or a slice of them"),
     "replace": (_pairs, "a dict of numbers, such as {-1: 999}"),
     "shape": (_shape, "a list of numbers of at least 1"),
+    "values": (several, "a list of numbers"),
     "within": (_limits, "limits (least, most)"),
     "Any": (_one(object), "anything"),
     "bool": (_one(bool), "True or False"),
@@ -240,9 +242,9 @@ def one_for_each(what: str, layout: Any, count: int) -> None:
     name, value = type(layout).__name__, getattr(layout, what)
     is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
     try:
-        values = [value] * count if is_one else several(value)
+        values = (value,) * count if is_one else several(value)
     except TypeError:
-        values = []
+        values = ()
     if len(values) != count:
         got = len(values) or repr(value)
         expected = f"{name}: expected one {what} or one for each of {count} channels"

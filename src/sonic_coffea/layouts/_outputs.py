@@ -14,7 +14,7 @@ import numpy as np
 from awkward import contents
 from awkward.index import Index8, Index64
 
-from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.errors import ConfigError, ResponseError, nearest, require
 from sonic_coffea.layouts._batch import bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
@@ -182,9 +182,8 @@ class Output:
         if isinstance(members, slice):
             return members
         labels = self.labels or ()
-        for member in members:
-            if isinstance(member, str) and member not in labels:
-                raise ConfigError(f"an output has no label {member!r}; {nearest(member, labels)}")
+        named = [member for member in members if isinstance(member, str)]
+        require(named, labels, "an output has no label")
         return tuple(labels.index(m) if isinstance(m, str) else m for m in members)
 
     def check_values(self, each: tuple[int, ...]) -> None:
@@ -314,12 +313,13 @@ class Output:
             raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
         self.check_values(shape)
 
-    def blank(self, rows: int) -> Tensor:
-        """Return the tensor of rows without responses."""
+    @property
+    def blank(self) -> Tensor:
+        """The tensor of no rows."""
         last = () if self.inner is None else self.last
-        if self.groups is not None and self.inner is None:  # as many as they need
-            last = (max(_reach(members) for _, members in self.groups),)
-        return np.zeros((rows, *last), self.dtype)
+        if self.groups is not None and self.inner is None:
+            last = (max(_reach(members) for _, members in self.groups),)  # as many as they need
+        return np.zeros((0, *last), self.dtype)
 
 
 def _reach(members: Any) -> int:
@@ -441,9 +441,7 @@ class ByRow:
             raise ConfigError(f"{what} is per constituent, but no input has a jagged axis")
         named = [of for of, _, _ in axes if of]
         of = self.output.of or [*named, *jagged][0]
-        absent = next((name for name in (of, *named) if name not in jagged), None)
-        if absent is not None:
-            raise ConfigError(f"{what} is per constituent of {absent!r}; {nearest(absent, jagged)}")
+        require((of, *named), jagged, f"{what} is per constituent of")
         has = "slots" if self.output.choose == "slot" else None
         if any(other is not None and before + after for other, before, after in axes):
             has = "other places beside those"
@@ -588,7 +586,7 @@ class ByRow:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
-        blank, parts = self.output.blank(0), self._parts
+        blank, parts = self.output.blank, self._parts
         dtype, each = self._kind or (blank.dtype, blank.shape[1:])
         axes = [[(bound.columns if bound else None, b, a) for bound, b, a in self._axes]]
         if parts:
@@ -619,7 +617,7 @@ class ByRow:
         if output.choose is not None:
             return self._choices(first.values)
         if output.splits is not None:
-            values = np.concatenate(self._split) if self._split else output.blank(0)
+            values = np.concatenate(self._split) if self._split else output.blank
             starts, stops = (Index64(np.ascontiguousarray(ends)) for ends in first.values.T)
             lists = contents.ListArray(starts, stops, output.content(values))
             return lists.to_ListOffsetArray64(start_at_zero=True)

@@ -28,11 +28,11 @@ def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any)
         start, count = starts[i], min(counts[i], length)
         for f in range(channels):
             # Of one axis each, they need no sum of indices, which is half of the time.
-            row, target = values[f, start : start + count], out[i, f]
+            row, target, fill = values[f, start : start + count], out[i, f], fills[i, f]
             for k in range(count):
                 target[k] = row[k]
             for k in range(count, length):
-                target[k] = row[k % count] if wrap and count > 0 else fills[f]
+                target[k] = row[k % count] if wrap and count > 0 else fill
 
 
 @cache
@@ -59,18 +59,20 @@ def pad(
     values: Tensor,
     starts: Int64,
     counts: Int64,
-    fills: Any,
+    fills: Tensor,
     *,
     wrap: bool = False,
 ) -> None:
-    """Fill ``out[N, F, L]`` with the elements of rows, and `fills` or the same elements behind."""
+    """Fill ``out[N, F, L]``: behind the elements of a row are its ``fills[N, F]``, or these again.
+
+    All have the same type.
+    """
     if out.dtype == STRING:
-        _pad(out, values, starts, counts, [text.encode() for text in fills], wrap)
+        _pad(out, values, starts, counts, fills, wrap)
         return
     # Bytes are moved, so that one loop serves all types of a size.
     bits = np.dtype(f"u{out.itemsize}")
-    ends = np.asarray(fills).astype(out.dtype).view(bits)
-    arguments = out.view(bits), values.view(bits), starts, counts, ends, wrap
+    arguments = out.view(bits), values.view(bits), starts, counts, fills.view(bits), wrap
     try:
         _compiled(cached=True)(*arguments)
     except Exception:  # noqa: BLE001  whatever is wrong with numba's folder costs time only
@@ -81,7 +83,7 @@ def pad(
 def load() -> None:
     """Load the loop, which takes a moment at the first time in a process."""
     some, one = np.zeros((1, 1, 1), np.float32), np.ones(1, np.int64)
-    pad(some, some[0], one - 1, one, some[0, 0])
+    pad(some, some[0], one - 1, one, some[0])
 
 
 Axis = tuple[Columns | None, int, int]
@@ -116,12 +118,6 @@ def _whole(values: Tensor) -> Tensor:
     return np.ascontiguousarray(values).view(np.dtype((np.void, size)))[:, 0]
 
 
-def _is_as_it_lies(axis: Axis) -> bool:
-    """Whether an axis has the elements of one input, unsorted, and no other places."""
-    columns, before, after = axis
-    return columns is not None and columns.key is None and before + after == 0
-
-
 class Scatter:
     """Values of rows along some axes, put where they belong, in any order.
 
@@ -140,30 +136,32 @@ class Scatter:
     def __init__(
         self, axes: Sequence[Axis], rows: int, each: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self._axes, self._each = axes, each
+        self._axes = axes
         self._counts = [
             np.full(rows, before + after, np.int64)
             + (0 if columns is None else columns.counts(slice(0, rows)))
             for columns, before, after in axes
         ]
         self._offsets = offsets_of(math.prod(self._counts, start=np.ones(rows, np.int64)))
-        self._values = np.zeros((int(self._offsets[-1]), math.prod(each)), dtype)
-        self._kept = np.ones(len(self._values), np.bool_)
+        self.values = np.zeros((int(self._offsets[-1]), *each), dtype)
+        """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
+        self._kept = np.ones(len(self.values), np.bool_)
         """Which values are there, and not truncated."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
         # In the type of the values, as items are moved without being converted.
-        each = tensor.astype(self._values.dtype, copy=False)
-        sent = _whole(each.reshape(-1, self._values.shape[1]))
-        placed = _whole(self._values)
+        each, width = tensor.astype(self.values.dtype, copy=False), math.prod(self.values.shape[1:])
+        sent, placed = (_whole(x.reshape(-1, width)) for x in (each, self.values))
         if not self._axes:
             placed[rows] = sent
             return
         begins = self._offsets[:-1][rows]
         sizes = self._offsets[1:][rows] - begins
-        is_padded = tensor.ndim == 1 + len(self._axes) + len(self._each)
-        if len(self._axes) > 1 or not _is_as_it_lies(self._axes[0]):
+        is_padded = tensor.ndim == len(self._axes) + self.values.ndim
+        (columns, before, after), *more = self._axes
+        is_as_it_lies = columns is not None and columns.key is None and before + after == 0
+        if more or not is_as_it_lies:
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
             placed[places] = sent[valid] if is_padded else sent
             if len(places) < sizes.sum():
@@ -196,11 +194,6 @@ class Scatter:
             valid = valid[..., np.newaxis] & (places >= 0)
         index += begins.reshape(-1, *(1,) * len(self._axes))
         return valid.reshape(-1), index[valid]
-
-    @property
-    def values(self) -> Tensor:
-        """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
-        return self._values.reshape(len(self._values), *self._each)
 
     def lists(self, values: Content, *, optional: bool = False) -> Content:
         """Return content of all values as lists of each row.

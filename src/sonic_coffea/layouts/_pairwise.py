@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, require
 from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
 from sonic_coffea.layouts._fields import Constants, FieldsLayout
 from sonic_coffea.layouts._layout import Layout
@@ -154,7 +154,8 @@ class Pairwise(FieldsLayout):
             counts = np.minimum(elements.counts, longest)
             fields = np.empty((len(self.features), len(counts), int(counts.max(initial=0))))
             values = elements.values(fields.dtype)
-            pad(fields.transpose(1, 0, 2), values, elements.starts, counts, np.zeros(len(fields)))
+            zeros = np.zeros((len(counts), len(fields)))
+            pad(fields.transpose(1, 0, 2), values, elements.starts, counts, zeros)
             present = np.arange(fields.shape[2]) < counts[:, np.newaxis]
             valid = present[:, :, np.newaxis] & present[:, np.newaxis]
             with np.errstate(all="ignore"):
@@ -197,8 +198,7 @@ def _evaluated(text: str, known: dict[str, Any], formula: str) -> Any:
                 f"formula {formula!r}: {name} needs the fields of a four-vector, "
                 f"{' or '.join(map(str, VECTORS))}"
             )
-        if name not in known and name not in PAIR:
-            raise ConfigError(f"formula {formula!r}: no {name!r}; {nearest(name, [*known, *PAIR])}")
+        require([name], [*known, *PAIR], f"formula {formula!r}: no")
         if name not in known:
             known[name] = _evaluated(PAIR[name], known, formula)
     return compute({term: known[text_of(term[0])] for term in terms})

@@ -15,7 +15,7 @@ import numpy as np
 from awkward.contents import Content, EmptyArray, IndexedOptionArray, ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
 from sonic_coffea.layouts._structure import (
@@ -30,6 +30,7 @@ from sonic_coffea.layouts._structure import (
     read,
     through,
     whole,
+    widened,
     without_options,
 )
 
@@ -43,6 +44,15 @@ def of_field(path: Path) -> Iterator[None]:
         raise
     except InputError as error:
         raise InputError(f"field {text_of(path)!r} {error.message}") from None
+
+
+@contextmanager
+def within(what: str) -> Iterator[None]:
+    """Name what an error of a declaration, or of arrays, is in."""
+    try:
+        yield
+    except (ConfigError, InputError) as error:
+        raise error.within(what) from None
 
 
 class Source:
@@ -153,21 +163,17 @@ class Source:
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part."""
-        part, first = str(self._part), str(path[0])
-        if part not in self.names():
+        part, first, names = str(self._part), path[0], _fields(self._array)
+        if part not in names:
             return path
-        within = first in self.names(part)
-        if first in self.names() and within:
+        is_in_part = first in _fields(self._array[part])
+        if first in names and is_in_part:
             text = text_of(path)
             raise FieldError(
                 f"field {text!r} is one of the record and one of {part!r}; write "
                 f"{f'{part}.{text}'!r}, or give the part another name"
             )
-        return (part, *path) if within or first not in self.names() else path
-
-    def names(self, part: str | None = None) -> list[str]:
-        """Return the fields of a collection, or of all there is."""
-        return _fields(self._array if part is None else self._array[part])
+        return (part, *path) if is_in_part or first not in names else path
 
     def _place(self, path: Path) -> Structure:
         """Return the place of a path; what is above it is looked up once."""
@@ -234,14 +240,14 @@ def is_lazy(arrays: Any) -> bool:
 
 
 def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, token: str) -> Any:
-    """Apply a function of arrays to every partition.
+    """Apply a function of arrays, or to every partition of lazy ones.
 
     Parameters
     ----------
     function : callable
         Of an array, or of a dict of arrays; also of typetracers.
-    arrays : dask_awkward.Array or dict
-        One array, or a dict of arrays with the same partitions.
+    arrays : array or dict
+        One array, or a dict of arrays; if any is lazy, all are, with the same partitions.
     label : str
         What dask calls the task.
     token : str
@@ -252,6 +258,8 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
     InputError
         If only some of the arrays are lazy.
     """
+    if not is_lazy(arrays):
+        return function(arrays)
     import dask_awkward
     from dask.base import tokenize
 
@@ -311,7 +319,7 @@ def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
 
     Below lists, a record that is None is an object that is not there.
     """
-    if len(place.levels) == above or all(level.is_list for level in place.levels[above:]):
+    if all(level.is_list for level in place.levels[above:]):
         return place
     first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
     for number, level in enumerate(levels[above:], above):
@@ -395,8 +403,7 @@ def _reduced(place: Structure, reduction: str) -> Structure:
     content: Content = NumpyArray(np.diff(offsets))
     if reduction != "num":
         data, at = numbers(place)
-        values = np.asarray(data[at])
-        content = NumpyArray(values.astype(np.float32) if values.dtype == np.float16 else values)
+        content = NumpyArray(widened(data[at]))
         if option is not None:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))

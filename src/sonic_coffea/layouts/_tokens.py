@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from awkward.contents import RecordArray
 
-from sonic_coffea.errors import ConfigError, FieldError
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._expressions import path_of
 from sonic_coffea.layouts._fields import Bucketed, Padded, Row
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, held, refuse
 from sonic_coffea.layouts._padding import listed
+from sonic_coffea.layouts._source import within
 from sonic_coffea.layouts._structure import STRING, Tensor
 
 if TYPE_CHECKING:
@@ -140,10 +141,8 @@ class Tokens(Layout):
         start = 0
         for name, part in self.parts:
             stop = start + part.padded_length(0)
-            try:
+            with within(f"part {name!r}"):
                 each = part.bind(source.within(name))
-            except (ConfigError, FieldError) as error:
-                raise error.within(f"part {name!r}") from None
             bound.append((name, each, slice(start, stop)))
             bound[0][1].rows.check_same(each.rows, (f"part {bound[0][0]!r}", f"part {name!r}"))
             start = stop
@@ -155,7 +154,7 @@ class Tokens(Layout):
             own, here = self.own[number], by_channel[:, :, places]
             first = own[0]
             if part.layout.jagged and own == list(range(first, first + len(own))):
-                part.layout.make(name, part, batch, here[:, first : first + len(own)])
+                part.layout.write(here[:, first : first + len(own)], part, batch)
             else:
                 here[:, own] = part.layout.make(name, part, batch)[name]
             here[:, [*set(range(width)).difference(own)]] = self.fill

@@ -18,7 +18,6 @@ from sonic_coffea.layouts import (
     Feature,
     Row,
     Source,
-    is_lazy,
     is_tracer,
     over_partitions,
     records_of,
@@ -69,16 +68,15 @@ class Choice:
         for model in models.values():
             if not isinstance(model, Model):
                 raise ConfigError(f"{kind}: expected models, got {type(model).__name__}")
-        if not any(all(isinstance(key, of) for key in models) for of in (int, str)):
-            raise ConfigError(
-                f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
-            )
-        for model in models.values():
             if model.outputs != first.outputs:
                 raise ConfigError(
                     f"{kind}: models {first.name!r} and {model.name!r} give other outputs "
                     f"({first.outputs} and {model.outputs}); declare the same"
                 )
+        if not any(all(isinstance(key, of) for key in models) for of in (int, str)):
+            raise ConfigError(
+                f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
+            )
         if not isinstance(by, str):
             raise ConfigError(
                 f"{kind}: expected a field or an expression as a str, got {type(by).__name__}"
@@ -195,8 +193,6 @@ class Choice:
 
     def _numbered(self, values: Any, by: str | None) -> Any:
         number = partial(numbered, keys=tuple(self._cases), by=by, what=by or self._what)
-        if not is_lazy(values):
-            return number(values)
         token = repr((by, list(self._cases)))
         return over_partitions(number, values, label=self._what, token=token)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from sonic_coffea.errors import ConfigError, ContractError, FieldError, nearest, printable
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, printable, require
 from sonic_coffea.layouts import (
     Inputs,
     Layout,
@@ -65,8 +65,6 @@ class Declaration(WithPool):
     """
 
     _hashed: tuple[Any, str] | None = None
-    # The contract of the last comparison, the declaration's hash then, and the result.
-    _compared: tuple[Contract, str, Contract] | None = None
     one_request_per: str | None = None
     parameters: Parameters = ()
 
@@ -98,11 +96,8 @@ class Declaration(WithPool):
                     f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
                     f"sonic.Row, got {type(layout).__name__}"
                 )
-        if one_request_per not in (None, *ONE_REQUEST_PER):
-            raise ConfigError(
-                f"model {name!r}: no one_request_per {one_request_per!r}; "
-                f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
-            )
+        if one_request_per is not None:
+            require([one_request_per], ONE_REQUEST_PER, f"model {name!r}: no one_request_per")
         check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
@@ -119,8 +114,8 @@ class Declaration(WithPool):
         return f"Model({self.name!r}{version}, inputs: {inputs}; outputs: {outputs})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash, as another release may hash differently, and without what depends on it.
-        return {**super().__getstate__(), "_hashed": None, "_compared": None}
+        # Without the hash, as another release may hash differently.
+        return {**super().__getstate__(), "_hashed": None}
 
     @property
     def config_hash(self) -> str:
@@ -224,14 +219,6 @@ class Declaration(WithPool):
                 self.name,
             )
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)
-
-    def fitted(self, contract: Contract, *, server: str) -> Contract:
-        """Return the result of `compare`, which is kept until declaration or contract change."""
-        compared = self._compared
-        if compared is None or compared[0] is not contract or compared[1] != self.config_hash:
-            fits = self.compare(contract, server=server)
-            self._compared = compared = contract, self.config_hash, fits
-        return compared[2]
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""

@@ -12,7 +12,7 @@ from awkward.contents import NumpyArray
 
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError
-from sonic_coffea.layouts import Feature, Inputs, Row, Structure, bind_inputs
+from sonic_coffea.layouts import Feature, Inputs, Row, Structure, bind_inputs, content_of
 from sonic_coffea.model._submission import as_array, values_of
 
 if TYPE_CHECKING:
@@ -103,14 +103,9 @@ def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
 
 def _array(tensor: NDArray[Any], name: str) -> ak.Array:
     """Return a tensor as an array of lists of fixed lengths."""
-    if tensor.dtype == object:
-        one = np.full((1, *tensor.shape[1:]), b"") if not len(tensor) else tensor
-        decoded: Any = np.frompyfunc(bytes.decode, 1, 1)(one)
-        texts = ak.from_iter(decoded.tolist())
-        return ak.to_regular(texts, axis=None)[: len(tensor)]
-    if tensor.dtype.kind not in "biuf":
+    if tensor.dtype.kind not in "biufO":
         raise ConfigError(f"input {name!r} is {tensor.dtype}, which Parquet files do not have")
-    return ak.from_numpy(np.ascontiguousarray(tensor), regulararray=True)
+    return ak.Array(content_of(tensor))
 
 
 def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, require
 from sonic_coffea.layouts import (
     FilePositions,
     Int64,
@@ -194,10 +194,8 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     """
     both = {"jets": jets, "others": others}
     radius = checked("float", radius, "within_cone: expected radius to be")
-    if is_lazy(both):
-        function, label = partial(_within_cone, radius=radius), "within-cone"
-        return over_partitions(function, both, label=label, token=f"{label}-{radius}")
-    return _within_cone(both, radius=radius)
+    function, label = partial(_within_cone, radius=radius), "within-cone"
+    return over_partitions(function, both, label=label, token=f"{label}-{radius}")
 
 
 def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
@@ -234,22 +232,15 @@ def _radius(jets: str, radius: float | None) -> float:
 
 
 def _check_known(events: Any, collection: str) -> None:
-    known = list(events.fields)
-    if collection not in known:
-        raise FieldError(
-            f"the events have no collection {collection!r}; {nearest(collection, known)}"
-        )
+    require([collection], events.fields, "the events have no collection", FieldError)
 
 
 def _linked(events: Any, jets: str, association: Association) -> ak.Array:
     """Return the objects that a table links to each jet, with the table's other columns."""
+    names = jets, association[0], association[2]
+    file = lazy_file(events) if is_lazy(events) else file_of(events, *names)
+    both = {"events": events} if file is None else {"events": events, "file": file}
     linked = partial(_of_links, jets=jets, association=association)
-    if not is_lazy(events):
-        file = file_of(events, jets, association[0], association[2])
-        return linked({"events": events, "file": file})
-    both = {"events": events}
-    if (file := lazy_file(events)) is not None:
-        both["file"] = file
     label = "-".join((jets, *association))
     return over_partitions(linked, both, label=label, token=label)
 

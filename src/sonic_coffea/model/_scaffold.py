@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ConfigError, ContractError, SonicError, nearest
+from sonic_coffea.errors import ConfigError, ContractError, SonicError, require
 from sonic_coffea.layouts import (
     Bucketed,
     Dense,
@@ -131,9 +131,7 @@ def filled_in(
         else:
             lines.append(_entry(spec, layout, remark))
     served = [spec.name for spec in (*contract.inputs, *contract.outputs)]
-    for name in (*inputs, *outputs):
-        if name not in served:
-            raise ConfigError(f"{file} has no tensor {name!r}; {nearest(name, served)}")
+    require((*inputs, *outputs), served, f"{file} has no tensor")
     if lines:
         raise ConfigError(
             f"{file} does not say what its inputs take; fill in the fields, or layouts, as "

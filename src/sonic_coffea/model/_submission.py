@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ServerError,
     SonicError,
-    nearest,
+    require,
 )
 from sonic_coffea.layouts import (
     Inputs,
@@ -111,8 +111,7 @@ class Submission:
         return pending
 
     def _send(self, objects: Any) -> Pending:
-        if self.on_error not in ON_ERROR:
-            raise ConfigError(f"no on_error {self.on_error!r}; {nearest(self.on_error, ON_ERROR)}")
+        require([self.on_error], ON_ERROR, "no on_error")
         for model in self.models:
             if self.version is not None and model.version is not None:
                 raise ConfigError(
@@ -331,7 +330,7 @@ class Submission:
         try:
             anew = pool.settings.cache is not None
             contract = pool.contract(model.name, version, anew=anew, deadline=self.deadline)
-            return model.fitted(contract, server=", ".join(pool.settings.servers))
+            return model.compare(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             mask = self.on_error == "mask" and not self.deadline.over
@@ -398,8 +397,7 @@ def _is_single(version: Any) -> bool:
 def _of_variation(values: Any, name: str, what: str) -> Any:
     if not isinstance(values, Mapping):
         return values
-    if name not in values:
-        raise InputError(f"no {what} for variation {name!r}; {nearest(name, values)}")
+    require([name], values, f"no {what} for variation", InputError)
     return values[name]
 
 

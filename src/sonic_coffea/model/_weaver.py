@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, require
 from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row, read_json, read_text
 
 ORDERS = "cmssw", "weaver"
@@ -46,8 +46,7 @@ def read(
     ``sv_features``. Names may end with the position of the input, as in weaver's TorchScript
     exports: ``sv_mask__5`` counts ``sv_features__4``.
     """
-    if order not in ORDERS:
-        raise ConfigError(f"from_weaver: no order {order!r}; {nearest(str(order), ORDERS)}")
+    require([order], ORDERS, "from_weaver: no order")
     names, given = {} if rename is None else rename, {} if inputs is None else inputs
     expected: tuple[tuple[str, Any, Any], ...] = (
         ("a file or a dict", preprocess, (str, Path, Mapping)),
@@ -68,7 +67,7 @@ def read(
         for name, group in groups.items()
     }
     known = [*groups, *sorted({v for variables in variables_of.values() for v in variables})]
-    _require(names, known, "rename: the preprocessing file has no variable or input")
+    require(names, known, "rename: the preprocessing file has no variable or input")
     prefixes = _prefixes(prefix, groups)
     lengths = _lengths(groups)
     layouts: dict[str, Layout] = {}
@@ -93,7 +92,7 @@ def read(
     renamed = {names.get(name, name): layout for name, layout in layouts.items()}
     if len(renamed) < len(layouts):
         raise ConfigError(f"rename: two inputs would have one name, of {', '.join(renamed)}")
-    _require(given, renamed, "the preprocessing file has no input")
+    require(given, renamed, "the preprocessing file has no input")
     return {**renamed, **given}, _labels(content, labels)
 
 
@@ -117,7 +116,7 @@ def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dic
     if isinstance(prefix, str):
         return dict.fromkeys(groups, prefix)
     known = sorted({*groups, *map(group_of, groups)})
-    _require(prefix, known, "prefix: the preprocessing file has no input or group")
+    require(prefix, known, "prefix: the preprocessing file has no input or group")
     return {name: prefix.get(name, prefix.get(group_of(name), "")) for name in groups}
 
 
@@ -226,7 +225,7 @@ def _get(
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where}: expected an object that has {key!r}, got {content!r}")
     if default is None:
-        _require([key], content, f"{where} has no")
+        require([key], content, f"{where} has no")
     value: Any = content.get(key)
     if value is None and default is not None:
         return default
@@ -241,9 +240,3 @@ def _get(
     if not fits or (kind is list and not all(isinstance(name, str) for name in value)):
         raise ConfigError(f"{where}: expected {key} to be {expected}, got {value!r}")
     return float(value) if kind is float else value
-
-
-def _require(names: Iterable[str], known: Collection[str], problem: str) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{problem} {name!r}; {nearest(name, known)}")

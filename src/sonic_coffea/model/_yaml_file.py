@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sonic_coffea import layouts
-from sonic_coffea.errors import ConfigError, SonicError, nearest
+from sonic_coffea.errors import ConfigError, SonicError, require
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts import Layout, Output
@@ -32,9 +32,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     known = _mapping(content, str(path))
-    for key in known:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: no key {key!r}; {nearest(str(key), _KEYS)}")
+    require(known, _KEYS, f"{path}: no key")
     name = name or known.get("model")
     if not isinstance(name, str):
         raise ConfigError(f"{path}: expected the model's name as `model`, got {name!r}")
@@ -57,8 +55,7 @@ def _mapping(content: Any, where: str) -> Mapping[str, Any]:
 def _layout(content: Any, where: str) -> Layout:
     options = dict(_mapping(content, where))
     kind = options.pop("layout", None)
-    if kind not in _LAYOUTS:
-        raise ConfigError(f"{where}: no layout {kind!r}; {nearest(str(kind), _LAYOUTS)}")
+    require([kind], _LAYOUTS, f"{where}: no layout")
     if "parts" in options:
         parts = _mapping(options["parts"], f"{where}, parts")
         options["parts"] = {k: _layout(v, f"{where}, {k!r}") for k, v in parts.items()}
