@@ -42,6 +42,9 @@ BLOCK_BYTES = 1 << 22
 Column = tuple[Tensor, Int64 | None, bool]
 """Numbers of a field; the place of each element's in them, where -1 has none; or of each row's."""
 
+Gap = tuple[Int64, bool, str]
+"""The place of each element's number, or of each row's, and what to say of -1 if that is sent."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
@@ -61,6 +64,8 @@ class Columns:
         What stands for a missing number in each channel; there is none without it.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
+    gaps : list of Gap
+        Numbers that are missing in some rows, which must not be sent.
     """
 
     rows: Structure
@@ -69,6 +74,7 @@ class Columns:
     terms: dict[Any, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
     key: Feature | None = None
+    gaps: list[Gap] = field(default_factory=list)
 
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
@@ -205,6 +211,9 @@ class Elements:
         if out is None:
             out = np.empty((len(features), self.size), dtype)
         each, gaps = [*zip(features, out, strict=True)], {}
+        for index, by_row, message in self.columns.gaps:
+            wrong = np.repeat(index[self.rows], self.counts) if by_row else index[self.at]
+            self.refuse(wrong < 0, message, wrong)
         with np.errstate(all="ignore"):
             valid = []
             for channel, (feature, sent) in enumerate(each):
@@ -279,7 +288,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
-        alone = Columns(columns.rows, None, (feature,), terms, missing)
+        gaps = [gap for gap in columns.gaps if gap[1]]
+        alone = Columns(columns.rows, None, (feature,), terms, missing, gaps=gaps)
         try:
             Elements(alone, rows).values(dtype, each[channel : channel + 1])
         except InputError as error:
@@ -396,7 +406,7 @@ def bind_columns(
         by_row = jagged and depths[term] < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        _check_gaps(columns, index, place, term, by_row=by_row)
+        _note_gaps(columns, index, place, term, by_row=by_row)
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
@@ -430,26 +440,25 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
                 if lists[number].is_pick:
                     above = Columns(Structure(place.events, lists[:number]), missing=missing)
                     picked = Structure(0, lists[: number + 1])
-                    _check_gaps(above, lists[number].data, picked, term, by_row=True)
+                    _note_gaps(above, lists[number].data, picked, term, by_row=True)
+                    Elements(above, slice(None)).values(np.dtype(np.float32))
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
 
-def _check_gaps(
+def _note_gaps(
     columns: Columns, index: Int64 | None, place: Structure, term: Term, *, by_row: bool
 ) -> None:
-    """Refuse missing numbers, if nothing stands for them."""
+    """Note missing numbers, if nothing stands for them: rows that are left out may have some."""
     if index is None or columns.missing is not None or not np.any(index < 0):
         return
-    row, option = int(np.argmax(index < 0)), place.levels[-1]
-    if columns.offsets is not None and not by_row:
-        row = int(np.searchsorted(columns.offsets, row, side="right")) - 1
-    what = f"no {option.gap}" if option.is_pick else "None"
-    raise InputError(
-        f"field {text_of(term[0])!r} has {what} in event {columns.rows.event_of(row)}; remove it "
-        "with ak.drop_none, fill it with ak.fill_none, or say what stands for it, such as "
-        "missing=0.0"
+    option = place.levels[-1]
+    message = (
+        f"field {text_of(term[0])!r} has {f'no {option.gap}' if option.is_pick else None} in event "
+        "{event}; remove it with ak.drop_none, fill it with ak.fill_none, or say what stands for "
+        "it, such as missing=0.0"
     )
+    columns.gaps.append((index, by_row, message))
 
 
 def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bool) -> Column:
@@ -479,13 +488,15 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     option = merged(place.levels[1:])
     if option is not None:
         index = through(option, index)
-    wrong = (wrong & (number >= 0)) | ((index < 0) & (columns.missing is None))
-    for element in np.flatnonzero(wrong)[:1].tolist():
+    if columns.missing is None:
+        what = f"field {name!r} refers to no {feature.text!r} in event {{event}}"
+        columns.gaps.append((index, False, f"{what}; say what stands for it, such as missing=0.0"))
+    for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
             f"field {name!r} is {number[element]} in event {bad}, which has {sizes[element]} of "
             f"{feature.text!r}; an index counts within its event, and not over all events, as "
-            "coffea's …IdxG do; say what stands for none, such as missing=0.0",
+            "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
     return (*chosen(data, at, index), False)
