@@ -409,7 +409,8 @@ def _reduced(place: Structure, reduction: str) -> Structure:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
         content = getattr(ak, reduction)(lists, axis=1).layout
-    return down(place.events, levels, content, slice(0, len(offsets) - 1))
+    each = down(place.events, levels, content, slice(0, len(offsets) - 1))
+    return _with_gaps(each, "None", len(levels))
 
 
 def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
