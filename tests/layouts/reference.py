@@ -197,11 +197,6 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     """Return, of each row, the numbers of each element that is sent."""
     order = sorting(layout, array)
     each = lists(layout, array)
-    for feature, missing in zip(layout.features, layout.missing or [None] * len(each), strict=True):
-        for value in values(array, feature.name) if missing is None else ():
-            # Also a truncated one, and that of an object without constituents.
-            if None in (value if isinstance(value, list) else [value]):
-                raise Refused("None")
     return [
         [numbers(layout, [column[i][k] for column in each]) for k in places[:length]]
         for i, places in enumerate(order)

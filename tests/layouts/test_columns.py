@@ -13,7 +13,7 @@ from tests.nanoaod import sample
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.errors import InputError
+from sonic_coffea.errors import FieldError, InputError
 from sonic_coffea.layouts import trace
 
 JETS = ak.Array([[{"m": 5.0, "pf": [{"pt": 1.0, "id": 3}]}, {"m": 3.0, "pf": []}], []])
@@ -88,6 +88,22 @@ def test_properties_are_computed_in_the_lists_of_their_objects() -> None:
     expected = [[[0.25, 0.75]], [[0.0, 0.0]], [[1.0, 0.0]]]
     for array in (events, {"Jet": jets}):
         assert sonic.Padded("Jet.part", 2).pack(array).tolist() == expected
+
+
+def test_properties_of_a_leading_object_are_those_in_its_list() -> None:
+    behavior = {("*", "Shared"): Shared}
+    jets = ak.Array([[1.0, 3.0], [], [2.0], [6.0, 2.0]])
+    jets = ak.zip({"pt": jets[::-1]}, with_name="Shared", behavior=behavior)
+    events = ak.zip({"Jet": jets, "met": [1, 2, 3, 4]}, depth_limit=1, behavior=behavior)
+    last = sonic.Feature("y", expression="Jet[-1].part * met")
+    layout = sonic.Row(["Jet[0].part", last], missing=-1.0)
+    expected = [[0.75, 0.25], [1.0, 2.0], [-1.0, -1.0], [0.25, 3.0]]
+    for array in (events, {"Jet": jets, "met": events.met}):
+        assert layout.pack(array).tolist() == expected
+    some = layout.pack(ak.mask(events, [True, False, True, True]))
+    assert some.tolist() == [expected[0], *expected[2:]]  # an event that is None is not sent
+    with pytest.raises(FieldError, match=r"no field 'share' \(in 'Jet\[0\].share'\)"):
+        sonic.Row("Jet[0].share").pack(events)
 
 
 @pytest.mark.parametrize("mode", ["virtual", "eager"])

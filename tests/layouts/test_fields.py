@@ -90,6 +90,15 @@ def test_lists_that_are_not_there_are_padded() -> None:
         log.pack(events)
 
 
+def test_missing_numbers_of_empty_lists_are_refused_only_where_they_pad() -> None:
+    events = {"x": ak.Array([[3.0], []]), "met": ak.Array([1.0, None])}
+    of_event = sonic.Feature("y", expression="x - met")
+    assert sonic.Padded(of_event, 1).pack(events).tolist() == [[[2.0]], [[0.0]]]
+    assert sonic.Flat(of_event).pack(events).tolist() == [[2.0]]
+    with pytest.raises(InputError, match="padded before .* 'met' has None in event 1"):
+        sonic.Padded(of_event, 1, pad="before").pack(events)
+
+
 maybe = st.none() | st.integers(-9, 9)
 
 

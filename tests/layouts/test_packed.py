@@ -73,6 +73,7 @@ def of(expression: str, **options: Any) -> sonic.Feature:
 
 
 SUMS = [of(text) for text in ("num(Jet)", "sum(Jet.pt)", "sum(Jet.pt) / MET.pt")]
+EXTREMES = [of(text) for text in ("max(Jet.pt)", "min(Jet.pt)", "max(MET.pt, max(Jet.pt))")]
 PACKED: list[tuple[Any, Any, Any]] = [
     # Objects that are picked, and may be missing.
     (
@@ -109,6 +110,8 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row(SUMS), EVENTS, [[2, 80, 1], [1, 40, 4], [0, 0, 0]]),
     (Padded(of("Jet.pt / sum(Jet.pt)"), 2), EVENTS[:1], [[[0.625, 0.375]]]),
     (Row(of("num(Jet[0].v)"), missing=-1), EVENTS, [[2], [2], [-1]]),
+    (Row(EXTREMES, missing=-1), EVENTS, [[50, 30, 80], [40, 40, 40], [-1, -1, -1]]),
+    (Padded(of("max(Jet.pt) - Jet.pt"), 2), EVENTS, [[[0, 20]], [[0, 0]], [[0, 0]]]),
     (Padded(of("x / (x - 1)", scale=4.0, nonfinite=3.0), 1), x([2.0], [1.0]), [[[8]], [[12]]]),
     # Other orders of axes, lists that share elements, and bytes in another order.
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),

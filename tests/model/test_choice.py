@@ -346,6 +346,28 @@ def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
         choice(ak.with_field(objects, 1, "ee"))
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "jets[0].pt",
+        "met",
+        sonic.Feature("y", expression="jets[0].pt + 0 * met"),
+        sonic.Feature("jets.pt", index="at"),
+    ],
+)
+def test_events_that_are_left_out_may_lack_numbers(number: Any, server: FakeServer) -> None:
+    there = {"jets": [{"pt": 4.0}], "met": 4.0, "at": 0}
+    events = ak.Array([there, {"jets": [], "met": None, "at": -1}, there])
+    model = sonic.Model("plain_1", {"x": sonic.Row(number)}, {"y": LABELS})
+    wanted = model(events, mask=[True, False, True], default=-1.0).a.tolist()
+    assert wanted == [4.0, -1.0, 4.0]
+    choice = sonic.Choice({0: model, 1: model}, by="where")
+    events["where"] = ak.Array([1, None, 1])
+    assert choice(events).a.tolist() == [4.0, None, 4.0]
+    with pytest.raises(errors.InputError, match="in event 1.* say what stands for"):
+        model(events)
+
+
 def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     jets = ak.Array([[{"eta": 0.5, "r": "EB"}], [], [{"eta": 2.0, "r": "EE"}]])
     events = ak.zip({"Jet": jets, "pt": [1.0, 2.0, 3.0]}, depth_limit=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,9 @@ BLOCK_BYTES = 1 << 22
 Column = tuple[Tensor, Int64 | None, bool]
 """Numbers of a field; the place of each element's in them, where -1 has none; or of each row's."""
 
+Gap = tuple[Int64, bool, str]
+"""The place of each element's number, or of each row's, and what to say of -1 if that is sent."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
@@ -60,6 +63,8 @@ class Columns:
         What stands for a missing number in each channel; there is none without it.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
+    gaps : list of Gap
+        Numbers that are missing in some rows, which must not be sent.
     """
 
     rows: Structure
@@ -68,6 +73,14 @@ class Columns:
     terms: dict[Any, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
     key: Feature | None = None
+    gaps: list[Gap] = field(default_factory=list)
+
+    def note_gaps(
+        self, index: Int64 | None, message: Callable[[], str], *, by_row: bool = False
+    ) -> None:
+        """Note missing numbers, if nothing stands for them, and what to say if one is sent."""
+        if index is not None and self.missing is None and np.any(index < 0):
+            self.gaps.append((index, by_row, message()))
 
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
@@ -204,6 +217,9 @@ class Elements:
         if out is None:
             out = np.empty((len(features), self.size), dtype)
         each, gaps = [*zip(features, out, strict=True)], {}
+        for index, by_row, message in self.columns.gaps:
+            wrong = np.repeat(index[self.rows], self.counts) if by_row else index[self.at]
+            self.refuse(wrong < 0, message, wrong)
         with np.errstate(all="ignore"):
             valid = []
             for channel, (feature, sent) in enumerate(each):
@@ -278,7 +294,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
-        alone = Columns(columns.rows, None, (feature,), terms, missing)
+        gaps = [gap for gap in columns.gaps if gap[1]]
+        alone = Columns(columns.rows, None, (feature,), terms, missing, gaps=gaps)
         with within(f"fill {fill}, padded before the transformation"):
             (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
@@ -391,7 +408,7 @@ def bind_columns(
         by_row = jagged and depths[term] < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        _check_gaps(lies, index, place, term, stands)
+        columns.note_gaps(index, lambda: _gap(place, term), by_row=by_row)  # noqa: B023
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
@@ -423,23 +440,21 @@ def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structur
         if (levels := filled(lists)) is not lists:
             for number in range(len(without_options(lists[:-1])), len(lists) - 1):
                 if lists[number].is_pick:
-                    above = Structure(place.events, lists[:number])
-                    picked = Structure(place.events, lists[: number + 1])
-                    _check_gaps(above, lists[number].data, picked, term, missing)
+                    absent = np.flatnonzero(lists[number].data < 0)
+                    for row in absent[: 1 if missing is None else 0].tolist():
+                        event = Structure(place.events, lists[:number]).event_of(row)
+                        picked = Structure(place.events, lists[: number + 1])
+                        raise InputError(_gap(picked, term).replace("{event}", str(event)))
             own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
     return own
 
 
-def _check_gaps(
-    lies: Structure, index: Int64 | None, place: Structure, term: Term, missing: Any
-) -> None:
-    """Refuse missing numbers of what lies in a structure, if nothing stands for them."""
-    if index is None or missing is not None or not np.any(index < 0):
-        return
-    event, option = lies.event_of(int(np.argmax(index < 0))), place.levels[-1]
+def _gap(place: Structure, term: Term) -> str:
+    """Return what to say of a number that is missing in an event."""
+    option = place.levels[-1]
     what = f"no {option.gap}" if option.is_pick else "None"
-    raise InputError(
-        f"field {text_of(term[0])!r} has {what} in event {event}; remove it with ak.drop_none, "
+    return (
+        f"field {text_of(term[0])!r} has {what} in event {{event}}; remove it with ak.drop_none, "
         "fill it with ak.fill_none, or say what stands for it, such as missing=0.0"
     )
 
@@ -471,13 +486,14 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     option = merged(place.levels[1:])
     if option is not None:
         index = through(option, index)
-    wrong = (wrong & (number >= 0)) | ((index < 0) & (columns.missing is None))
-    for element in np.flatnonzero(wrong)[:1].tolist():
+    what = f"field {name!r} refers to no {feature.text!r} in event {{event}}"
+    columns.note_gaps(index, lambda: f"{what}; say what stands for it, such as missing=0.0")
+    for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
             f"field {name!r} is {number[element]} in event {bad}, which has {sizes[element]} of "
             f"{feature.text!r}; an index counts within its event, and not over all events, as "
-            "coffea's …IdxG do; say what stands for none, such as missing=0.0",
+            "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
     return (*chosen(data, at, index), False)

@@ -124,8 +124,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int, float]] = {
 }
 """Functions, also with ``np.`` before the name: what computes them, least and most arguments."""
 
-REDUCTIONS = ("num", "sum", "mean", "any", "all", "metadata")
+REDUCTIONS = ("num", "sum", "mean", "any", "all", "metadata", "max", "min")
 """Functions that make one number of each list: ``num(Jet)``, ``sum(Jet.pt)``.
+
+``max`` and ``min`` of several numbers are those in `FUNCTIONS`.
 
 ``metadata(year)`` is a constant of the events' metadata.
 """
@@ -173,12 +175,15 @@ def expression_of(text: str, what: str = "expression") -> Expression:
         with another number of arguments.
     """
     terms: dict[Term, str] = {}
-    text, what = text.strip(), f"{what} {text!r}"
+    text, kind, what = text.strip(), what, f"{what} {text!r}"
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{what} cannot be read: {getattr(error, 'msg', error)}") from None
     tree.body = _read(tree.body, terms, what)
+    for _, reduction in terms:
+        if reduction and kind != "expression":
+            raise ConfigError(f"{what}: {reduction} is of a list, which a {kind} does not read")
     code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
     known = {"__builtins__": {}, **{name: function for name, (function, _, _) in FUNCTIONS.items()}}
     known |= {kind.__name__: partial(_whole, operation) for kind, operation in _WHOLE.items()}
@@ -219,10 +224,11 @@ def _call(node: ast.Call, terms: dict[Term, str], what: str) -> ast.expr:
     name = ast.unparse(node.func).removeprefix("np.").removeprefix("numpy.")
     require([name], [*FUNCTIONS, *REDUCTIONS], f"{what}: no function")
     _, least, most = FUNCTIONS.get(name, (None, 1, 1))
+    least = 1 if name in REDUCTIONS else least
     if node.keywords or not least <= len(node.args) <= most:
         takes = " or ".join("more" if n == math.inf else str(n) for n in sorted({least, most}))
         raise ConfigError(f"{what}: {name} takes {takes} by place, got {len(node.args)}")
-    if name in REDUCTIONS:
+    if name in REDUCTIONS and (name not in FUNCTIONS or len(node.args) == 1):
         return _term(terms, _path(node.args[0], what), name)
     if name in VECTORS:
         paths = [(*_path(each, what), field) for each in node.args for field in VECTORS[name]]

@@ -285,7 +285,7 @@ class Padded(FieldsLayout):
         `missing`, these have no constituents.
     pad : {"after", "before"}
         Whether rows are padded after their numbers are transformed, or before, so that `fill` is
-        transformed, too.
+        transformed, too. In an expression, it is then the number of each field of the elements.
     outer : int, optional
         Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
         event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists

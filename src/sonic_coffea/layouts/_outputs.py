@@ -172,8 +172,8 @@ class Output:
                     "an output's discriminants have names of their own and expressions, got "
                     f"{name!r}: {text!r}"
                 )
-            for path, reduction in expression_of(text, "discriminant")[0]:
-                if text_of(path) not in scores or reduction:
+            for path, _ in expression_of(text, "discriminant")[0]:
+                if text_of(path) not in scores:
                     hint = nearest(text_of(path), scores)
                     raise ConfigError(f"discriminant {text!r}: no score {text_of(path)!r}; {hint}")
 

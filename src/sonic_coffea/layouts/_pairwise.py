@@ -191,8 +191,8 @@ class Pairwise(FieldsLayout):
 def _evaluated(text: str, known: dict[str, Any], formula: str) -> Any:
     """Return what an expression gives of the quantities that it names, computed at first use."""
     terms, compute = expression_of(text, "formula")
-    for path, reduction in terms:
-        name = reduction or text_of(path)
+    for path, _ in terms:
+        name = text_of(path)
         if name in PAIR and "rapidity_i" not in known:
             raise ConfigError(
                 f"formula {formula!r}: {name} needs the fields of a four-vector, "

@@ -198,6 +198,11 @@ class Source:
         if step in node.fields:
             node = node.contents[node.field_to_index(step)] if node.is_record else node[step]
         elif any(isinstance(name, int) for name in path):
+            objects, pick = path[:-2], path[-2]
+            with suppress(FieldError):  # a property, computed in the lists of the objects
+                of_all = self._place((*objects, step))
+                if isinstance(pick, int) and of_all.depth == self._place(objects).depth:
+                    return _picked(of_all, pick, text_of(path[:-1]))
             raise _missing(step, path, node.fields)
         else:
             return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
@@ -210,6 +215,9 @@ def _of_objects(place: Structure, objects: Structure) -> Structure:
     option, above = (
         merged(each.levels[len(without_options(each.levels)) :]) for each in (place, objects)
     )
+    if option is None and len(place.levels) == len(objects.levels):
+        gaps = zip(place.levels, objects.levels, strict=True)
+        return replace(place, levels=tuple(replace(own, gap=of.gap) for own, of in gaps))
     if option is None or place.depth != objects.depth:
         return place
     # In a union, awkward merges None of objects and None of their numbers.
@@ -408,7 +416,8 @@ def _reduced(place: Structure, reduction: str) -> Structure:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
         content = getattr(ak, reduction)(lists, axis=1).layout
-    return down(place.events, levels, content, slice(0, len(offsets) - 1))
+    each = down(place.events, levels, content, slice(0, len(offsets) - 1))
+    return _with_gaps(each, "None", len(levels))
 
 
 def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
