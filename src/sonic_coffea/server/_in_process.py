@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import defaultdict
@@ -13,13 +12,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+from dask.system import cpu_count
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import (
-    ConfigError,
-    InferenceError,
-    SonicError,
-)
+from sonic_coffea.errors import ConfigError, InferenceError, SonicError
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config
@@ -78,7 +74,7 @@ class InProcessTransport:
                 f"expected a model repository, got {self.repository}, which is not "
                 "a folder on this machine"
             )
-        self.threads = threads or _cores()
+        self.threads = threads or cpu_count()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
         self._loading, self._counting = threading.Lock(), threading.Lock()
         self._statistics: defaultdict[tuple[str, str], ModelStatistics]
@@ -220,12 +216,6 @@ class InProcessTransport:
                 loaded = loaded or _open(folder, version, config, self.threads)
                 self._loaded[model, version] = loaded
             return loaded
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
