@@ -16,7 +16,7 @@ from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
+from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.processor import located, run_files
 
 if TYPE_CHECKING:
@@ -162,15 +162,11 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
 
 @contextlib.contextmanager
 def _server(console: Console) -> Iterator[sonic.LocalServer]:
-    from rich.markup import escape
-
     with tempfile.TemporaryDirectory(prefix="sonic-demo-") as scratch:
         repository = Path(scratch) / "repository"
         models = {name: DATA / f"{name}.onnx" for name in ("toptagger", "substructure")}
         sonic.build_repository(repository, models, threads=1)
-        with console.status("starting Triton") as status:
-            server = sonic.LocalServer(repository)
-            server.start(progress=lambda text: status.update(escape(printable(text))))
-        with server:
+        console.print("starting Triton")
+        with sonic.LocalServer(repository) as server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server
