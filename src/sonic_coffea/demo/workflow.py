@@ -38,7 +38,6 @@ def run(
     output: str | os.PathLike[str] = "sonic-demo",
     workers: int = 2,
     chunksize: int = 500,
-    console: Console | None = None,
 ) -> tuple[dict[str, Any], Report]:
     """Score the large-radius jets of NanoAOD files, those of the committed sample by default.
 
@@ -52,8 +51,6 @@ def run(
         Worker processes of the dask cluster.
     chunksize : int
         Events a chunk.
-    console : rich.console.Console, optional
-        Where progress is shown; by default on standard error.
 
     Returns
     -------
@@ -76,7 +73,7 @@ def run(
     """
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     with needed("demo", "the demo"):
         for package in _PACKAGES:
             importlib.import_module(package)

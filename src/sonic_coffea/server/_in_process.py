@@ -56,9 +56,12 @@ class InProcessTransport:
     ----------
     url : str
         ``file:///path/of/the/repository``.
-    threads : int, optional
-        Requests that run at the same time, and threads of a model; by default, one for each core
-        that this process may use.
+
+    Attributes
+    ----------
+    threads : int
+        Requests that run at the same time, and threads of a model: one for each core that this
+        process may use.
 
     Raises
     ------
@@ -66,7 +69,7 @@ class InProcessTransport:
         If there is no such folder.
     """
 
-    def __init__(self, url: str, threads: int | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.address = url
         self.repository = Path(unquote(urlsplit(url).path))
         if not self.repository.is_dir():
@@ -74,7 +77,7 @@ class InProcessTransport:
                 f"expected a model repository, got {self.repository}, which is not "
                 "a folder on this machine"
             )
-        self.threads = threads or cpu_count()
+        self.threads = cpu_count()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
         self._loading, self._counting = threading.Lock(), threading.Lock()
         self._statistics: defaultdict[tuple[str, str], ModelStatistics]

@@ -199,8 +199,6 @@ class LocalServer:
         try:
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
-                "cleanup": None,
-                "mounts": False,
                 **launch(self.repository, folder, arguments, self._env),
                 **self._lives,
                 "address": address,

@@ -159,7 +159,7 @@ class Supervisor:
         self.private.mkdir(mode=0o700)
 
         def prepare() -> None:
-            if job["mounts"]:
+            if job.get("mounts"):
                 # Some systems do not let this user mount a folder.
                 with contextlib.suppress(OSError):
                     _mount(libc, self.private)
@@ -182,7 +182,7 @@ class Supervisor:
                 preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
             )
         hidden = True
-        if job["mounts"]:
+        if job.get("mounts"):
             with contextlib.suppress(OSError):
                 hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
         self.said |= {"pid": server.pid, "hidden": hidden}
@@ -213,7 +213,7 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-server.pid, 0)
-        if self.job["cleanup"] is not None:
+        if "cleanup" in self.job:
             # A container that a daemon runs outlives the client that started it.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
