@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from sonic_coffea.transport import (
     STRINGS,
     Contract,
     ModelEntry,
-    ModelStatistics,
     Response,
     ServerMetadata,
     TensorSpec,
@@ -79,9 +76,7 @@ class InProcessTransport:
             )
         self.threads = cpu_count()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
-        self._loading, self._counting = threading.Lock(), threading.Lock()
-        self._statistics: defaultdict[tuple[str, str], ModelStatistics]
-        self._statistics = defaultdict(ModelStatistics)
+        self._loading = threading.Lock()
 
     def __enter__(self) -> InProcessTransport:
         return self
@@ -103,7 +98,7 @@ class InProcessTransport:
 
     def info(self) -> ServerMetadata:
         """Return the name that stands for this process."""
-        return ServerMetadata(name="in-process", version=__version__, extensions=("statistics",))
+        return ServerMetadata(name="in-process", version=__version__, extensions=())
 
     def index(self) -> list[ModelEntry]:
         """Return the models of the repository, in the versions that are served."""
@@ -131,10 +126,6 @@ class InProcessTransport:
         del contract, version
         return {}
 
-    def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Return what was run of a model in this process."""
-        return self._statistics[model, self.metadata(model, version).version]
-
     def infer(
         self,
         contract: Contract,
@@ -146,61 +137,39 @@ class InProcessTransport:
         done: Callable[[Response | SonicError], None],
     ) -> SimpleNamespace:
         """Run the model, and call `done` before this returns."""
-        key = contract.model, version or contract.version
-        context = {
-            "server": self.address,
-            "model": contract.model,
-            "version": key[1],
-            "request": request_id,
-        }
+        version = version or contract.version
         outcome: Response | SonicError
         try:
-            outcome = self._run(*key, inputs, tuple(outputs), context)
+            outcome = self._run(contract.model, version, inputs, tuple(outputs))
         except SonicError as error:
-            outcome = error.at(**context)
-            self._count(key, ModelStatistics(failures=1))
+            where = {"server": self.address, "request": request_id}
+            outcome = error.at(**where, model=contract.model, version=version)
         done(outcome)
         return _DONE
 
-    def _run(
-        self,
-        model: str,
-        version: str,
-        inputs: Tensors,
-        outputs: tuple[str, ...],
-        context: Mapping[str, Any],
-    ) -> Response:
+    def _run(self, model: str, version: str, inputs: Tensors, outputs: tuple[str, ...]) -> Response:
         contract, run = self._load(model, version)
         # TorchScript takes tensors by their order.
         feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
         feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in feed.items()}
-        begun = time.perf_counter()
         try:
             given = run(feed, outputs)
         except Exception as error:  # a model may raise anything
-            raise InferenceError(f"the model failed: {error!r}", **context) from error
-        compute_s = time.perf_counter() - begun
-        rows = len(next(iter(inputs.values()), ()))
-        ran = ModelStatistics(rows=rows, requests=1, executions=1, compute_s=compute_s)
-        self._count((model, version), ran)
+            raise InferenceError(f"the model failed: {error!r}") from error
         lacking = [name for name in outputs if name not in given]
         if lacking:
             returned = ", ".join(map(repr, given)) or "nothing"
             raise InferenceError(
-                f"output {lacking[0]!r} is declared, but the model returned {returned}", **context
+                f"output {lacking[0]!r} is declared, but the model returned {returned}"
             )
         tensors = {name: np.asarray(given[name]) for name in outputs}
         tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
-            outputs=contract.received(tensors, context),
-            version=version,
+            outputs=contract.received(tensors, {}),
+            version=contract.version,
             sent_bytes=0,
             received_bytes=0,
         )
-
-    def _count(self, key: tuple[str, str], ran: ModelStatistics) -> None:
-        with self._counting:
-            self._statistics[key] += ran
 
     def _load(self, model: str, version: str | None) -> tuple[Contract, formats.Runner]:
         """Return the contract of a version, and what runs it; it is loaded once."""
