@@ -150,17 +150,16 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         If the file cannot be read, or holds no provenance.
     """
     try:
-        if Path(path).suffix == ".root":
-            with needed("score", "reading ROOT files"):
+        with needed("score", f"reading {path}"):
+            if Path(path).suffix == ".root":
                 import uproot
 
-            with uproot.open(path) as file:
-                text = file.get(KEY)
-        else:
-            with needed("score", "reading Parquet files"):
+                with uproot.open(path) as file:
+                    text = file.get(KEY)
+            else:
                 import pyarrow.parquet as pq
 
-            text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
+                text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
     except (OSError, ValueError) as error:  # of pyarrow, too
         raise ConfigError(f"cannot read {path}: {str(error).strip().splitlines()[0]}") from None
     if text is None:
