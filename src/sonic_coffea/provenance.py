@@ -95,6 +95,11 @@ def to_parquet(
         The file.
     *scores : ak.Array or mapping
         Scores in the array, as in `of_scores`.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If the file cannot be written.
     """
     with needed("score", "writing Parquet files"):
         import pyarrow.parquet as pq
@@ -108,14 +113,24 @@ def to_parquet(
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a path for a new file, which replaces the target if it is written without an error."""
+    """Yield a path for a new file, which replaces the target if it is written without an error.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If the file cannot be written. For an OSError, coffea's ``skipbadfiles`` would drop the
+        chunk.
+    """
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         yield half
         half.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
-        half.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            half.unlink()
 
 
 def to_root(file: Any, *scores: ak.Array | Mapping[str, Any]) -> None:
@@ -135,17 +150,16 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         If the file cannot be read, or holds no provenance.
     """
     try:
-        if Path(path).suffix == ".root":
-            with needed("score", "reading ROOT files"):
+        with needed("score", f"reading {path}"):
+            if Path(path).suffix == ".root":
                 import uproot
 
-            with uproot.open(path) as file:
-                text = file.get(KEY)
-        else:
-            with needed("score", "reading Parquet files"):
+                with uproot.open(path) as file:
+                    text = file.get(KEY)
+            else:
                 import pyarrow.parquet as pq
 
-            text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
+                text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
         record = None if text is None else dict(json.loads(text))
     except ConfigError:
         raise

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -169,6 +170,14 @@ def test_servers_of_another_state_folder_stay_however_they_log(server, light, se
         assert socket_folder(other.url).parent != socket_folder(server.url).parent
         assert [(m.name, m.state) for m in other.metadata.models] == [("echo", "READY")]
     assert "top" in [model.name for model in server.metadata.models]
+
+
+def test_logs_have_a_place_if_the_home_folder_cannot_be_written(light, serve, monkeypatch):
+    monkeypatch.delenv("SONIC_COFFEA_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    with serve(light) as server:
+        assert server.log_path.is_relative_to(tempfile.gettempdir())
+        assert "successfully loaded 'echo'" in server.logs
 
 
 def test_crashes_are_noticed_and_old_logs_removed(light, serve):

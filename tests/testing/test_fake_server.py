@@ -125,6 +125,16 @@ def test_models_without_default_scores_need_a_function(layout: Any, output: Any)
         FakeModel.of(sonic.Model("m", {"x": layout}, {"y": output}))
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_outputs_of_any_shape_have_default_scores(shape: tuple[int, ...]) -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(shape=shape)})
+    with FakeServer({"m": FakeModel.of(model)}) as fake, pool_of(fake) as pool:
+        scores = model({"pt": np.asarray([0.0, 2.0])}, pool=pool)
+    places = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    expected = [(1 + np.sin(mean + places)) / 2 for mean in (0.0, 2.0)]
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)
+
+
 def test_outputs_have_the_axes_of_their_declaration() -> None:
     of_elements = partial(sonic.Output, ["a", "b"], per="constituent")
     outputs = {"y": of_elements(axes=("labels", "1+x")), "z": of_elements(axes=(3, "x"))}

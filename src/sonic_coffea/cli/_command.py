@@ -41,13 +41,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(*, as_json: bool, **arguments: Any) -> None:
-        before = json_only.set(as_json)
-        try:
-            for name, make in makers.items():
-                arguments[name] = make(**{n: arguments[n] for n in _parameters(make)})
-            function(**{name: arguments[name] for name in own})
-        finally:
-            json_only.reset(before)
+        json_only.set(as_json)
+        for name, make in makers.items():
+            arguments[name] = make(**{n: arguments[n] for n in _parameters(make)})
+        function(**{name: arguments[name] for name in own})
 
     parameters["as_json"] = inspect.Parameter(
         "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON]

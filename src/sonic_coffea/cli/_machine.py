@@ -124,8 +124,7 @@ def _described(record: Mapping[str, Any]) -> dict[str, Any]:
     with connecting as connection, contextlib.suppress(SonicError):
         models = [f"{m.name} v{m.version}" for m in connection.index() if m.state == "READY"]
         ready = connection.ready()
-    names = ("url", "pid", "repository", "log", "started")
-    return {**{name: record[name] for name in names}, "models": models, "ready": ready}
+    return {**record, "models": models, "ready": ready}
 
 
 def install(*, with_: list[str] | None = None) -> None:

@@ -72,9 +72,8 @@ def _options(
     logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
 
 
-class _Echo(logging.StreamHandler):  # type: ignore[type-arg]  # none where Python 3.10 runs
+class _Echo(logging.Handler):
     """Writes to the current standard error, which a progress bar replaces to stay at the bottom."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)
-        super().emit(record)
+        typer.echo(self.format(record), err=True)

@@ -8,9 +8,7 @@ DATA = Path(__file__).parent / "data"
 """Directory of the sample's ROOT files, ``toptagger.onnx``, ``substructure.onnx`` and
 ``toptagger.preprocess.json``."""
 
-DATASETS = ("TTbar", "QCD")
-
 
 def sample_files() -> dict[str, list[Path]]:
     """Return the sample's files by dataset."""
-    return {name: sorted(DATA.glob(f"{name}_*.root")) for name in DATASETS}
+    return {name: sorted(DATA.glob(f"{name}_*.root")) for name in ("TTbar", "QCD")}

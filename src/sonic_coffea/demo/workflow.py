@@ -16,7 +16,7 @@ from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
+from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.processor import located, run_files
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def run(
     output: str | os.PathLike[str] = "sonic-demo",
     workers: int = 2,
     chunksize: int = 500,
-    console: Console | None = None,
 ) -> tuple[dict[str, Any], Report]:
     """Score the large-radius jets of NanoAOD files, those of the committed sample by default.
 
@@ -52,8 +51,6 @@ def run(
         Worker processes of the dask cluster.
     chunksize : int
         Events a chunk.
-    console : rich.console.Console, optional
-        Where progress is shown; by default on standard error.
 
     Returns
     -------
@@ -76,7 +73,7 @@ def run(
     """
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     with needed("demo", "the demo"):
         for package in _PACKAGES:
             importlib.import_module(package)
@@ -162,15 +159,11 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
 
 @contextlib.contextmanager
 def _server(console: Console) -> Iterator[sonic.LocalServer]:
-    from rich.markup import escape
-
     with tempfile.TemporaryDirectory(prefix="sonic-demo-") as scratch:
         repository = Path(scratch) / "repository"
         models = {name: DATA / f"{name}.onnx" for name in ("toptagger", "substructure")}
         sonic.build_repository(repository, models, threads=1)
-        with console.status("starting Triton") as status:
-            server = sonic.LocalServer(repository)
-            server.start(progress=lambda text: status.update(escape(printable(text))))
-        with server:
+        console.print("starting Triton")
+        with sonic.LocalServer(repository) as server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server

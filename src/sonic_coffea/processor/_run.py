@@ -75,7 +75,7 @@ def run_files(
         with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
             return runner(fileset, Held())
     except _FinalError as final:
-        raise final.error from None
+        raise final.args[0] from None
     except Exception as error:
         # coffea wraps what a processor raises in an Exception that names the chunk.
         cause = find(error) or _of_place(error, "this process has" if is_here else "workers have")
@@ -155,12 +155,8 @@ def _of_place(error: BaseException | None, place_has: str) -> ConfigError | None
 
 
 class _FinalError(BaseException):
-    """An error after which the runner must not repeat the chunk.
+    """Carries an error after which the runner must not repeat the chunk.
 
     coffea's runner repeats a chunk after any `Exception`, because reading a remote file may fail by
     chance. The pool has already retried the requests, and a wrong name stays wrong.
     """
-
-    def __init__(self, error: SonicError) -> None:
-        super().__init__(error)
-        self.error = error

@@ -21,7 +21,6 @@ svg { display: block; height: auto; margin-top: 2rem; max-width: 50rem; width: 1
 @media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg); } }
 """
 _PRE = '<pre style="line-height:1.2;overflow-x:auto;white-space:pre">{code}</pre>'
-"""Width of a console that folds no line, in characters."""
 
 
 def described(

@@ -6,7 +6,8 @@ import bisect
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,10 @@ class Tally:
         """Whether there are 20 round trips or more, so that quantiles say more than the mean."""
         return int(self.latencies.sum()) >= 20
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return numbers and a NumPy array, of which tallies are made."""
+        return {field.name: copy(getattr(self, field.name)) for field in fields(self)}
+
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of fewer than 20 round trips are None."""
         quantiles = {
@@ -158,12 +163,7 @@ class Statistics:
 
     def copy(self) -> Statistics:
         """Return a snapshot, which does not change while requests go on."""
-        with self._lock:
-            copied = replace(self, datasets=self.datasets.copy())
-            copied.tallies = self.tallies.copy()
-            for key, tally in self.tallies.items():
-                copied.tallies[key] = replace(tally, latencies=tally.latencies.copy())
-            return copied
+        return Statistics.from_plain(self.to_plain())
 
     def __iadd__(self, other: Statistics) -> Statistics:
         other = other.copy()
@@ -190,10 +190,10 @@ class Statistics:
         ``served`` holds tallies by (server, model, version). coffea's rules add two such dicts to
         the right sum.
         """
-        now = self.copy()
-        served = {key: asdict(tally) for key, tally in now}
-        counts = {name: getattr(now, name) for name in _COUNTS}
-        return {**counts, "datasets": now.datasets, "served": served}
+        with self._lock:
+            counts = {name: getattr(self, name) for name in _COUNTS}
+            served = {key: tally.to_plain() for key, tally in self.tallies.items()}
+            return {**counts, "datasets": self.datasets.copy(), "served": served}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:

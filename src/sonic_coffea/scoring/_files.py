@@ -217,8 +217,6 @@ def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple
                 rows += len(table)
                 scored += len(table) - table.columns[-1].null_count
                 write(table)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     except pa.ArrowException as error:
         raise ConfigError(
             f"the columns of the files do not fit into one file: {error}; score each into its own"

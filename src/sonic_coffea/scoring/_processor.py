@@ -114,14 +114,13 @@ class Scoring(SonicProcessor):
         # Of an event that is None, the objects would be lost.
         if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
             raise misfit
-        path = self._path(events.metadata)
-        try:
-            provenance.to_parquet(table, path, scored)
-        except OSError as error:
+        if not self.parts.is_dir():
             raise ConfigError(
-                f"{socket.gethostname()} cannot write in {path.parent}: {error.strerror or error}; "
-                "all workers have to see the folder of the output"
-            ) from None
+                f"{socket.gethostname()} has no folder {self.parts}; all workers have to see the "
+                "folder of the output"
+            )
+        path = self._path(events.metadata)
+        provenance.to_parquet(table, path, scored)
         return self._counted(events, path, resumed=0)
 
     def _objects(self, events: Any) -> Any:

@@ -92,7 +92,8 @@ def new_log() -> Path:
         If there is no folder for it, or no space.
     """
     override = os.environ.get(STATE_VARIABLE)
-    temporary = Path(tempfile.gettempdir(), f"sonic-coffea-{os.getuid()}")
+    # Not in the folder of servers, where it would look like one that a server left.
+    temporary = Path(tempfile.gettempdir(), f"sonic-coffea-{os.getuid()}-state")
     places = [platformdirs.user_state_path("sonic-coffea"), temporary]
     folder = _first_private([Path(override)] if override else places) / "logs"
     try:

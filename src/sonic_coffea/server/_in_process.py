@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+from dask.system import cpu_count
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import (
-    ConfigError,
-    InferenceError,
-    SonicError,
-)
+from sonic_coffea.errors import ConfigError, InferenceError, SonicError
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config
@@ -26,7 +20,6 @@ from sonic_coffea.transport import (
     STRINGS,
     Contract,
     ModelEntry,
-    ModelStatistics,
     Response,
     ServerMetadata,
     TensorSpec,
@@ -55,9 +48,12 @@ class InProcessTransport:
     ----------
     url : str
         ``file:///path/of/the/repository``.
-    threads : int, optional
-        Requests that run at the same time, and threads of a model; by default, one for each core
-        that this process may use.
+
+    Attributes
+    ----------
+    threads : int
+        Requests that run at the same time, and threads of a model: one for each core that this
+        process may use.
 
     Raises
     ------
@@ -65,7 +61,7 @@ class InProcessTransport:
         If there is no such folder.
     """
 
-    def __init__(self, url: str, threads: int | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.address = url
         self.repository = Path(unquote(urlsplit(url).path))
         if not self.repository.is_dir():
@@ -73,11 +69,9 @@ class InProcessTransport:
                 f"expected a model repository, got {self.repository}, which is not "
                 "a folder on this machine"
             )
-        self.threads = threads or _cores()
+        self.threads = cpu_count()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
-        self._loading, self._counting = threading.Lock(), threading.Lock()
-        self._statistics: defaultdict[tuple[str, str], ModelStatistics]
-        self._statistics = defaultdict(ModelStatistics)
+        self._loading = threading.Lock()
 
     def __enter__(self) -> InProcessTransport:
         return self
@@ -99,7 +93,7 @@ class InProcessTransport:
 
     def info(self) -> ServerMetadata:
         """Return the name that stands for this process."""
-        return ServerMetadata(name="in-process", version=__version__, extensions=("statistics",))
+        return ServerMetadata(name="in-process", version=__version__, extensions=())
 
     def index(self) -> list[ModelEntry]:
         """Return the models of the repository, in the versions that are served."""
@@ -127,10 +121,6 @@ class InProcessTransport:
         del contract, version
         return {}
 
-    def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Return what was run of a model in this process."""
-        return self._statistics[model, self.metadata(model, version).version]
-
     def infer(
         self,
         contract: Contract,
@@ -142,61 +132,39 @@ class InProcessTransport:
         done: Callable[[Response | SonicError], None],
     ) -> Callable[[], None]:
         """Run the model, and call `done` before this returns: then there is nothing to cancel."""
-        key = contract.model, version or contract.version
-        context = {
-            "server": self.address,
-            "model": contract.model,
-            "version": key[1],
-            "request": request_id,
-        }
+        version = version or contract.version
         outcome: Response | SonicError
         try:
-            outcome = self._run(*key, inputs, tuple(outputs), context)
+            outcome = self._run(contract.model, version, inputs, tuple(outputs))
         except SonicError as error:
-            outcome = error.at(**context)
-            self._count(key, ModelStatistics(failures=1))
+            where = {"server": self.address, "request": request_id}
+            outcome = error.at(**where, model=contract.model, version=version)
         done(outcome)
         return lambda: None
 
-    def _run(
-        self,
-        model: str,
-        version: str,
-        inputs: Tensors,
-        outputs: tuple[str, ...],
-        context: Mapping[str, Any],
-    ) -> Response:
+    def _run(self, model: str, version: str, inputs: Tensors, outputs: tuple[str, ...]) -> Response:
         contract, run = self._load(model, version)
         # TorchScript takes tensors by their order.
         feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
         feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in feed.items()}
-        begun = time.perf_counter()
         try:
             given = run(feed, outputs)
         except Exception as error:  # a model may raise anything
-            raise InferenceError(f"the model failed: {error!r}", **context) from error
-        compute_s = time.perf_counter() - begun
-        rows = len(next(iter(inputs.values()), ()))
-        ran = ModelStatistics(rows=rows, requests=1, executions=1, compute_s=compute_s)
-        self._count((model, version), ran)
+            raise InferenceError(f"the model failed: {error!r}") from error
         lacking = [name for name in outputs if name not in given]
         if lacking:
             returned = ", ".join(map(repr, given)) or "nothing"
             raise InferenceError(
-                f"output {lacking[0]!r} is declared, but the model returned {returned}", **context
+                f"output {lacking[0]!r} is declared, but the model returned {returned}"
             )
         tensors = {name: np.asarray(given[name]) for name in outputs}
         tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
-            outputs=contract.received(tensors, context),
-            version=version,
+            outputs=contract.received(tensors, {}),
+            version=contract.version,
             sent_bytes=0,
             received_bytes=0,
         )
-
-    def _count(self, key: tuple[str, str], ran: ModelStatistics) -> None:
-        with self._counting:
-            self._statistics[key] += ran
 
     def _load(self, model: str, version: str | None) -> tuple[Contract, formats.Runner]:
         """Return the contract of a version, and what runs it; it is loaded once."""
@@ -215,12 +183,6 @@ class InProcessTransport:
                 loaded = loaded or _open(folder, version, config, self.threads)
                 self._loaded[model, version] = loaded
             return loaded
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -37,12 +37,8 @@ _PYTHONS = ("3.12", "3.11", "3.10")
 _OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _NUMPY = "numpy==1.26.4"
 _GLIBC = (2, 35)
-# Packages that models may need beside onnxruntime, in versions that work with this numpy.
-_SCIPY = "scipy==1.15.3"
-_EXTRAS = {
-    "xgboost": ("xgboost-cpu==3.2.0", _SCIPY, "--no-deps"),
-    "lightgbm": ("lightgbm==4.6.0", _SCIPY, "--no-deps"),
-}
+# Packages whose usual wheels are for GPUs, with those for the CPU.
+_CPU_WHEELS = {"xgboost": "xgboost-cpu"}
 _MARKER = "sonic-coffea.json"
 # Here, the Python backend replaces the native backends of NVIDIA's container.
 SCRIPTS = {backend: scripts_of(name) for name, backend in NATIVE.items()}
@@ -137,9 +133,10 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
         If Triton does not run on this platform, or the installation failed; with uv's last lines.
     """
     root = install_root()
+    packages = [_CPU_WHEELS.get(extra, extra) for extra in extras]
     try:
         install = find()
-        if install is None or any(_lacks(install, extra) for extra in extras):
+        if install is None or any(_lacks(install, package) for package in packages):
             import fcntl  # not on Windows, where no server is installed
 
             reason = reason_against()
@@ -154,11 +151,10 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
                     progress("waiting for another process that is installing the server")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 install = find() or _install(progress)
-                for extra in extras:
-                    if _lacks(install, extra):
-                        progress(f"installing {extra}")
-                        arguments = _EXTRAS.get(extra, (extra, _NUMPY))
-                        _pip(install, *arguments, purpose=f"adding {extra}")
+                if packages:
+                    progress(f"installing {', '.join(packages)}")
+                    # uv chooses versions that work with this numpy.
+                    _pip(install, *packages, _NUMPY, purpose="adding packages")
         _add_backends(install)
     except OSError as error:
         raise ServerStartError(
@@ -168,10 +164,9 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     return install
 
 
-def _lacks(install: ServerInstall, extra: str) -> bool:
+def _lacks(install: ServerInstall, package: str) -> bool:
     """Whether the server's environment lacks a package; uv decides about one with a version."""
-    name = _EXTRAS[extra][0].partition("==")[0] if extra in _EXTRAS else extra
-    return not any(distributions(name=name, path=[str(install.packages)]))
+    return not any(distributions(name=package, path=[str(install.packages)]))
 
 
 def warn(text: str) -> None:

@@ -90,7 +90,7 @@ class FakeModel:
             name: (dtype, (*rows, *(_NO_SHAPE if shape is None else shape)))
             for name, (dtype, shape) in tensors.items()
         }
-        outputs = {name: (o.dtype, (*rows, *_inner(o))) for name, o in model.outputs.items()}
+        outputs = {name: (o.dtype, _inner(o)) for name, o in model.outputs.items()}
         if rows:
             options["max_rows"] = 0
         if function is None:
@@ -102,8 +102,8 @@ class FakeModel:
                     f"model {model.name!r} has an output of strings, or more than one row for each "
                     "object; give a function that makes its outputs"
                 )
-            shapes = {name: (o.dtype, _inner(o)) for name, o in model.outputs.items()}
-            function = _default_scores(next(iter(tensors)), shapes)
+            function = _default_scores(next(iter(tensors)), outputs)
+        outputs = {name: (dtype, (*rows, *shape)) for name, (dtype, shape) in outputs.items()}
         return cls(inputs=inputs, outputs=outputs, function=function, **options)
 
 
@@ -132,10 +132,11 @@ def _default_scores(
             tensor = np.reshape(sums, tensor.shape)
         tensor = tensor.astype(np.float64)
         rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
-        mean = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.zeros((len(rows), 1))
-        return {
-            name: ((1 + np.sin(mean + np.arange(shape[0]))) / 2).astype(dtype)
-            for name, (dtype, shape) in outputs.items()
-        }
+        mean = rows.mean(axis=1) if rows.shape[1] else np.zeros(len(rows))
+        values = {}
+        for name, (dtype, shape) in outputs.items():
+            places = np.arange(math.prod(shape)).reshape(shape)
+            values[name] = ((1 + np.sin(np.add.outer(mean, places))) / 2).astype(dtype)
+        return values
 
     return scores

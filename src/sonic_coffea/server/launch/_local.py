@@ -39,14 +39,13 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Arguments of Triton without which nothing reaches it, or its models.
 _OWN_ARGUMENTS = ("--allow-grpc", "--grpc-", "--backend-directory", "--model-repository")
 
-# Lines of the log that errors do not quote: all but errors and models that could not be loaded, and
-# what every server without a GPU logs. Triton's two formats are "E1123 22:01:11.5 ..." and
-# "2026-11-23T22:01:11Z E ...".
+# Lines of the log that errors do not quote: all but errors, one error of servers without a GPU, and
+# one that comes again, as a model that failed to load. Triton's two formats are
+# "E1123 22:01:11.5 ..." and "2026-11-23T22:01:11Z E ...".
 _QUIET = re.compile(
-    r'[IW]\d{4} |\d{4}-\S+ [IW] |\+|\|(?!.*UNAVAILABLE)|"?\s*$|.*CudaDriverHelper has not been init'
+    r'[IW]\d{4} |\d{4}-\S+ [IW] |[+|]|"?\s*$'
+    r"|.*(CudaDriverHelper has not been init|Failed to create instance)"
 )
-
-_REASON = re.compile(r'(?:Internal|Exception): (.*?)[" |]*$')
 
 
 class LocalServer:
@@ -200,8 +199,6 @@ class LocalServer:
         try:
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
-                "cleanup": None,
-                "mounts": False,
                 **launch(self.repository, folder, arguments, self._env),
                 **self._lives,
                 "address": address,
@@ -311,7 +308,7 @@ class LocalServer:
             )
 
     def _errors(self, since: int) -> str:
-        """Return the last errors in the log, each reason once; of a start without any, its end."""
+        """Return the last errors in the log, each line once; of a start without any, its end."""
         log = self.logs.encode()[since:].decode(errors="replace")
         # After a wrong argument, Triton prints all options, some 500 lines. The reason is before
         # or after them.
@@ -320,12 +317,8 @@ class LocalServer:
         errors = [line for line in lines if not _QUIET.match(line)]
         if not errors and self._state == "starting":
             errors = lines
-        texts = "\n".join(errors).replace("\\n", "\n").splitlines()
-        # Triton logs why a model is unavailable up to three times, and last in a table of models.
-        table = "".join(text for text in texts if "UNAVAILABLE" in text)
-        reasons = {text: match[1] for text in texts if (match := _REASON.search(text))}
-        quoted = [text for text in texts if text in table or reasons.get(text, text) not in table]
-        quoted = list(dict.fromkeys(text for text in quoted if text.strip('" ')))[-20:]
+        texts = dict.fromkeys("\n".join(errors).replace("\\n", "\n").splitlines())
+        quoted = [text for text in texts if text.strip('" ')][-20:]
         return "\n".join(f"  {line}" for line in quoted) or "  (nothing)"
 
     @property

@@ -26,17 +26,16 @@ from sonic_coffea.server.repository._config import without_agents
 logger = logging.getLogger(__name__)
 
 Env = Mapping[str, str]
-Tell = Callable[[str], None]
 Launch = Callable[[Path, Path, list[str], Env], dict[str, Any]]
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 
 
-def pip(name: str, image: str | None, tell: Tell) -> Launch:
+def pip(name: str, image: str | None, progress: install.Progress) -> Launch:
     """Run the server from PyPI, in an environment of its own."""
     del name, image
-    installation = install.ensure(tell)
+    installation = install.ensure(progress)
 
     def launch(repository: Path, folder: Path, arguments: list[str], env: Env) -> dict[str, Any]:
         # The wheel has no repository agents.
@@ -48,13 +47,13 @@ def pip(name: str, image: str | None, tell: Tell) -> Launch:
     return launch
 
 
-def docker(name: str, image: str | None, tell: Tell) -> Launch:
+def docker(name: str, image: str | None, progress: install.Progress) -> Launch:
     """Run an image by its name, with docker or with podman, which takes the same arguments."""
     image = image or IMAGE
     is_docker = name == "docker"
     look = [name, "image", "inspect", image]
     if subprocess.run(look, capture_output=True, check=False).returncode != 0:
-        _fetch([name, "pull", image], image, tell)
+        _fetch([name, "pull", image], image, progress)
 
     def launch(repository: Path, folder: Path, arguments: list[str], env: Env) -> dict[str, Any]:
         container, inside = shared_memory(folder), {**_devices(), **env}
@@ -78,7 +77,7 @@ def docker(name: str, image: str | None, tell: Tell) -> Launch:
     return launch
 
 
-def apptainer(name: str, image: str | None, tell: Tell) -> Launch:
+def apptainer(name: str, image: str | None, progress: install.Progress) -> Launch:
     """Run an image by its name, a ``.sif`` file or an unpacked directory, as on cvmfs."""
     image = image or IMAGE
     path = Path(image).expanduser()
@@ -88,7 +87,7 @@ def apptainer(name: str, image: str | None, tell: Tell) -> Launch:
         raise ConfigError(f"there is no image at {image}")
     else:
         image = image if "://" in image else f"docker://{image}"
-        _fetch([name, "exec", image, "true"], image, tell)
+        _fetch([name, "exec", image, "true"], image, progress)
 
     def launch(repository: Path, folder: Path, arguments: list[str], env: Env) -> dict[str, Any]:
         gpu = ["--nv"] if install.has_gpu() else []
@@ -103,7 +102,7 @@ def apptainer(name: str, image: str | None, tell: Tell) -> Launch:
 
 
 # `choose` tries them in this order.
-RUNTIMES: dict[str, Callable[[str, str | None, Tell], Launch]] = {
+RUNTIMES: dict[str, Callable[[str, str | None, install.Progress], Launch]] = {
     "pip": pip,
     "apptainer": apptainer,
     "singularity": apptainer,
@@ -145,9 +144,9 @@ def _serve(repository: Path, folder: Path, arguments: list[str], *backends: str)
     return [f"--model-repository={repository}", *arguments, *named]
 
 
-def _fetch(command: Sequence[str], image: str, tell: Tell) -> None:
+def _fetch(command: Sequence[str], image: str, progress: install.Progress) -> None:
     """Run an engine to fetch an image."""
-    tell(f"fetching {image}, unless it is here (several GB, once)")
+    progress(f"fetching {image}, unless it is here (several GB, once)")
     install.run_or_raise(
         command,
         f"{command[0]} could not fetch {image}; for one that this machine has, "

@@ -68,7 +68,7 @@ class Supervisor:
         self.private = Path(_SHM, job["shared_memory"])
         self.server: subprocess.Popen[bytes] | None = None
         self.said: dict[str, Any] = {"problem": "", "since": 0, "hidden": True}
-        self.told = self.was_ready = False
+        self.was_ready = False
         self.failures = 0
         self.pause_s = 0.0
         self.deadline = time.monotonic() + job["startup_timeout_s"]
@@ -98,8 +98,8 @@ class Supervisor:
         An owner that exits closes the pipe some time before it is gone. The pipe alone is not
         enough: children that the owner forks hold its other end open.
         """
-        self.told = self.told or bool(self.owner.poll(wait_s * 1000))
-        return self.told or bool(self.requests) or os.getppid() != self.job["owner"]
+        told = self.owner.poll(wait_s * 1000)
+        return bool(told or self.requests) or os.getppid() != self.job["owner"]
 
     def begin(self) -> str:
         if self.was_ready:
@@ -159,7 +159,7 @@ class Supervisor:
         self.private.mkdir(mode=0o700)
 
         def prepare() -> None:
-            if job["mounts"]:
+            if job.get("mounts"):
                 # Some systems do not let this user mount a folder.
                 with contextlib.suppress(OSError):
                     _mount(libc, self.private)
@@ -182,7 +182,7 @@ class Supervisor:
                 preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
             )
         hidden = True
-        if job["mounts"]:
+        if job.get("mounts"):
             with contextlib.suppress(OSError):
                 hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
         self.said |= {"pid": server.pid, "hidden": hidden}
@@ -213,7 +213,7 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-server.pid, 0)
-        if self.job["cleanup"] is not None:
+        if "cleanup" in self.job:
             # A container that a daemon runs outlives the client that started it.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(

@@ -81,28 +81,21 @@ def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             entry = {"model": folder.name, "version": number, "changes": changed}
             entries.append({**(manifest or {}), **entry})
     if not entries:
-        raise no_models(root)
+        built = {root.stem: str(root)} if root.is_file() else {"name": "model.onnx"}
+        raise ConfigError(
+            f"expected a model repository, got {root}, which has no models; "
+            f"sonic.build_repository('repository', {built}) makes one"
+        )
     return entries
 
 
 def check_unchanged(root: Path) -> None:
     """Refuse a repository whose scores would be taken for those of other files."""
-    if not any(path.is_dir() for path in root.glob("*")):
-        raise no_models(root)
-    for folder in sorted(root.glob("*/*")):
-        manifest = read(folder) if folder.name.isdigit() else None
-        for change in changes(folder, manifest) if manifest else ():
+    for entry in read_repository(root):
+        for change in entry["changes"]:
             if not change.endswith(" is new"):
                 raise ConfigError(
                     f"{change} since the version was built, and clients would take its scores for "
                     "those of the file before; build it again with the option overwrite, or as the "
                     "version 'next'"
                 )
-
-
-def no_models(root: Path) -> ConfigError:
-    built = {root.stem: str(root)} if root.is_file() else {"name": "model.onnx"}
-    return ConfigError(
-        f"expected a model repository, got {root}, which has no models; "
-        f"sonic.build_repository('repository', {built}) makes one"
-    )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
 from sonic_coffea.transport import DATATYPES
@@ -126,7 +127,8 @@ def read_source(name: str, served: Served, platform: str | None) -> tuple[Manife
             "Served(source, platform='python') chooses another for one model"
         )
     try:
-        contents = FORMATS[kind].read(served)
+        with needed("onnx", f"reading {served.source}"):
+            contents = FORMATS[kind].read(served)
         inputs, outputs = _declared(served, contents)
     except OSError as error:
         problem = f"cannot read {error.filename}: {error.strerror}" if error.strerror else error

@@ -40,13 +40,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
 
 
 def _load(path: Path) -> Any:
-    try:
-        import onnx
-    except ImportError:
-        raise ValueError(
-            "reading an ONNX file needs the onnx package; in a clone of sonic-coffea: "
-            'pip install ".[onnx]"'
-        ) from None
+    import onnx
+
     content = path.read_bytes()
     try:
         model = onnx.load_model_from_string(content)

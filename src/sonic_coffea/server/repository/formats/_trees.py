@@ -34,8 +34,6 @@ def read(served: Served) -> Contents:
         features, classes = int(sizes["num_feature"]), int(sizes.get("num_class", 0))
         width = max(1 if chosen else classes, int(sizes.get("num_target", 1)), 1)
         manifest: dict[str, Any] = {"features": list(learner.get("feature_names", ()))}
-        if "best_iteration" in (attributes := learner.get("attributes", {})):
-            manifest["best_iteration"] = int(attributes["best_iteration"])
     except ImportError:
         if served.inputs is None:
             raise ValueError(
