@@ -42,6 +42,7 @@ TESTS = [
     "tests/dask",
     "--ignore=tests/dask/test_quotas.py",
     "tests/layouts/test_columns.py",
+    "tests/layouts/test_expressions.py",
     "tests/model",
     "tests/pool/test_pool.py",
     "tests/processor",

@@ -185,7 +185,9 @@ def expression_of(text: str, what: str = "expression") -> Expression:
         if reduction and kind != "expression":
             raise ConfigError(f"{what}: {reduction} is of a list, which a {kind} does not read")
     code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
-    known = {"__builtins__": {}, **{name: function for name, (function, _, _) in FUNCTIONS.items()}}
+    # NumPy 1 imports the class of an error; `_read` lets no expression do so.
+    known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
+    known |= {name: function for name, (function, _, _) in FUNCTIONS.items()}
     known |= {kind.__name__: partial(_whole, operation) for kind, operation in _WHOLE.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:
