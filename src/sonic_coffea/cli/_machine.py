@@ -15,7 +15,7 @@ import typer
 from sonic_coffea.cli._command import OptionalNumber
 from sonic_coffea.cli._options import pairs
 from sonic_coffea.cli._output import show, tensors, working
-from sonic_coffea.errors import ServerError, SonicError, nearest, printable
+from sonic_coffea.errors import ServerError, SonicError, printable, require
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
@@ -101,8 +101,7 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float =
 
     if which != "all":
         urls = [record["url"] for record in records]
-        if which not in urls:
-            raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls)}")
+        require([which], urls, "no local server of yours at", ServerError)
         records = [records[urls.index(which)]]
     for record in records:
         # The supervisor ends its server, and removes the server's files.

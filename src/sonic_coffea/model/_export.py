@@ -52,10 +52,7 @@ def export(
         "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
     }
     table = ak.zip(columns, depth_limit=1)
-    try:
-        provenance.to_parquet(table, path, {"models": [made_by]})
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+    provenance.to_parquet(table, path, {"models": [made_by]})
 
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, nearest, require
 from sonic_coffea.layouts import is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, recorded
 from sonic_coffea.pool import WithPool, using
@@ -260,8 +260,7 @@ def _submit(
             raise ConfigError(f"{kind}.{expected}, got {type(value).__name__}")
     pending: dict[str, Pending] = {}
     for name, objects in sent.items():
-        if name not in models:
-            raise ConfigError(f"{kind}.{method} names model {name!r}; {nearest(str(name), models)}")
+        require([name], models, f"{kind}.{method} names model")
         model: Any = models[name]
         request = objects if isinstance(objects, Request) else Request(objects)
         options = {"on_error": processor.on_error, **request.options}

@@ -18,7 +18,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, ServerStartError, nearest
+from sonic_coffea.errors import ConfigError, ServerStartError, require
 from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
@@ -141,9 +141,7 @@ class FakeServer:
         threads: int = 32,
         port: int = 0,
     ) -> None:
-        unknown = [name for name in extensions if name not in EXTENSIONS]
-        if unknown:
-            raise ConfigError(f"no extension {unknown[0]!r}; {nearest(unknown[0], EXTENSIONS)}")
+        require(extensions, EXTENSIONS, "no extension")
         self.models = dict(models)
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)

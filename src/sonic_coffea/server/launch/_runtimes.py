@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError, ServerStartError, nearest
+from sonic_coffea.errors import ConfigError, ServerStartError, require
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._folders import SHARED_MEMORY, shared_memory
 from sonic_coffea.server.repository._config import without_agents
@@ -117,9 +117,7 @@ def choose(runtime: str, image: str | None = None) -> str:
     ``"auto"`` chooses the server from PyPI if it can run here, and otherwise the first container
     engine. On a machine with a GPU and a configured image, container engines come first.
     """
-    known = ("auto", *RUNTIMES)
-    if runtime not in known:
-        raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
+    require([runtime], ("auto", *RUNTIMES), "no runtime")
     names = list(RUNTIMES) if runtime == "auto" else [runtime]
     if image is not None and install.has_gpu():
         names.sort(key=lambda name: name == "pip")
