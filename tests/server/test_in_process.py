@@ -10,6 +10,7 @@ import awkward as ak
 import numpy as np
 import pytest
 import xgboost
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -56,6 +57,29 @@ def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
             assert theirs.digest != ""
     assert ak.num(here).tolist() == ak.num(there).tolist()
     np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
+
+
+@pytest.mark.server
+def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
+    """Triton adds an axis of one to them, in batches: a fallback has the same contract."""
+    for name, graph in {
+        "squeezed": "(float[N, 2] x) => (float[N] y) { i = Constant<value_ints: ints = [1]>() y = "
+        "ReduceSum<keepdims: int = 0>(x, i) }",
+        "numbers": "(float[N] x) => (float[N] y) { y = Neg(x) }",
+    }.items():
+        save_onnx(tmp_path / f"{name}.onnx", graph)
+        build_repository(tmp_path / "r", {name: tmp_path / f"{name}.onnx"})
+    events = ak.Array([[{"a": 1.0, "b": 2.0}], [], [{"a": 3.0, "b": 4.0}]])
+    squeezed = sonic.Model("squeezed", {"x": sonic.Row(["a", "b"])}, {"y": None})
+    numbers = sonic.Model("numbers", {"x": sonic.Row(["a"])}, {"y": None})
+    declared = sonic.Model.from_onnx(tmp_path / "numbers.onnx", inputs={"x": ["a"]})
+    assert declared.inputs == numbers.inputs
+    with serve(tmp_path / "r") as server:
+        for servers in (server, tmp_path / "r", [server, str(tmp_path / "r")]):
+            with sonic.connect(servers):
+                assert squeezed(events).tolist() == [[3.0], [], [7.0]]
+                assert numbers(events).tolist() == [[-1.0], [], [-3.0]]
+                assert numbers.check().inputs[0].shape == (1,)
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
