@@ -203,6 +203,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (partial(sonic.Bucketed, "a", (1, 2), outer=2), "expected Padded where outer= is given"),
     (row([]), "Row needs at least one field"),
     (row([3]), "Row needs at least one field beside constants"),
+    (row(["a", True]), "expected field names, numbers or sonic.Feature, got True"),
     (row(["a", NAN]), "expected field names, numbers or sonic.Feature, got"),
     (row({"pt", "eta"}), "expected a list of fields"),
     (row("pt", "float31"), "did you mean 'float32'"),
