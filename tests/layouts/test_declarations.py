@@ -286,6 +286,9 @@ MESSAGES: list[tuple[Declare, str]] = [
     (model(parameters={"timeout": 1}), "declare .*server_timeout_s="),
     (model(parameters={"sequence_id": 1}), "sequences are not supported"),
     (model(parameters={"a": [1]}), "'a': expected a bool, int, float or str, got list"),
+    (model(parameters={1: 2}), "parameter 1: expected a name of type str"),
+    (model(parameters={"a": 2**63}), "parameter 'a': expected an integer of 64 bits, got 92233720"),
+    (model(priority=2**63), "parameter 'priority': expected an integer of 64 bits"),
     (model(priority=0), "priority of 1 or more, got 0"),
     *(
         (model(server_timeout_s=value), "server_timeout_s above 0 s and below .*, got")
