@@ -119,8 +119,7 @@ class LocalServer:
     ) -> None:
         if port is None and host != _LOOPBACK:
             raise ConfigError(f"host={host!r} needs a port=, 0 for a free one")
-        if port is not None and not 0 <= port < 1 << 16:
-            raise ConfigError(f"port: expected a number from 0 to 65535, got {port!r}")
+        _check_types(port, threads, env, extra_args)
         for name in (argument.partition("=")[0] for argument in extra_args):
             if name.startswith(_OWN_ARGUMENTS):
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
@@ -452,6 +451,27 @@ class LocalServer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
+
+
+def _check_types(port: Any, threads: Any, env: Any, extra_args: Any) -> None:
+    variables = {} if env is None else env
+    texts = [*variables, *variables.values()] if isinstance(variables, Mapping) else [None]
+    arguments = [None] if isinstance(extra_args, str) else extra_args
+    valid = {
+        f"port: expected a number from 0 to 65535, got {port!r}": (
+            port is None or (type(port) is int and 0 <= port < 1 << 16)
+        ),
+        f"threads: expected a number of at least 1, got {threads!r}": (
+            threads is None or (type(threads) is int and threads >= 1)
+        ),
+        f"env: expected a dict of strings, got {env!r}": all(isinstance(t, str) for t in texts),
+        f"extra_args: expected a list of strings, got {extra_args!r}": (
+            all(isinstance(argument, str) for argument in arguments)
+        ),
+    }
+    for message, is_valid in valid.items():
+        if not is_valid:
+            raise ConfigError(message)
 
 
 def _free_port(host: str, port: int) -> int:
