@@ -19,7 +19,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.server import Served, build_repository
+from sonic_coffea.server import Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
@@ -222,6 +222,18 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
     with sonic.connect(path):
         for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
+def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classifier, jets):
+    path = build_repository(tmp_path / "r", {"top": classifier})
+    for name in ("0", "03", "old", "²"):
+        (path / "top" / name).mkdir()
+    with sonic.connect(path):
+        assert TOP.check().version == "1"
+        assert len(TOP(jets)) == len(jets)
+    assert [each["version"] for each in read_repository(path)] == [1]
+    build_repository(path, {"top": classifier}, version="next")
+    assert (path / "top" / "2").is_dir()
 
 
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
