@@ -15,6 +15,7 @@ from tests.onnx_files import save_onnx
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
     ConfigError,
+    ContractError,
     InferenceError,
     ModelNotFoundError,
     ResponseError,
@@ -222,6 +223,14 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
     with sonic.connect(path):
         for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
+def test_labels_are_compared_with_those_of_the_repository(repository):
+    swapped = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["t", "q"]})
+    with sonic.connect(repository):
+        TOP.check()
+        with pytest.raises(ContractError, match="labels of output 'scores' .* another order"):
+            swapped.check()
 
 
 def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classifier, jets):

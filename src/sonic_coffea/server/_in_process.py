@@ -19,6 +19,7 @@ from sonic_coffea.errors import (
     InferenceError,
     SonicError,
 )
+from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config
@@ -123,9 +124,15 @@ class InProcessTransport:
         return self._load(model, version)[0]
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
-        """Return no labels."""
-        del contract, version
-        return {}
+        """Return the labels of outputs whose configuration names a file of them."""
+        del version
+        folder = self.repository / contract.model
+        files = {o["name"]: o.get("label_filename") for o in _config(folder).get("output", ())}
+        return {
+            output: read_text(folder / file, "the labels in").splitlines()
+            for output, file in files.items()
+            if file
+        }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
         """Return what was run of a model in this process."""
