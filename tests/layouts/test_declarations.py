@@ -203,6 +203,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (partial(sonic.Bucketed, "a", (1, 2), outer=2), "expected Padded where outer= is given"),
     (row([]), "Row needs at least one field"),
     (row([3]), "Row needs at least one field beside constants"),
+    (row(["a", True]), "expected field names, numbers or sonic.Feature, got True"),
     (row(["a", NAN]), "expected field names, numbers or sonic.Feature, got"),
     (row({"pt", "eta"}), "expected a list of fields"),
     (row("pt", "float31"), "did you mean 'float32'"),
@@ -286,6 +287,9 @@ MESSAGES: list[tuple[Declare, str]] = [
     (model(parameters={"timeout": 1}), "declare .*server_timeout_s="),
     (model(parameters={"sequence_id": 1}), "sequences are not supported"),
     (model(parameters={"a": [1]}), "'a': expected a bool, int, float or str, got list"),
+    (model(parameters={1: 2}), "parameter 1: expected a name of type str"),
+    (model(parameters={"a": 2**63}), "parameter 'a': expected an integer of 64 bits, got 92233720"),
+    (model(priority=2**63), "parameter 'priority': expected an integer of 64 bits"),
     (model(priority=0), "priority of 1 or more, got 0"),
     *(
         (model(server_timeout_s=value), "server_timeout_s above 0 s and below .*, got")

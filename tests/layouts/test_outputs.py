@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -417,3 +418,17 @@ def test_what_one_number_does_not_have_is_refused(output: Any, message: str) -> 
         ByRow("y", output, inputs).expect((1,))
     with pytest.raises(errors.ConfigError, match=message):
         ByRow("y", output, inputs).place(slice(0, 1), 1, {"y": np.zeros((1, 1), "f4")})
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "odds"])
+def test_scores_of_infinite_numbers_are_made_without_warnings(function: str) -> None:
+    each = [[math.inf, math.inf], [-math.inf, -math.inf], [math.nan, 1.0], [1.0, 1.0]]
+    numbers = np.asarray(each, "f4")
+    content = sonic.Output(["a", "b"], function=function).content(numbers)
+    with np.errstate(all="ignore"):
+        expected = {
+            "softmax": np.exp(numbers) / np.exp(numbers).sum(axis=1, keepdims=True),
+            "sigmoid": 1 / (1 + np.exp(-numbers)),
+            "odds": numbers / (1 - numbers),
+        }
+    np.testing.assert_allclose(ak.to_numpy(ak.Array(content).a), expected[function][:, 0])

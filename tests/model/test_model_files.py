@@ -80,6 +80,8 @@ FULL = {"pf": NAMES, "pf_mask": sonic.Mask(), "jet": ["mass"]}
         ({"pf": NAMES[:2]}, None, '"pf": sonic.Padded(["pt", "eta", "field_3"]'),
         ({"pf": [*NAMES, "e"]}, None, '"pf": sonic.Padded(["pt", "eta", "phi"]'),
         ({"pf_mask": ["pt"]}, None, '"pf_mask": sonic.Mask(4)'),
+        (NAMES, None, "expected a dict for inputs, as the file names them, got ['pt', 'eta'"),
+        (FULL, ["a"], "expected a dict for outputs, as the file names them, got ['a']"),
         ({"pfs": NAMES}, None, "no tensor 'pfs'; did you mean 'pf'"),
         (None, {"score": ["a"]}, "no tensor 'score'; did you mean 'scores'"),
         (FULL, {"scores": ["a"]}, "with 1 labels, the model gives FP32 [N, 3]"),

@@ -572,6 +572,10 @@ def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
         (DECLARATION.replace("scale", "scales"), "input 'x': Feature got an unexpected keyword"),
         (DECLARATION.replace("model: mass", ""), "expected the model's name"),
         (DECLARATION.replace("  y:", "  0:"), "model 'mass': expected names as str, got 0"),
+        (
+            DECLARATION.partition("  y:")[0] + "  y: [yes, no]",
+            "yaml, output 'y': Output: expected l",
+        ),
         ("model: m\ninputs: 3", "inputs: expected keys and values, got 3"),
     ],
 )

@@ -10,15 +10,17 @@ import awkward as ak
 import numpy as np
 import pytest
 import xgboost
+from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
     ConfigError,
+    ContractError,
     InferenceError,
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.server import Served, build_repository
+from sonic_coffea.server import Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
@@ -56,6 +58,29 @@ def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
             assert theirs.digest != ""
     assert ak.num(here).tolist() == ak.num(there).tolist()
     np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
+
+
+@pytest.mark.server
+def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
+    """Triton adds an axis of one to them, in batches: a fallback has the same contract."""
+    for name, graph in {
+        "squeezed": "(float[N, 2] x) => (float[N] y) { i = Constant<value_ints: ints = [1]>() y = "
+        "ReduceSum<keepdims: int = 0>(x, i) }",
+        "numbers": "(float[N] x) => (float[N] y) { y = Neg(x) }",
+    }.items():
+        save_onnx(tmp_path / f"{name}.onnx", graph)
+        build_repository(tmp_path / "r", {name: tmp_path / f"{name}.onnx"})
+    events = ak.Array([[{"a": 1.0, "b": 2.0}], [], [{"a": 3.0, "b": 4.0}]])
+    squeezed = sonic.Model("squeezed", {"x": sonic.Row(["a", "b"])}, {"y": None})
+    numbers = sonic.Model("numbers", {"x": sonic.Row(["a"])}, {"y": None})
+    declared = sonic.Model.from_onnx(tmp_path / "numbers.onnx", inputs={"x": ["a"]})
+    assert declared.inputs == numbers.inputs
+    with serve(tmp_path / "r") as server:
+        for servers in (server, tmp_path / "r", [server, str(tmp_path / "r")]):
+            with sonic.connect(servers):
+                assert squeezed(events).tolist() == [[3.0], [], [7.0]]
+                assert numbers(events).tolist() == [[-1.0], [], [-3.0]]
+                assert numbers.check().inputs[0].shape == (1,)
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
@@ -198,6 +223,26 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
     with sonic.connect(path):
         for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
+def test_labels_are_compared_with_those_of_the_repository(repository):
+    swapped = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["t", "q"]})
+    with sonic.connect(repository):
+        TOP.check()
+        with pytest.raises(ContractError, match="labels of output 'scores' .* another order"):
+            swapped.check()
+
+
+def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classifier, jets):
+    path = build_repository(tmp_path / "r", {"top": classifier})
+    for name in ("0", "03", "old", "²"):
+        (path / "top" / name).mkdir()
+    with sonic.connect(path):
+        assert TOP.check().version == "1"
+        assert len(TOP(jets)) == len(jets)
+    assert [each["version"] for each in read_repository(path)] == [1]
+    build_repository(path, {"top": classifier}, version="next")
+    assert (path / "top" / "2").is_dir()
 
 
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):

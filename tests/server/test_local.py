@@ -120,10 +120,15 @@ def test_times_outside_their_range_are_refused(light, name):
     [
         ({"host": "0.0.0.0"}, r"host='0.0.0.0' needs a port="),  # noqa: S104
         ({"extra_args": ["--grpc-port=8001"]}, "extra_args has --grpc-port"),
+        ({"extra_args": "--log-verbose=1"}, "extra_args: expected a list of strings, got '--log"),
+        ({"extra_args": [1]}, "extra_args: expected a list of strings, got .1"),
+        *(({"env": env}, "env: expected a dict of strings") for env in ({"A": 1}, ["A"])),
+        *(({"threads": n}, f"threads to be an integer >= 1, got {n!r}") for n in (0, "x", 1.5)),
+        *(({"port": port}, f"port to be an integer >= 0, got {port!r}") for port in ("x", 1.5, True)),
         ({"extra_args": ["--model-repository=/a"]}, "extra_args has --model-repository"),
     ],
 )
-def test_options_that_would_hide_the_server_are_refused(light, options, message):
+def test_options_that_no_server_can_have_are_refused(light, options, message):
     with pytest.raises(ConfigError, match=message):
         LocalServer(light, **options)
 

@@ -299,12 +299,18 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
     ("name", "options", "message"),
     [
         *((name, {}, "expected a model name") for name in ("", "a/b", "..", "-x", "a b", "ä", 3)),
-        *(("m", {"versions": each}, "expected versions as 'all'") for each in (1, "al")),
+        *(("m", {"versions": each}, "expected versions as 'all'") for each in (1, "al", [])),
+        *(("m", {"versions": [v]}, "each of versions to be an integer >= 1") for v in (0, "1")),
         ("m", {"labels": {"m": ["a", "b", "c"]}}, "expected 2 labels .* 'scores' .*'m', got 3"),
         ("m", {"labels": {"m": {"score": ["a", "b"]}}}, "did you mean 'scores'"),
         ("m", {"labels": {"n": ["a", "b"]}}, "model 'n' that is not built"),
         ("m", {"labels": {"m": "ab"}}, "mapping of output name to labels"),
         ("m", {"labels": {"m": ["a\nb", "c"]}}, r"labels without line breaks .* got 'a\\nb', 'c'"),
+        ("m", {"labels": ["a", "b"]}, "labels as a mapping of model name to labels, got .'a', 'b'"),
+        *(
+            ("m", {"labels": {"m": {"scores": names}}}, "'scores' of model 'm' as a list of names")
+            for names in (None, 3, "ab", {"a"}, [1, 2])
+        ),
         ("m", {"max_batch_size": -1}, "of model 'm' to be an integer >= 0, got -1"),
         ("m", {"instances": 0}, "instances to be an integer >= 1"),
         ("m", {"threads": 0}, "threads to be an integer >= 1"),
@@ -318,6 +324,12 @@ def test_impossible_names_and_options_are_refused(tmp_path, classifier, name, op
     with pytest.raises(ConfigError, match=message):
         build_repository(tmp_path / "r", {name: classifier}, **options)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("source", [None, 3, b"m.onnx", ["m.onnx"]])
+def test_sources_of_other_types_are_refused(tmp_path, source):
+    with pytest.raises(ConfigError, match="expected a file of a kind that can be served .* 'm', g"):
+        build_repository(tmp_path / "r", {"m": source})
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a not a model", b"\x08\x07"])

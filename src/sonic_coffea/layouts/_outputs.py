@@ -291,7 +291,7 @@ class Output:
         over = slice(None) if self.over is None else self.over
         part: Any = (..., over if isinstance(over, slice) else list(over)) if scores.ndim else ...
         x = scores[part]
-        with np.errstate(over="ignore", divide="ignore"):
+        with np.errstate(all="ignore"):
             if self.function == "softmax":
                 x = np.exp(x - x.max(axis=-1, keepdims=True, initial=-np.inf))
                 x /= x.sum(axis=-1, keepdims=True)

@@ -287,16 +287,11 @@ def _parameters(model: str, given: Any, priority: Any, server_timeout_s: Any) ->
     """Return the parameters of each request by Triton's names; refuse other names and types."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"model {model!r}: expected a dict for parameters, got {given!r}")
-    for name, value in given.items():
+    for name in given:
         if name in _RESERVED:
             raise ConfigError(
                 f"model {model!r}: parameter {name!r} is not free; declare priority= or "
                 "server_timeout_s=; sequences are not supported"
-            )
-        if type(value) not in (bool, int, float, str):
-            raise ConfigError(
-                f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
-                f"{type(value).__name__}"
             )
     carried = dict(given)
     if priority is not None:
@@ -311,7 +306,18 @@ def _parameters(model: str, given: Any, priority: Any, server_timeout_s: Any) ->
                 f"got {server_timeout_s!r}"
             )
         carried["timeout"] = max(1, round(float(server_timeout_s) * 1e6))
+    for name, value in carried.items():
+        _check_parameter(f"model {model!r}, parameter {name!r}: expected", name, value)
     return tuple(carried.items())
+
+
+def _check_parameter(expected: str, name: Any, value: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{expected} a name of type str")
+    if type(value) not in (bool, int, float, str):
+        raise ConfigError(f"{expected} a bool, int, float or str, got {type(value).__name__}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{expected} an integer of 64 bits, got {value}")
 
 
 @cache

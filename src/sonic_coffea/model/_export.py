@@ -25,7 +25,7 @@ def export(
     model: Declaration,
     objects: Any,
     path: str | os.PathLike[str],
-    labels: Mapping[str, Any],
+    labels: Any,
     weights: Any,
     *records: Any,
 ) -> None:
@@ -39,6 +39,8 @@ def export(
             f"model {model.name!r} takes all rows of an event at once, and a file has one row for "
             "each; export it with a declaration without one_request_per"
         )
+    if not isinstance(labels, Mapping) or not all(isinstance(name, str) for name in labels):
+        raise ConfigError(f"expected labels as a dict of names and columns, got {labels!r}")
     inputs = model.bind(objects)
     columns: dict[str, Any] = dict(_tensors(inputs))
     weight = [] if weights is None else [("weight", weights)]

@@ -19,12 +19,12 @@ from sonic_coffea.model._export import check_export, export
 from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
-from sonic_coffea.pool import Deadline, Pool
+from sonic_coffea.pool import Deadline, Pool, open_transport
 from sonic_coffea.reuse import Variations
-from sonic_coffea.transport import Contract, connect_transport
 
 if TYPE_CHECKING:
     from sonic_coffea.model._pending import Pending
+    from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class Model(Declaration):
         for server in pool.settings.servers:
             with contextlib.suppress(ServerError, ConfigError, DeadlineError):
                 options = pool.settings.connection_options()
-                with connect_transport(server, options=options) as connection:
+                with open_transport(server, options=options) as connection:
                     labels = connection.labels(contract, self.version)
                 for note in self.compare_labels(labels, contract, server=server):
                     logger.info("%s on %s: %s", self.name, server, note)

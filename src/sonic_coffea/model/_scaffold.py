@@ -113,6 +113,12 @@ def filled_in(
     ConfigError
         If the file leaves open what an input takes; the message shows what to fill in.
     """
+    tensors: Any
+    for side, tensors in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(tensors, Mapping):
+            raise ConfigError(
+                f"expected a dict for {side}, as the file names them, got {tensors!r}"
+            )
     layouts: dict[str, Layout] = {}
     lines: list[str] = []
     for spec in contract.inputs:

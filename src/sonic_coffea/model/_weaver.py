@@ -57,6 +57,8 @@ def read(
     for what, value, kinds in expected:
         if not isinstance(value, kinds):
             raise ConfigError(f"from_weaver: expected {what}, got {value!r}")
+    _check_names("rename", names)
+    _check_names("prefix", prefix)
     content, file = preprocess, "the preprocessing"
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
@@ -107,6 +109,11 @@ def _layout(
     return Bucketed(features, lengths, fill=fills, pad_mode=pad_mode)
 
 
+def _check_names(option: str, by_name: str | Mapping[str, str]) -> None:
+    if isinstance(by_name, Mapping) and not all(isinstance(n, str) for n in by_name.values()):
+        raise ConfigError(f"from_weaver: expected names in {option} as str, got {by_name!r}")
+
+
 def usual_output(inputs: Iterable[str]) -> str:
     """Return weaver's name of the output; its TorchScript exports number inputs and outputs."""
     return "softmax__0" if all(re.search(r"__\d+$", name) for name in inputs) else "softmax"
@@ -125,9 +132,10 @@ def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | Non
         lines = read_text(labels, "the labels in").split("\n")
         return [line.strip() for line in lines if line.strip()]
     if labels is not None:
-        if not isinstance(labels, Sequence):
+        given: Any = labels
+        if not isinstance(given, Sequence) or not all(isinstance(n, str) for n in given):
             raise ConfigError(f"expected labels as a file or a list of names, got {labels!r}")
-        return [str(label) for label in labels]
+        return list(labels)
     names = content.get("output_names")
     names = content.get("flav_names") if names is None else names
     if names is not None and not isinstance(names, (list, tuple, Mapping)):

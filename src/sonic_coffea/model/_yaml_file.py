@@ -76,12 +76,14 @@ def _fields(content: Any, where: str) -> Any:
     return content
 
 
-def _output(content: Any, where: str) -> list[str] | Output | None:
+def _output(content: Any, where: str) -> Output | None:
+    if isinstance(content, list):
+        content = {"labels": content}
     if isinstance(content, dict):
         output: Output = _build(layouts.Output, content, where)
         return output
-    if content is None or isinstance(content, list):
-        return content
+    if content is None:
+        return None
     raise ConfigError(f"{where}: expected a list of labels, or nothing, got {content!r}")
 
 

@@ -13,6 +13,7 @@ from dask.system import cpu_count
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, InferenceError, SonicError
+from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config
@@ -117,9 +118,15 @@ class InProcessTransport:
         return self._load(model, version)[0]
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
-        """Return no labels."""
-        del contract, version
-        return {}
+        """Return the labels of outputs whose configuration names a file of them."""
+        del version
+        folder = self.repository / contract.model
+        files = {o["name"]: o.get("label_filename") for o in _config(folder).get("output", ())}
+        return {
+            output: read_text(folder / file, "the labels in").splitlines()
+            for output, file in files.items()
+            if file
+        }
 
     def infer(
         self,
@@ -158,6 +165,9 @@ class InProcessTransport:
                 f"output {lacking[0]!r} is declared, but the model returned {returned}"
             )
         tensors = {name: np.asarray(given[name]) for name in outputs}
+        tensors = {
+            n: t[:, None] if contract.stacks and t.ndim == 1 else t for n, t in tensors.items()
+        }
         tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
             outputs=contract.received(tensors, {}),
@@ -233,7 +243,12 @@ def _open(
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    return _contract(folder.name, version, manifest, rows=rows, digest=digest), run
+    numbers = {t["name"] for t in manifest["inputs"] if rows and len(t["shape"]) == 1}
+
+    def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> Any:
+        return run({n: t.reshape(-1) if n in numbers else t for n, t in feed.items()}, requested)
+
+    return _contract(folder.name, version, manifest, rows=rows, digest=digest), run_rows
 
 
 def contract_of(file: Path, name: str) -> Contract:
@@ -253,9 +268,18 @@ def _described(file: Path, name: str) -> dict[str, Any]:
 
 
 def _contract(
-    model: str, version: str, described: Mapping[str, Any], *, rows: int = 0, digest: str = ""
+    model: str,
+    version: str,
+    described: Mapping[str, Any],
+    *,
+    rows: int | None = None,
+    digest: str = "",
 ) -> Contract:
-    inputs, outputs = (tuple(map(_spec, described[key])) for key in ("inputs", "outputs"))
+    stacks = described["batched"] if rows is None else rows > 0
+    inputs, outputs = (
+        tuple(_spec(tensor, stacks=stacks) for tensor in described[key])
+        for key in ("inputs", "outputs")
+    )
     free = all(spec.rows < 0 for spec in inputs)
     return Contract(
         model=model,
@@ -265,13 +289,14 @@ def _contract(
         max_rows=rows or (None if free else 1),
         digest=digest,
         features=tuple(described.get("features", ())),
-        stacks=rows > 0,
+        stacks=bool(rows),
     )
 
 
-def _spec(tensor: Mapping[str, Any]) -> TensorSpec:
+def _spec(tensor: Mapping[str, Any], *, stacks: bool) -> TensorSpec:
     dtype = np.dtype(STRINGS if tensor["dtype"] == "bytes" else tensor["dtype"])
     rows, *shape = tensor["shape"]
+    shape = shape or [1] * stacks  # of batches, Triton has no tensors without further axes
     return TensorSpec(
         name=tensor["name"], datatype=kserve_name(dtype), shape=tuple(shape), rows=rows
     )

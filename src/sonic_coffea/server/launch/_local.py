@@ -24,6 +24,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
 from sonic_coffea.server._install import warn
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
+from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
 from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
 
@@ -118,8 +119,7 @@ class LocalServer:
     ) -> None:
         if port is None and host != _LOOPBACK:
             raise ConfigError(f"host={host!r} needs a port=, 0 for a free one")
-        if port is not None and not 0 <= port < 1 << 16:
-            raise ConfigError(f"port: expected a number from 0 to 65535, got {port!r}")
+        _check_types(port, threads, env, extra_args)
         for name in (argument.partition("=")[0] for argument in extra_args):
             if name.startswith(_OWN_ARGUMENTS):
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
@@ -445,6 +445,19 @@ class LocalServer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
+
+
+def _check_types(port: Any, threads: Any, env: Any, extra_args: Any) -> None:
+    check_integer("port", port, 0)
+    check_integer("threads", threads, 1)
+    if port is not None and port >= 1 << 16:
+        raise ConfigError(f"port: expected a number up to 65535, got {port}")
+    variables = env or {}
+    is_dict = isinstance(variables, Mapping)
+    if not is_dict or not all(isinstance(t, str) for item in variables.items() for t in item):
+        raise ConfigError(f"env: expected a dict of strings, got {env!r}")
+    if isinstance(extra_args, str) or not all(isinstance(each, str) for each in extra_args):
+        raise ConfigError(f"extra_args: expected a list of strings, got {extra_args!r}")
 
 
 def _free_port(host: str, port: int) -> int:

@@ -194,6 +194,8 @@ def _checked(
                 "expected a model name of letters, digits, '_', '-' and '.' that does not begin "
                 f"with '-' or '.', got {name!r}"
             )
+    if not isinstance(labels, Mapping):
+        raise ConfigError(f"expected labels as a mapping of model name to labels, got {labels!r}")
     for name in labels:
         if name not in models:
             raise ConfigError(

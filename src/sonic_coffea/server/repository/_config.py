@@ -244,10 +244,12 @@ def version_policy(versions: Versions | None) -> Config:
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}
-    if not isinstance(versions, (list, tuple, range)):
+    if not isinstance(versions, (list, tuple, range)) or not versions:
         raise ConfigError(
             f"expected versions as 'all', 'latest' or their numbers, got {versions!r}"
         )
+    for number in versions:
+        check_integer("each of versions", number, 1)
     return {"specific": {"versions": list(versions)}}
 
 
@@ -269,6 +271,13 @@ def add_labels(
     files = {}
     for output, names in (labels or {}).items():
         length = _member(lengths, output, f"output of model {name!r}")
+        listed: Any = names
+        is_list = isinstance(listed, (Sequence, np.ndarray)) and not isinstance(listed, str)
+        if not is_list or not all(isinstance(label, str) for label in listed):
+            raise ConfigError(
+                f"expected labels for output {output!r} of model {name!r} as a list of names, "
+                f"got {names!r}"
+            )
         if length not in (-1, len(names)):
             raise ConfigError(
                 f"expected {length} labels for output {output!r} of model {name!r}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from sonic_coffea.errors import ConfigError
 FILE = "sonic-manifest.json"
 # The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
+# The folders that Triton takes for versions.
+_VERSION = re.compile(r"[1-9][0-9]*")
 
 
 def checksum(path: Path) -> str:
@@ -57,7 +60,7 @@ def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 def version_numbers(folder: Path) -> list[int]:
     """Return the versions in a model's folder, which need not exist, from the lowest."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    return sorted(int(p.name) for p in paths if p.is_dir() and p.name.isdigit())
+    return sorted(int(p.name) for p in paths if p.is_dir() and _VERSION.fullmatch(p.name))
 
 
 def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

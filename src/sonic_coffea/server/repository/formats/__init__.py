@@ -112,7 +112,7 @@ def read_source(name: str, served: Served, platform: str | None) -> tuple[Manife
     kind: str | None = "function"
     if not callable(served.source):
         # A function is also given as file.py:function.
-        kind = SUFFIXES.get(Path(served.source).suffix.lower().partition(":")[0])
+        kind = SUFFIXES.get(Path(str(served.source)).suffix.lower().partition(":")[0])
     if kind is None:
         raise ConfigError(
             f"expected a file of a kind that can be served ({', '.join(SUFFIXES)}) for model "
