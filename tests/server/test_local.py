@@ -124,7 +124,10 @@ def test_times_outside_their_range_are_refused(light, name):
         ({"extra_args": [1]}, "extra_args: expected a list of strings, got .1"),
         *(({"env": env}, "env: expected a dict of strings") for env in ({"A": 1}, ["A"])),
         *(({"threads": n}, f"threads to be an integer >= 1, got {n!r}") for n in (0, "x", 1.5)),
-        *(({"port": port}, f"port to be an integer >= 0, got {port!r}") for port in ("x", 1.5, True)),
+        *(
+            ({"port": port}, f"port to be an integer >= 0, got {port!r}")
+            for port in ("x", 1.5, True)
+        ),
         ({"extra_args": ["--model-repository=/a"]}, "extra_args has --model-repository"),
     ],
 )
