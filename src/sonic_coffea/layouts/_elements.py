@@ -311,12 +311,12 @@ def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
     if not feature.plain:
         limits = feature.lower, feature.upper
         real = feature.real(raw.dtype)
-        is_work = out.dtype == real and out.flags.contiguous
-        work = out if is_work else np.empty(len(raw), real)
+        is_held = out.dtype == real
+        work = out if is_held and out.flags.contiguous else np.empty(len(raw), real)
         values = feature.computed(raw, work)
         if feature.categories or (feature.nonfinite is None and limits != (None, None)):
             is_wrong = not all_finite(values)
-        is_finite = None not in limits and work is out
+        is_finite = None not in limits and is_held
         values = feature.standardised(values, work)
     if not is_real:
         is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())

@@ -21,7 +21,7 @@ from dask.base import tokenize
 
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, require
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
 from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
@@ -127,7 +127,8 @@ class Scoring(SonicProcessor):
         name = self.collection
         if name is None:
             return events
-        require([name], events.fields, "there is no collection", FieldError)
+        if name not in events.fields:
+            raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
