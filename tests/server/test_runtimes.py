@@ -369,6 +369,15 @@ def test_images_that_cannot_be_fetched_are_named(engines, engine):
     assert "sonic.local.image" in str(e.value)
 
 
+@pytest.mark.server
+def test_containers_that_crash_as_they_start_are_tried_again(engines, tmp_path, light, caplog):
+    tried = tmp_path / "tried"
+    engines("apptainer", script=f"[ -e {tried} ] && exit 3\n: > {tried}\nexit 134\n")
+    with pytest.raises(ServerStartError, match="ended with exit status 3"):
+        LocalServer(light, runtime="apptainer", image=str(tmp_path)).start()
+    assert "was ended by SIGABRT, and is started again" in caplog.text
+
+
 # What apptainer would do, without the container: its files are those of the binary.
 _ENGINE = """#!{python}
 import os, sys

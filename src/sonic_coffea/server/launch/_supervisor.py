@@ -117,7 +117,7 @@ class Supervisor:
             if time.monotonic() > self.deadline:
                 late = f"was not ready after {self.job['startup_timeout_s']:g} s"
                 return self.fail(late, again=self.was_ready)
-        crashed = server.returncode < 0 and time.monotonic() < self.deadline
+        crashed = _signal_of(server) > 0 and time.monotonic() < self.deadline
         return self.fail(_end_of(server), again=self.was_ready or crashed)
 
     def watch(self) -> str:
@@ -240,11 +240,16 @@ def _listens(address: Any) -> bool:
     return False
 
 
-def _end_of(server: Any) -> str:
+def _signal_of(server: Any) -> int:
+    """Return the signal that ended a server, or 0; container engines add 128 to it."""
     code = server.returncode
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit status {code}"
+    return -code if code < 0 else max(code - 128, 0) if code < 160 else 0
+
+
+def _end_of(server: Any) -> str:
+    if number := _signal_of(server):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"ended with exit status {server.returncode}"
 
 
 def _mount(libc: ctypes.CDLL, private: Path) -> None:
