@@ -233,6 +233,15 @@ def test_labels_are_compared_with_those_of_the_repository(repository):
             swapped.check()
 
 
+def test_only_line_feeds_end_a_label(tmp_path):
+    names = ["light\u2028quark", "gluon\x0c"]
+    save_onnx(tmp_path / "m.onnx", "(float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }")
+    build_repository(tmp_path / "r", {"m": tmp_path / "m.onnx"}, labels={"m": names})
+    swapped = sonic.Model("m", {"x": sonic.Row(FIELDS[:2])}, {"y": names[::-1]})
+    with sonic.connect(tmp_path / "r"), pytest.raises(ContractError, match="another order"):
+        swapped.check()
+
+
 def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classifier, jets):
     path = build_repository(tmp_path / "r", {"top": classifier})
     for name in ("0", "03", "old", "²"):

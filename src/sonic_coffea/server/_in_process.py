@@ -123,7 +123,7 @@ class InProcessTransport:
         folder = self.repository / contract.model
         files = {o["name"]: o.get("label_filename") for o in _config(folder).get("output", ())}
         return {
-            output: read_text(folder / file, "the labels in").splitlines()
+            output: read_text(folder / file, "the labels in").removesuffix("\n").split("\n")
             for output, file in files.items()
             if file
         }
