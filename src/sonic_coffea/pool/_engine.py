@@ -66,9 +66,10 @@ class Engine:
     core : RecordedCore
         For the engine's thread; others look at it with `run_on_thread`, or ask for a valid
         contract.
-    senders, statistics
-        The engine's thread writes these, and others read them: the sender of each URL, and the
-        tallies.
+    senders
+        The sender of each URL; the engine's thread writes it, and others read it.
+    statistics
+        The tallies, to which any thread may add.
     calls, callers
         The calls that are not over, and those who wait for a contract.
     """
