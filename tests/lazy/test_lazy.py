@@ -14,8 +14,6 @@ from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.demo.features import constituent_features
-from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -98,6 +96,11 @@ def test_equal_declarations_are_the_same_task(lazy: Any) -> None:
     assert MODEL(lazy.jets).name == MODEL(lazy.jets).name
     assert MODEL(lazy.jets).name != WEIGHTS(lazy.jets).name
     assert MODEL(lazy.jets).name != MODEL(lazy.jets[lazy.jets.ht > 1]).name
+    keys = set()
+    for port in (1, 2):  # what is persisted is of its servers
+        with sonic.connect(f"grpc://127.0.0.1:{port}"):
+            keys.update(MODEL(lazy.jets).name for _ in range(2))
+    assert len(keys) == 2
 
 
 def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
@@ -109,6 +112,9 @@ def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
         flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
     with pytest.raises(errors.InputError, match="'other' is not lazy"):
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
+    pool = sonic.connect("grpc://127.0.0.1:9")  # of this process
+    with pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
+        MODEL(lazy.jets, pool=pool)
 
 
 def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
@@ -117,11 +123,6 @@ def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
         pytest.raises(errors.ServerLostError, match=r"127\.0\.0\.1:9.*model tagger"),
     ):
         MODEL(lazy.jets).compute(scheduler="sync")
-
-
-def test_a_pool_of_this_process_is_of_no_use(server: sonic.LocalServer, lazy: Any) -> None:
-    with sonic.connect(server) as pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
-        MODEL(lazy.jets, pool=pool)
 
 
 class Varied(sonic.SonicProcessor):
@@ -177,15 +178,7 @@ def test_a_processor_that_sends_nothing(some: Any) -> None:
 
 @pytest.fixture
 def nano() -> Any:
-    from coffea.nanoevents import NanoEventsFactory
-    from tests.nanoaod import Schema
-
-    return NanoEventsFactory.from_root(
-        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="dask"
-    ).events()
-
-
-TOPTAGGER = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+    return sample(mode="dask")
 
 
 @pytest.mark.usefixtures("uncontacted")
@@ -225,22 +218,9 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
 
 
-def test_scores_that_are_persisted_are_those_of_their_servers(lazy: Any) -> None:
-    keys = set()
-    for port in (1, 2):
-        with sonic.connect(f"grpc://127.0.0.1:{port}"):
-            keys.update(MODEL(lazy.jets).name for _ in range(2))
-    assert len(keys) == 2
-
-
 def test_events_with_columns_of_another_file_are_scored(nano: Any) -> None:
     """Which of both is theirs, only an index of the file has to know."""
-    from coffea.nanoevents import NanoEventsFactory
-    from tests.nanoaod import Schema
-
-    path = {str(DATA / "QCD_1.root"): "Events"}
-    other = NanoEventsFactory.from_root(path, schemaclass=Schema, mode="dask").events()
-    nano["other"] = other.run
+    nano["other"] = sample("QCD_1", mode="dask").run
     sonic.Model("m", {"x": sonic.Row("FatJet[0].pt", missing=0.0)}, {"y": None})(nano)
     candidate = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
     with pytest.raises(errors.InputError, match="have columns of other files"):
@@ -261,14 +241,3 @@ def test_the_file_is_known_after_changes_in_place(nano: Any) -> None:
     with FakeServer({"m": served}) as server, sonic.connect(server.url):
         lazily, expected = ([model(e)["sum"], sonic.constituents(e).pt] for e in (nano, plain))
         assert [e.tolist() for e in dask.compute(*lazily)] == [e.tolist() for e in expected]
-
-
-def test_jets_of_a_nanoaod_file(nano: Any) -> None:
-    served = {TOPTAGGER.name: FakeModel.of(TOPTAGGER)}
-    with FakeServer(served) as server, sonic.connect(server.url):
-        lazily = TOPTAGGER(constituent_features(nano.FatJet, sonic.constituents(nano)))
-        computed = lazily.compute(scheduler="sync")
-        events = nano.compute(scheduler="sync")
-        expected = TOPTAGGER(constituent_features(events.FatJet, sonic.constituents(events)))
-    assert ak.array_equal(computed, expected, dtype_exact=True)
-    assert ak.count(computed.Top) > 1000
