@@ -7,7 +7,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
-from awkward.contents import IndexedOptionArray, NumpyArray, RegularArray, UnionArray
+from awkward.contents import IndexedOptionArray, RegularArray, UnionArray
 from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
@@ -36,6 +36,13 @@ INF, NAN = float("inf"), float("nan")
 def x(values: Any, y: Any = None) -> dict[str, ak.Array]:
     columns = {"x": values} if y is None else {"x": values, "y": y}
     return {name: ak.Array(column) for name, column in columns.items()}
+
+
+def union(*arrays: ak.Array) -> ak.Array:
+    """One element of each, as a union."""
+    tags = np.arange(len(arrays), dtype=np.int8)
+    index = Index64(np.zeros(len(arrays), np.int64))
+    return ak.Array(UnionArray(Index8(tags), index, [a.layout for a in arrays]))
 
 
 def feature(**options: Any) -> sonic.Feature:
@@ -70,6 +77,11 @@ IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 
 BY_X = sonic.Padded("y", 2, sort_by="x")
 STRINGS = sonic.Padded("x", 2, dtype="string")
 
+IMAGE = np.ones((2, 3, 4))
+SHAPE = sonic.Dense("x", IMAGE.shape)
+WITH_NONE = IndexedOptionArray(Index64(np.asarray([0, -1])), ak.Array(IMAGE[:1, :2, :2]).layout)
+LARGE = 2**62 + 1
+NO_TYPE = union(ak.Array(np.asarray([LARGE], np.uint64)), ak.Array(np.asarray([-LARGE])))
 BEYOND = {"x": np.asarray([2**63 + 1], np.uint64)}
 
 BAD: list[tuple[Any, Any, str]] = [
@@ -88,7 +100,14 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
     (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "objects .* is in event 1"),
+    (
+        SHAPE,
+        x(np.zeros((5, 3, 4, 2))),
+        r"\[\[3\], \[4\], \[2\]\], expected \[2, 3, 4\]; np.moveaxis",
+    ),
+    (SHAPE, x([IMAGE.tolist(), IMAGE.T.tolist()]), "field 'x'"),
     # None.
+    (sonic.Dense("x", (2, 2, 2)), x(ak.Array(RegularArray(WITH_NONE, 2))), "field 'x' has None"),
     (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
     (sonic.Row(["Jet[0].pt", "MET.pt"]), EVENTS, NO_JET.format(0, 1)),
     (sonic.Row("Jet[:2].pt"), LEADING, NO_JET.format(1, 2)),
@@ -116,6 +135,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
     (TIMES_100, x([[1], [-5]]), "is -500.0 after its transformation in event 1, which int8 cannot"),
     (sonic.Row(feature(nonfinite=NAN, scale=1e38)), x([1e3]), "float32 cannot hold"),
+    # numpy's type for both is a float, which rounds them.
+    (sonic.Row("x", "int64"), x(NO_TYPE), "field 'x' mixes types .*uint64.*int64"),
     (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
     (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
@@ -145,23 +166,6 @@ def test_failed_formulae_name_their_event() -> None:
     assert raised.value.rows == (1, 2)
     # Beyond the cut, nothing is computed.
     assert sonic.Pairwise("x", 1, "log(x_i)").pack(jets).shape == (2, 1, 1, 1)
-
-
-def union(*arrays: ak.Array) -> ak.Array:
-    """One element of each, as a union."""
-    tags = np.arange(len(arrays), dtype=np.int8)
-    index = Index64(np.zeros(len(arrays), np.int64))
-    return ak.Array(UnionArray(Index8(tags), index, [a.layout for a in arrays]))
-
-
-@pytest.mark.parametrize("wrap", [list, lambda numbers: [numbers]])
-def test_integers_that_no_type_holds_together_are_refused(wrap: Any) -> None:
-    """numpy's type for both is a float, which rounds them."""
-    number = 2**62 + 1
-    kinds = [np.asarray(wrap([n]), t) for n, t in ((number, np.uint64), (-number, np.int64))]
-    mixed = {"x": union(*(ak.Array(NumpyArray(kind)) for kind in kinds))}
-    with pytest.raises(InputError, match="field 'x' mixes types .*uint64.*int64"):
-        sonic.Row("x", dtype="int64").pack(mixed)
 
 
 @pytest.mark.parametrize(
@@ -227,18 +231,6 @@ def test_arrays_beside_single_numbers_are_refused(layout: Any, array: str, name:
     """Else constituents would become rows."""
     with pytest.raises(InputError, match=r"field '(pf\.)?(cov|matrix)' has an array of fixed le"):
         layout(name).pack(ARRAYS[array])
-
-
-def test_missing_images_are_refused() -> None:
-    """The axes above an option are the objects'; with a shape that has them, they are the row's."""
-    images = RegularArray(RegularArray(NumpyArray(np.arange(8, dtype=np.float32)), 2), 2)
-    both, some = (IndexedOptionArray(Index64(np.asarray([0, k])), images) for k in (1, -1))
-    pairs, pair = ({"x": ak.Array(RegularArray(option, 2))} for option in (both, some))
-    assert sonic.Dense("x").pack(pairs).shape == (2, 2, 2)
-    assert sonic.Dense("x").pack(pair).shape == (1, 2, 2)
-    assert sonic.Dense("x", (2, 2, 2)).pack(pairs).shape == (1, 2, 2, 2)
-    with pytest.raises(InputError, match="field 'x' has None"):
-        sonic.Dense("x", (2, 2, 2)).pack(pair)
 
 
 @pytest.mark.parametrize("expression", ["where(pt > 4)", "np.where(pt)", "round(pt, n)"])

@@ -48,16 +48,6 @@ def test_groups_with_lengths_of_their_own() -> None:
     assert bind_inputs(layouts, array).count_elements() == counted
 
 
-def test_inputs_may_have_arrays_of_their_own() -> None:
-    jets = ak.Array(
-        [[{"pt": 50.0, "pf": [1, 2]}, {"pt": 30.0, "pf": []}], [], [{"pt": 4.0, "pf": [7]}]]
-    )
-    layouts = {"a": sonic.Row("pt"), "b": sonic.Padded("x", 2), "m": sonic.Mask(2)}
-    tensors = bind_inputs(layouts, {"a": jets, "b": ak.zip({"x": jets.pf})}).pack(0, 3)
-    assert tensors["a"][:, 0].tolist() == [50.0, 30.0, 4.0]
-    assert tensors["m"].sum(axis=(1, 2)).tolist() == [2.0, 0.0, 1.0]
-
-
 def test_declared_tensors_have_the_shape_of_a_row() -> None:
     layouts = {
         "x": sonic.Flat(["a", "b"], "splits"),
@@ -114,13 +104,6 @@ def test_rows_may_have_lists_of_constituents() -> None:
         layout.pack(events[0])
     with pytest.raises(ConfigError, match="has no inverse"):
         layout.unpack(wanted, events)
-
-
-def test_the_fill_is_transformed_beside_numbers_of_its_row() -> None:
-    feature = sonic.Feature("x", expression="(x - y) / y")
-    array = {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])}
-    tensor = sonic.Padded(feature, 2, pad="before").pack(array)
-    assert tensor.tolist() == [[[-1.0, -1.0]], [[-0.5, -1.0]]]
 
 
 def test_padding_that_cannot_be_sent_is_refused() -> None:

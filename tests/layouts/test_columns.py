@@ -80,18 +80,6 @@ class Shared(ak.Array):
 
 def test_properties_are_computed_in_the_lists_of_their_objects() -> None:
     behavior = {("*", "Shared"): Shared}
-    jets = ak.Array([[1.0, 3.0], [], [2.0]])
-    jets = ak.zip({"pt": jets}, with_name="Shared", behavior=behavior)
-    events = ak.zip({"Jet": jets, "met": [1, 2, 3]}, depth_limit=1, behavior=behavior)
-    for some in (jets[jets.pt > 1], ak.mask(jets, jets.pt > 1)):
-        assert sonic.Row("part").pack(some).tolist() == [[1.0], [1.0]]
-    expected = [[[0.25, 0.75]], [[0.0, 0.0]], [[1.0, 0.0]]]
-    for array in (events, {"Jet": jets}):
-        assert sonic.Padded("Jet.part", 2).pack(array).tolist() == expected
-
-
-def test_properties_of_a_leading_object_are_those_in_its_list() -> None:
-    behavior = {("*", "Shared"): Shared}
     jets = ak.Array([[1.0, 3.0], [], [2.0], [6.0, 2.0]])
     jets = ak.zip({"pt": jets[::-1]}, with_name="Shared", behavior=behavior)
     events = ak.zip({"Jet": jets, "met": [1, 2, 3, 4]}, depth_limit=1, behavior=behavior)
@@ -100,16 +88,20 @@ def test_properties_of_a_leading_object_are_those_in_its_list() -> None:
     expected = [[0.75, 0.25], [1.0, 2.0], [-1.0, -1.0], [0.25, 3.0]]
     for array in (events, {"Jet": jets, "met": events.met}):
         assert layout.pack(array).tolist() == expected
+    in_lists = [[[0.75, 0.25]], [[1.0, 0.0]], [[0.0, 0.0]], [[0.25, 0.75]]]
+    for array in (events, {"Jet": jets}):
+        assert sonic.Padded("Jet.part", 2).pack(array).tolist() == in_lists
+    for cut in (jets[jets.pt > 2], ak.mask(jets, jets.pt > 2)):
+        assert sonic.Row("part").pack(cut).tolist() == [[1.0], [1.0]]
     some = layout.pack(ak.mask(events, [True, False, True, True]))
     assert some.tolist() == [expected[0], *expected[2:]]  # an event that is None is not sent
     with pytest.raises(FieldError, match=r"no field 'share' \(in 'Jet\[0\].share'\)"):
         sonic.Row("Jet[0].share").pack(events)
 
 
-@pytest.mark.parametrize("mode", ["virtual", "eager"])
-def test_metadata_of_the_chunk_is_a_channel(mode: str) -> None:
+def test_metadata_of_the_chunk_is_a_channel() -> None:
     metadata = {"year": "2018", "isMC": True, "dataset": "ttbar"}
-    events = sample(mode=mode, entry_stop=20, metadata=metadata)
+    events = sample(entry_stop=20, metadata=metadata)
     year = sonic.Metadata("year", shift=2016)
     layout = sonic.Row([year, "FatJet.pt", sonic.Metadata("isMC")])
     assert layout.columns == ("FatJet.pt",)

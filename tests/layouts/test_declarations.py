@@ -36,54 +36,36 @@ DECLARED: dict[str, tuple[Declare, dict[str, Any]]] = {
 }
 
 ARRAY = np.asarray([1.0, 2.0])
-NOTHING_TAKES = (object(), {2.5}, {b"a": 1})
-NOT_NUMBERS = ("1", b"1", [1.0], {1.0: 2.0}, ARRAY, 1j, 10**400)
-NOT_LENGTHS = (0, -1, 1.5, "2", True, {"a": 2}, np.float64(2), ARRAY.astype(int), np.asarray(2))
-NOT_NAMES = (5, True, b"a", ["a"], {"a"}, {"a": 1}, np.asarray(["a", "b"]))
-NOT_FIELDS = ({"a", "b"}, {"a": 1, "b": 2}, b"a", [b"a"], [["a"]], [{"a"}], [""], np.asarray("a"))
-NOT_A_CHOICE = (5, b"FL", ["FL"], ("F", "L"), {"FL"}, np.asarray(["FL"]), "NF")
-NOT_A_TYPE = (
-    *("float31", "floaty", "complex64", "U5", "M8[s]", "3f4", "f4,i4", "f4,,", "", b"float31"),
-    *(5, {}, {"float32": 1}, [("x", "f4")], ["float32"], ARRAY, bytes),
-)
-NOT_FLAGS = (1, 1.0, True, ["onehot"], ("J", "M"), {"J", "M"}, ARRAY, b"number", "one")
+NOTHING_TAKES = (object(), {2.5}, {1.0, 2.0}, {b"a": 1}, 1j, b"x", [["a"], [1.0]], [object()])
+NOT_NUMBERS = ("1", [1.0], ARRAY, 10**400)
 NOT_ONE_FOR_EACH = (
-    *({1.0, 2.0}, {"a": 1.0, "b": 2.0}, "1", b"12", 1j, 10**400, [1.0], [1.0, 2.0, 3.0]),
-    *([1.0, None], [1.0, "2"], [[1.0], [2.0]], [1.0, [2.0]], [1.0, ARRAY], np.asarray([])),
+    *({"a": 1.0, "b": 2.0}, "1", 10**400, [1.0], [1.0, None], [1.0, "2"]),
     *(np.asarray([[1.0, 2.0]]), np.asarray(["a", "b"]), np.asarray([1.0, 2j])),
 )
 
-# Each kind of option once; which options a declaration has is told by itself, in the end.
+# Each kind of option once, beside what no option takes.
 REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
-    ("Padded", "fields", NOT_FIELDS),
-    ("Row", "dtype", NOT_A_TYPE),
-    ("Padded", "missing", NOT_ONE_FOR_EACH),
-    ("Padded", "fill", NOT_ONE_FOR_EACH),
-    ("Tokens", "fill", (*NOT_NUMBERS, None)),
-    ("Padded", "length", (*NOT_LENGTHS, None, [2], (2,))),
-    ("Pairwise", "length", (0, -1, 1.5, "2", True, None, {2: 4}, (4, 2), [2.5], [[2]])),
-    ("Bucketed", "lengths", (None, 2.0, "24", {2: 4}, (4, 2), [], [2.5], [[2]], ARRAY)),
-    ("Dense", "shape", (2, 2.0, "2", {2: 4}, [2.5], [[2]], [0], [-1], ARRAY)),
-    ("Padded", "sort_by", NOT_NAMES),
-    ("Mask", "of", NOT_NAMES),
-    *((name, "axis_order", NOT_A_CHOICE) for name in ("Padded", "Pairwise", "Tokens")),
-    ("Pairwise", "formulae", ({"a_i"}, {"a_i": 1}, 5, b"a_i", [5], [None], [], [["a_i"]])),
-    ("Tokens", "flags", NOT_FLAGS),
-    ("Tokens", "parts", ({}, [], {"J"}, {5: sonic.Row("a")}, {"J": "a"}, {"J": sonic.Flat("a")})),
-    ("Tokens", "parts", (sonic.Row("a"), [sonic.Row("a")], "J", None, ARRAY)),
+    ("Padded", "fields", ({"a": 1, "b": 2}, [{"a"}], [""], np.asarray("a"))),
+    ("Row", "dtype", ("floaty", "complex64", "U5", "3f4", "f4,i4", "f4,,", "", 5, [("x", "f4")])),
+    *(("Padded", option, NOT_ONE_FOR_EACH) for option in ("missing", "fill")),
+    ("Padded", "length", (0, 1.5, "2", True, None, [2], np.float64(2), np.asarray(2))),
+    ("Pairwise", "length", (0, None, (4, 2), [2.5])),
+    ("Bucketed", "lengths", (None, 2.0, "24", {2: 4}, (4, 2), [], ARRAY)),
+    ("Dense", "shape", (2, "2", {2: 4}, [2.5], [0], ARRAY)),
+    ("Padded", "sort_by", (5, ["a"], np.asarray(["a", "b"]))),
+    ("Padded", "axis_order", (["FL"], ("F", "L"), "NF")),
+    ("Pairwise", "formulae", ({"a_i": 1}, 5, [None], [])),
+    ("Tokens", "flags", (True, ["onehot"], "one")),
+    ("Tokens", "parts", ({}, {5: sonic.Row("a")}, {"J": "a"}, {"J": sonic.Flat("a")}, None)),
     *(("Feature", option, (*NOT_NUMBERS, None)) for option in ("shift", "scale")),
     *(("Feature", option, NOT_NUMBERS) for option in ("lower", "power")),
-    ("Feature", "name", (*NOT_NAMES, None, "")),
-    *(("Feature", option, NOT_NAMES) for option in ("expression", "index", "function")),
-    ("Feature", "within", (1.0, (1,), (1, 2, 3), (2, 1), "12", {1, 2}, (1, "2"), (1, [2]))),
-    ("Feature", "categories", (1, {}, {1, 2}, [1, 2], {"a": 1}, {1: "a"}, {1: None}, {None: 1})),
-    ("Feature", "categories", ({1: ARRAY}, {1: [2]}, "ab", ARRAY, {1j: 1})),
-    ("OneHot", "values", ({1, 2}, {1: 2}, 1, "12", b"12", [], [1, 1], ["a"], [None], [[1], [2]])),
-    ("OneHot", "values", (np.asarray([[1, 2]]), np.asarray(1), np.asarray(["a"]), [1j])),
-    ("Metadata", "name", (*NOT_NAMES, None, "", "a b", "1")),
-    ("Output", "labels", (5, b"ab", {"a", "b"}, {"a": 1}, [b"a"], [["a"]], "ab", ["a", "a"])),
-    ("Output", "labels", ([1, 2], ["a", None], ARRAY, np.asarray([["a", "b"]]), np.asarray("a"))),
-    ("Output of constituents", "axes", (0, -1, 1.5, "2", [2], {2}, None, ARRAY)),
+    ("Feature", "name", (5, ["a"], None, "")),
+    ("Feature", "within", (1.0, (1,), (1, 2, 3), (2, 1), "12", (1, "2"))),
+    ("Feature", "categories", (1, {}, [1, 2], {"a": 1}, {1: "a"}, {1: None}, {None: 1}, "ab")),
+    ("OneHot", "values", ({1: 2}, 1, "12", [], [1, 1], ["a"], [None], np.asarray([[1, 2]]))),
+    ("Metadata", "name", (None, "", "a b", "1")),
+    ("Output", "labels", (5, {"a": 1}, "ab", ["a", "a"], ["a", None], ARRAY)),
+    ("Output of constituents", "axes", (0, 1.5, "2", None)),
     *(
         (name, option.name, NOTHING_TAKES)
         for name, (make, _) in DECLARED.items()
@@ -94,20 +76,13 @@ REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [
-        pytest.param(name, option, value, id=f"{name}-{option}-{type(value).__name__}-{number}")
-        for name, option, values in REFUSED
-        for number, value in enumerate(values)
-    ],
-)
-def test_nonsense_is_refused_when_it_is_declared(name: str, option: str, value: Any) -> None:
+@pytest.mark.parametrize(("name", "option", "values"), REFUSED)
+def test_nonsense_is_refused_when_it_is_declared(name: str, option: str, values: Any) -> None:
     make, usual = DECLARED[name]
     make(**usual)
-    with pytest.raises(ConfigError) as raised:
-        make(**{**usual, option: value})
-    assert raised.value.message
+    for value in values:
+        with pytest.raises(ConfigError):
+            make(**{**usual, option: value})
 
 
 NAMES = (

@@ -17,7 +17,6 @@ from tests.layouts import nodes
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
 
-NAN = float("nan")
 NUMBER = nodes.Leaf("float32", st.integers(-40, 40).map(lambda n: n / 4))
 SIGN, INDEX = (nodes.Leaf("int32", st.integers(-1, most)) for most in (1, 2))
 CANDIDATE = {"x": ("option", NUMBER), "q": (SIGN,), "at": (INDEX,)}
@@ -65,19 +64,6 @@ def test_constituents_beside_numbers_of_events_and_what_is_computed(
     check(flat, [part for parts in rows for part in parts], 8)
 
 
-@given(events)
-def test_leading_objects_beside_numbers_of_events(array: ak.Array) -> None:
-    expected = []
-    for event in array.to_list():
-        masses = [NAN if jet is None else jet["m"] for jet in [*event["jets"], None, None][:2]]
-        quotient = masses[1] - event["met"]
-        some = NAN if event["some"] is None else event["some"]
-        expected.append([*masses, event["met"], quotient, some])
-    difference = sonic.Feature("y", expression="jets[1].m - met")
-    layout = sonic.Row(["jets[:2].m", "met", difference, "some"], missing=NAN)
-    check(layout.pack(array), expected, 5)
-
-
 def test_lists_that_are_not_there_are_padded() -> None:
     """Also beside numbers of the objects, and if no event has a list."""
     events = ak.Array([{"Jet": [{"m": 5.0, "pf": [{"x": 1.0}]}]}, {"Jet": []}])
@@ -97,32 +83,3 @@ def test_missing_numbers_of_empty_lists_are_refused_only_where_they_pad() -> Non
     assert sonic.Flat(of_event).pack(events).tolist() == [[2.0]]
     with pytest.raises(InputError, match="padded before .* 'met' has None in event 1"):
         sonic.Padded(of_event, 1, pad="before").pack(events)
-
-
-maybe = st.none() | st.integers(-9, 9)
-
-
-@given(st.lists(st.tuples(maybe, maybe), max_size=5))
-def test_columns_of_a_dict_are_sent_as_those_of_records(pairs: list[tuple[Any, Any]]) -> None:
-    first, second = (ak.Array([*(p[i] for p in pairs), None, 5])[: len(pairs)] for i in (0, 1))
-    layout = sonic.Row(["a", "b"], missing=[-10.0, -11.0])
-    wanted = [[-10.0 if a is None else a, -11.0 if b is None else b] for a, b in pairs]
-    for arrays in ({"a": first, "b": second}, ak.Array({"a": first, "b": second})):
-        packed = layout.pack(arrays)
-        np.testing.assert_array_equal(packed, np.asarray(wanted, np.float32).reshape(-1, 2))
-        back = layout.unpack(packed, arrays)
-        assert [list(row.values()) for row in back.tolist()] == wanted
-
-
-@pytest.mark.parametrize("of_lists", [ak.Array, ak.to_regular])
-def test_lists_of_records_that_differ_are_packed_together(of_lists: Any) -> None:
-    first = of_lists(ak.Array([[{"pt": 1.0, "x": 1}, None], [{"pt": 2.0, "x": 1}, None]]))
-    second = of_lists(ak.Array([[{"pt": 3.0, "y": True}, {"pt": 4.0, "y": False}]]))
-    both = ak.concatenate([first, second])
-    assert sonic.Row("pt").pack(both).ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_unpacked_rows_are_none_where_the_objects_are() -> None:
-    union = ak.concatenate([ak.Array([{"m": 1.0}, None]), ak.Array([{"m": None, "x": 1}, None])])
-    layout = sonic.Row("m", missing=-9)
-    assert layout.unpack(layout.pack(union), union).m.tolist() == [1.0, None, -9.0, None]

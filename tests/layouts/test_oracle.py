@@ -20,8 +20,8 @@ from tests.layouts.reference import (
     Refused,
     expected,
     placed,
+    rows_of,
     unpacked,
-    values,
 )
 
 import sonic_coffea as sonic
@@ -264,7 +264,8 @@ def structure(layout: Any, array: ak.Array) -> None:
     inputs = bind_inputs({"x": layout}, array)
     numbers = np.arange(len(inputs.rows))
     scores = inputs.rows.unflatten(NumpyArray(numbers))
-    events = [n for n in range(len(array)) for _ in values(array[n : n + 1], "q")]
+    plain, depth = ak.to_list(array[["q"]]), array["q"].ndim - 1
+    events = [n for n, event in enumerate(plain) for _ in rows_of(event, depth)]
     assert scores.tolist() == placed(array, numbers.tolist())
     assert inputs.rows.event_numbers().tolist() == events
     # Requests of buckets have the rows in another order.

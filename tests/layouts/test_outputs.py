@@ -65,18 +65,6 @@ def answered(output: sonic.Output, layout: Any, plain: Events, tensor: Any) -> l
     return scores
 
 
-@pytest.mark.parametrize("layout", [sonic.Padded("pt", 2), sonic.Bucketed("pt", (1, 2))])
-def test_truncated_constituents_have_no_values(layout: Any) -> None:
-    """Also if rows go by their buckets, and so in another order."""
-    plain = [[{"pt": 0.0}] * size for size in (3, 1, 4, 2)]
-
-    def tensor(rows: Any, length: int) -> Any:
-        return (10.0 * rows[:, np.newaxis] + np.arange(length)).astype(np.float32)
-
-    scores = answered(of_elements(), layout, plain, tensor)
-    assert scores == [[0, 1, None], [10], [20, 21, None, None], [30, 31]]
-
-
 def places_of(axis: Any, layout: Any, row: list[Any]) -> list[int | None]:
     """Where the values of an axis are in the answer, in the order of the row's elements."""
     if axis == 2:

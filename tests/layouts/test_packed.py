@@ -15,6 +15,7 @@ from awkward.index import Index64
 
 import sonic_coffea as sonic
 from sonic_coffea import Flat, Mask, Padded, Row
+from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import bind_inputs
 
 vector.register_awkward()
@@ -48,12 +49,16 @@ LACK = ak.Array(
         {"Jet": [{"pt": 3.0}], "MET": None, "met": 2.0},
     ]
 )
+NONE_IN_TURN = {"a": ak.Array([1, None, None, 5])[:3], "b": ak.Array([None, 2, None])}
 WITH_FLAVOUR = ak.Array(
     [{"Jet": [{"f": "b"}, {"f": "µ"}], "era": None}, {"Jet": [], "era": "2018"}]
 )
 SIGNS = {"x": ak.Array([[0, -1, None], []]), "s": ak.Array([["+"], []])}
 UNKNOWN = {"x": ak.Array([[], []]), "y": ak.Array([[], []])}
 PLANE = ak.Array([{"x": 3.0, "y": 4.0}, None, {"x": None, "y": 1.0}], with_name="Momentum2D")
+DIRECTIONS = ak.Array(
+    [[{"eta": 0.5, "phi": 1.0}, {"eta": -1.0, "phi": -2.0}], [{"eta": 2, "phi": 0}]]
+)
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
 SMALL = {"x": np.asarray([5], np.int16)}
 LARGE = 2**60 + 1
@@ -84,6 +89,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Mask(2, of="Jet[0].pf", axis_order="L"), NO_JET, [[1, 1], [0, 0], [0, 0]]),
     (Padded("Jet[0].x", 2, missing=-1.0), OF_NONE, [[[1, 2]], [[0, 0]]]),
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
+    (Row(["a", "b"], missing=[-1, -2]), NONE_IN_TURN, [[1, -2], [-1, 2], [-1, -2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
     # Numbers of events, and arrays of fixed length.
@@ -113,6 +119,17 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row(EXTREMES, missing=-1), EVENTS, [[50, 30, 80], [40, 40, 40], [-1, -1, -1]]),
     (Padded(of("max(Jet.pt) - Jet.pt"), 2), EVENTS, [[[0, 20]], [[0, 0]], [[0, 0]]]),
     (Padded(of("x / (x - 1)", scale=4.0, nonfinite=3.0), 1), x([2.0], [1.0]), [[[8]], [[12]]]),
+    (
+        Row(of("delta_r(Jet[0], Jet[1])"), missing=-1.0),
+        {"Jet": DIRECTIONS},
+        [[math.hypot(1.5, 3.0)], [-1.0]],
+    ),
+    # What pads is transformed beside numbers of the row.
+    (
+        Padded(of("(x - y) / y"), 2, pad="before"),
+        {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])},
+        [[[-1, -1]], [[-0.5, -1]]],
+    ),
     # Other orders of axes, lists that share elements, and bytes in another order.
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),
     (Flat("x", axis_order="L"), x([2, 1], []), [2, 1]),
@@ -157,3 +174,42 @@ def test_requests_are_planned_by_the_longest_string() -> None:
     layout = Row(["x", "x"], dtype="string")
     (segment,) = bind_inputs({"x": layout}, {"x": x("qcd", "", "µ")}).segments
     assert segment.row_bytes == 2 * (4 + len("qcd"))
+
+
+# Arrays of fixed shape are sent in the declared shape, and in no other with as many numbers.
+
+SAME = [
+    *((given, given) for given in ((2, 3, 4), (3, 4), (12,))),
+    *(((3, 4), declared) for declared in ((1, 3, 4), (3, 4, 1), (3, 1, 4))),
+    *(((12,), declared) for declared in ((1, 12), (12, 1), (1, 12, 1))),
+]
+OTHER = [
+    *(((2, 3, 4), s) for s in ((2, 4, 3), (3, 2, 4), (3, 4, 2), (4, 2, 3), (4, 3, 2))),
+    *(((2, 3, 4), s) for s in ((24,), (4, 6), (2, 12), (3, 8), (2, 2, 6), (2, 2, 3, 2), (24, 1))),
+]
+
+
+@pytest.mark.parametrize(("given", "declared"), SAME)
+def test_axes_of_one_are_added(given: Any, declared: tuple[int, ...]) -> None:
+    """Of one channel, channels first and channels last are the same numbers in the same order."""
+    images = np.arange(5 * np.prod(given), dtype=np.float32).reshape(5, *given)
+    tensor = sonic.Dense("x", declared).pack({"x": images})
+    np.testing.assert_array_equal(tensor, images.reshape(5, *declared))
+
+
+@pytest.mark.parametrize(("given", "declared"), OTHER)
+def test_other_shapes_are_refused(given: Any, declared: tuple[int, ...]) -> None:
+    images = np.zeros((5, *given), np.float32)
+    for column in (images, ak.from_regular(ak.Array(images), axis=None)):
+        with pytest.raises(InputError, match=rf"field 'x' .*expected \[{declared[0]}.*"):
+            sonic.Dense("x", declared).pack({"x": column})
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [2, 0]])
+def test_axes_of_length_one_are_no_lists_of_one_object(counts: list[int]) -> None:
+    """Otherwise, rows would be events in chunks whose events all have one object."""
+    images = ak.unflatten(ak.Array({"x": np.ones((2, 3, 4), np.float32)}), counts)
+    layout = sonic.Dense("x", (1, 3, 4))
+    tensor = layout.pack(images)
+    assert tensor.shape == (2, 1, 3, 4)
+    assert str(layout.unpack(tensor, images).type) == "2 * var * 1 * 3 * 4 * float32"

@@ -103,9 +103,3 @@ def test_numbers_of_pairs_are_lists_of_lists() -> None:
     wanted = expected(jets.to_list(), 4, lambda a, b: [a["pt"] - b["pt"]], 1, -1.0)
     packed = sonic.Padded("d", 4, fill=-1.0, outer=4).pack(pairs)
     np.testing.assert_allclose(packed, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_pairs_are_not_unpacked() -> None:
-    layout, jets = sonic.Pairwise(CARTESIAN, 3), vectors([3, 1])
-    with pytest.raises(sonic.errors.ConfigError, match="Pairwise has no inverse"):
-        layout.unpack(layout.pack(jets), jets)
