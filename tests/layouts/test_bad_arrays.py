@@ -65,7 +65,6 @@ NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
 OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
 NO_PF = {"Jet": ak.Array([[{"pf": [{"pt": 1.0}]}], []])}
-LISTS_OR_NONE = ak.Array([{"Jet": [{"x": [1.0]}, {"x": None}]}, {"Jet": []}])
 PICKED_TWICE = ak.Array([{"Jet": [{"pf": [{"y": [1.0]}]}]}, {"Jet": []}])
 MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], missing=-1.0)
 NONE_ALLOWED = sonic.Row(MUON.features)
@@ -94,10 +93,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Dense("pt"), JETS, "without axes of fixed length"),
     # Other structures.
     (sonic.Padded("pt", 2), JETS[0], "one number where a list is needed"),
-    (sonic.Padded("Jet[0].pt", 2), EVENTS, "one number where a list is needed|an index picks"),
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
-    (sonic.Padded(["pf.pt", "x"], 2), {"pf": JETS.pf, "x": JETS.pt[:, :1]}, "is in event 0"),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
     (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "objects .* is in event 1"),
     (
@@ -112,17 +109,13 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row(["Jet[0].pt", "MET.pt"]), EVENTS, NO_JET.format(0, 1)),
     (sonic.Row("Jet[:2].pt"), LEADING, NO_JET.format(1, 2)),
     (OF_LEADING, NO_PF, NO_JET.format(0, 1)),
-    (sonic.Padded("Jet[0].x", 2), LISTS_OR_NONE, NO_JET.format(0, 1)),
     (sonic.Padded("Jet[0].pf[0].y", 2), PICKED_TWICE, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
     # Numbers that are not finite; a transformation does not hide it.
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
-    (sonic.Row("Jet[:2].pt", missing=0.0), LEADING, r"'Jet\[1\].pt' is NaN or infinite in event 1"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
     (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
-    (sonic.Row(feature(categories={1: 1, None: 0})), x([1, INF]), "NaN or infinite in event 1"),
-    (sonic.Row(computed("x // x")), x([1, 0]), "field 'y' is NaN or infinite in event 1"),
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
@@ -130,7 +123,6 @@ BAD: list[tuple[Any, Any, str]] = [
     (BY_X, x([[1.0], [NAN]], [[1], [2]]), "'x'.* is None, NaN or infinite"),
     # Numbers that the type cannot hold.
     (sonic.Row("x", "bool"), x([1, 7]), "is 7 in event 1, which bool cannot hold"),
-    (sonic.Row("x", "int64"), x([[5.0], [0.5]]), "is 0.5 in event 1, which int64 cannot hold"),
     (PADDED, x([[1.0], [1e300]]), r"is 1e\+300 in event 1, which float32 cannot hold"),
     (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
     (TIMES_100, x([[1], [-5]]), "is -500.0 after its transformation in event 1, which int8 cannot"),

@@ -13,7 +13,6 @@ from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
 from sonic_coffea.layouts import ByRow, bind_inputs
-from sonic_coffea.reuse._part import EqualRows
 
 ROWS, EACH = 100_000, 10
 MOST_BYTES = 60_000
@@ -79,5 +78,5 @@ def test_blocks_and_answers_take_memory_for_their_rows(
         inputs.pack(20, 30)
         output.place(inputs.selection(20, 30), 10, answer)
 
-    for work in (block, some.count_elements, lambda: EqualRows(some, "scope")):
+    for work in (block, some.count_elements):
         assert peak(work) < MOST_BYTES

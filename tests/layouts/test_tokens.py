@@ -122,10 +122,6 @@ def test_assignments_choose_tokens_of_several_collections() -> None:
     ]
 
 
-def named(name: str, value: str) -> sonic.Feature:
-    return sonic.Feature(name, expression=value)
-
-
 def one(*fields: Any, **options: Any) -> sonic.Padded:
     return sonic.Padded(list(fields), 1, **options)
 
@@ -138,10 +134,6 @@ CONSTANTS = {
     "Lepton": one("pt", 2.5, 2.5),
     "MET": sonic.Row(["phi"]),
 }
-NAMED = {
-    "Jet": one("pt", named("kind", "1.0")),
-    "MET": sonic.Row(["pt", named("other", "1.0"), named("kind", "2.5")]),
-}
 SHARED: dict[str, tuple[Any, ak.Array, Any]] = {
     "one channel for each category": (ETA, EVENTS[:1], [[[1, 0, -9], [0, -9, 1]]]),
     "several constants in their order": (
@@ -152,7 +144,6 @@ SHARED: dict[str, tuple[Any, ak.Array, Any]] = {
             [[-1, -2, -3, -9], [0, 0, 0, -9], [-9, -9, -9, -2]],
         ],
     ),
-    "constants with a name": (NAMED, EVENTS[:1], [[[50, 1, -9], [20, 2.5, 1]]]),
     "a field called constant": (CALLED, NUMBERED, [[[3, -9, -9, -9], [-9, 1, 1, 2.5]]]),
 }
 

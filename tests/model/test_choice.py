@@ -116,8 +116,9 @@ ROUTES: dict[str, tuple[Any, Any]] = {
 }
 MASKS: dict[str | None, Any] = {
     None: lambda _: None,
-    "jet": lambda events: events.jets.m,
-    "event": lambda events: events.m,
+    "jet": lambda events: ak.with_parameter(events.jets.m, "__doc__", "the union of bits"),
+    # As columns of a file are.
+    "event": lambda events: ak.with_parameter(events.m, "__doc__", "the union of bits"),
 }
 
 
@@ -277,7 +278,6 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
     ("model", "options", "expected"),
     [
         (sonic.Folds(FOLDS, fold="event % 3"), {}, BY_EVENT),
-        (sonic.Folds(FOLDS), {"fold": lambda events: events.event % 3}, BY_EVENT),
         (sonic.Folds(FOLDS), {"fold": lambda _: "event % 3"}, BY_EVENT),
         (sonic.Folds(FOLDS, fold=None), {"fold": lambda _: np.array([2, 0, 1, 0])}, BY_EVENT),
         (sonic.Folds(FOLDS, fold=None), {}, MEANS),
@@ -423,13 +423,6 @@ def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
     assert scores.type == WHOLE(EVENTS).type
 
 
-def test_masks_of_columns_may_be_described(server: FakeServer) -> None:
-    for mask in (MASK, ak.num(EVENTS) > 1):
-        described = ak.with_parameter(mask, "__doc__", "the union of bits")
-        scores = ONE(EVENTS, mask=described)
-        assert scores.tolist() == ONE(EVENTS, mask=mask).tolist()
-
-
 def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
     """None of them would be scored, without a word."""
     for wrong in (MASK, ak.mask(MASK, [True, False, True, True])):
@@ -455,7 +448,10 @@ def test_defaults_are_for_numbers() -> None:
 
 
 LISTS = "the folds do not have the same objects"
-WHOLES = [plain(number, y=sonic.Output(["a"], "int64")) for number in range(2)]
+WHOLES, TEXTS = (
+    [plain(number, y=sonic.Output(["a"], dtype)) for number in range(2)]
+    for dtype in ("int64", "string")
+)
 
 
 def folds(models: Any, fold: Any = None) -> Any:
@@ -481,6 +477,7 @@ def choose(models: Any, by: Any = "x", objects: Any = None) -> Any:
         (folds(PLAIN, "event %"), "expression 'event %' cannot be read"),
         (folds(PLAIN, 3), "expected a field or an expression as a str"),
         (lambda: sonic.Folds(WHOLES)(EVENTS, fold=None), "'y' has no mean .* no fractions; .* % 2"),
+        (lambda: sonic.Folds(TEXTS)(EVENTS, fold=None), "'y' has no mean"),
         (choose([ONE, TWO]), "expected a dict of two models or more"),
         (choose({"EB": ONE}), "two models or more"),
         (choose({"EB": ONE, 1: TWO}), "numbers or strings as keys"),
@@ -510,15 +507,11 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"fold": [0, 1, 2, 3]}, "event 3 has 3, which has no model; expected one of 0, 1, 2, or"),
         ({"fold": [0, 1, -1, 0]}, "fold: event 2 has -1"),
         ({"fold": [0, 1, 2]}, "a fold for each of 4 events, got 3"),
-        ({"fold": [0]}, "a fold for each of 4 events, got 1"),
         ({"fold": [0.5, 1, 2, 1]}, "event 0 has 0.5"),
-        ({"fold": [-0.5, 1, 2, 1]}, "event 0 has -0.5"),
         ({"fold": [float("nan"), 1, 2, 1]}, "fold: event 0 has nan, which has no model"),
         ({"fold": ["a", "b", "c", "d"]}, "fold: "),
         ({"fold": [[0], [], [1, 1], [0]]}, LISTS),
-        ({"fold": np.zeros((4, 1), int)}, LISTS),
         ({"fold": [[[0], [0]], [], [[1], [1]], [[0]]]}, LISTS),
-        ({"fold": [0, "a", 1, 0]}, "fold: expected one value for each"),
         ({"fold": [{"f": 0}] * 4}, "fold: expected one value for each"),
         ({"fold": 1}, "fold: expected an array, got int"),
         ({"fold": "event % 3"}, r"no field 'event'.*events=events"),
@@ -526,12 +519,10 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
             {"fold": "event % 3", "events": SEEDS},
             "field .event. is 18446744073709551615, and integers in an expression are int64",
         ),
-        ({"fold": "event %"}, "cannot be read"),
         ({"mask": EVENTS.pt}, "mask: expected True or False for each event or object, got 4 "),
         ({"mask": MASK[:3]}, "expected a mask for each of 4 events, got 3"),
         ({"mask": MASK[:, ::2]}, "the masks do not have the same objects"),
         ({"mask": [[[True]], [], [[True], [False]], [[True]]]}, "same objects"),
-        ({"mask": EVENTS}, "mask: expected True or False for each event or object"),
         ({"mask": [True, [True], [], []]}, "mask: expected True or False for each"),
         ({"version": [1.0, 1.0, 1.0, 1.0]}, "version: expected a whole number for each"),
         ({"version": NO_INTEGERS}, "version: expected a whole number for each"),

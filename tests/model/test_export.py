@@ -131,7 +131,6 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
     ("layouts", "options", "message"),
     [
         ({}, {"labels": ["pt"]}, "expected labels as a dict of names and columns, got ..pt"),
-        ({}, {"labels": {1: "pt"}}, "expected labels as a dict of names and columns, got .1"),
         ({}, {"labels": {"x": "pt"}}, "label 'x' is the name of an input"),
         ({}, {"labels": {"weight": "pt"}, "weights": "pt"}, "label 'weight' is the name of"),
         ({}, {"labels": {"y": "ptt"}}, "no field 'ptt'; did you mean 'pt'"),

@@ -82,7 +82,8 @@ def test_the_hash_is_that_of_the_declaration_as_it_is() -> None:
     # The same object: a hash of every call would take longer than a small call.
     assert model.config_hash is hashes[0]
     assert hashes[0].encode() not in pickle.dumps(model)
-    scaled, renamed = sonic.Row(sonic.Feature("pt", scale=2)), sonic.Output(["b"])
+    scaled = sonic.Row(sonic.Feature("pt", scale=2))
+    renamed = sonic.Output(["b"], discriminants={"odds": "b / (1 - b)"})
     for change in (
         lambda: setattr(model, "version", "2"),
         lambda: model.inputs.update(x=scaled),

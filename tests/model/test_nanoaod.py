@@ -34,11 +34,9 @@ def linked(names: tuple[str, str, str]) -> ak.Array:
     [
         (("FatJetPFCand", "pfCandIdx", "PFCand"), "FatJet"),
         (("FatJetPFCands", "pFCandsIdx", "PFCands"), "FatJet"),
-        (("FatJetPFCands", "candIdx", "PFCands"), "FatJet"),
         (("JetPFCandsAK8", "candIdx", "PFCands"), "FatJet"),
         (("FatJetSVs", "sVIdx", "SV"), "FatJet"),
-        (("FatJetAK15SVs", "svIdx", "SV"), "FatJetAK15"),
-        (("JetSVsAK15", "sVIdx", "SV"), "FatJetAK15"),
+        (("JetSVsAK15", "svIdx", "SV"), "FatJetAK15"),
     ],
 )
 def test_constituents_are_found_by_tables_of_all_releases(
@@ -113,16 +111,6 @@ def sample() -> tuple[ak.Array, list[Any]]:
                 event[jet].append(pt[candidate])
         expected.append(event)
     return events, expected
-
-
-CHOSEN = [slice(None), slice(20, 90), [5, 5, 140, 0], slice(90, 20, -3), slice(0)]
-
-
-@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
-def test_constituents_of_a_selection(sample: tuple[ak.Array, list[Any]], chosen: Any) -> None:
-    events, expected = sample
-    candidates = sonic.constituents(events[chosen])
-    assert candidates.pt.tolist() == [expected[i] for i in np.arange(len(expected))[chosen]]
 
 
 def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:

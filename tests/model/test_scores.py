@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import awkward as ak
@@ -88,17 +87,6 @@ def test_discriminants_of_small_integers_do_not_wrap_around() -> None:
     assert scores.tolist() == [{"a": 1, "b": 255, "d": -254.0, "s": 256.0}]
 
 
-def test_the_hash_covers_what_is_computed_after_the_network() -> None:
-    each: list[Any] = [
-        {},
-        {"function": "odds"},
-        {"function": "odds", "over": ["w"]},
-        {"discriminants": {"D": "top / (top + qcd)"}},
-        {"discriminants": {"D": "top / (top + w)"}},
-    ]
-    assert len({echo(sonic.Output(LABELS, **options)).config_hash for options in each}) == len(each)
-
-
 HALVES = ("float16", "bfloat16")
 JETS = ak.Array(
     [
@@ -122,34 +110,21 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any], Any]] = {
         lambda i: 2 * i["pf"][:, 0],
         [[[2.0, 0.5, None], []], [], None, [None, [1.0]]],
     ),
-    "a new collection": (
-        {"labels": ["a"], "splits": "splits"},
-        lambda i: np.repeat(i["x"], 2, axis=0),
-        [[[{"a": 1.5}] * 2, [{"a": 3.0}] * 2], [], None, [None, [{"a": -2.0}] * 2]],
-    ),
-    "choices": (
-        {"per": "constituent", "of": "pf", "choose": "argmax"},
-        lambda i: i["pf"][:, 0],
-        [[0, None], [], None, [None, 0]],
-    ),
 }
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
-def test_scores_are_float32_and_can_be_reduced(name: str, dtype: str) -> None:
+def test_scores_are_float32_and_can_be_reduced(sonic_server: Any, name: str, dtype: str) -> None:
     """So are those of chunks without rows, and those of a graph."""
     options, function, expected = CASES[name]
     model = sonic.Model("m", INPUTS, {"y": sonic.Output(dtype=dtype, **options)})
 
     def served(inputs: Any) -> dict[str, Any]:
-        splits = 2 * np.arange(len(inputs["x"]) + 1)
-        return {"y": function(inputs).astype(model.outputs["y"].dtype), "splits": splits}
+        return {"y": function(inputs).astype(model.outputs["y"].dtype)}
 
-    fake = FakeModel.of(model, served)
-    fake = replace(fake, outputs={**fake.outputs, "splits": (np.dtype(np.int64), ())})
-    with FakeServer({"m": fake}) as server, sonic.connect(server.url):
-        scores, nothing = model(JETS), model(JETS[1:3])
+    sonic_server(model, functions={"m": served})
+    scores, nothing = model(JETS), model(JETS[1:3])
     assert scores.tolist() == expected
     tracer = ak.Array(JETS.layout.to_typetracer(forget_length=True))
     traced = trace(model.inputs, model.outputs, tracer)
@@ -161,23 +136,6 @@ def test_scores_are_float32_and_can_be_reduced(name: str, dtype: str) -> None:
     for numbers in [scores[name] for name in scores.fields] or [scores]:
         for reduce in (ak.sum, ak.max, ak.mean, ak.std):
             assert np.isfinite(reduce(numbers, axis=None))
-        ak.sum(numbers, axis=-1), ak.argmax(numbers, axis=-1), ak.sort(numbers, axis=-1)
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_means_over_folds_are_of_float32(sonic_server: Any, dtype: str) -> None:
-    output = sonic.Output(["a"], dtype=dtype)
-    folds = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": output}) for n in range(3)]
-    functions = {
-        model.name: lambda inputs, n=n: {"y": (inputs["x"] + n).astype(output.dtype)}
-        for n, model in enumerate(folds)
-    }
-    sonic_server(*folds, functions=functions)
-    objects = ak.Array([{"pt": 1.0}, {"pt": 2.5}])
-    for fold, expected in ((None, [2.0, 3.5]), ([2, 0], [3.0, 2.5])):
-        scores = sonic.Folds(folds)(objects, fold=fold)
-        assert scores.a.tolist() == expected
-        assert scores.a.type.content.primitive == "float32"
 
 
 @pytest.mark.parametrize("length", [3, -1])

@@ -72,17 +72,13 @@ def test_strings_are_sent_and_come_back(server: FakeServer, times: int) -> None:
     assert nothing.joined.type.content == MODEL(ak.Array(EVENTS[1:2])).joined.type.content
 
 
-def test_equal_strings_are_sent_once_and_found_again(server: FakeServer, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("server")
+def test_equal_strings_are_sent_once() -> None:
     jets = ak.Array([[{"ids": ["a", "b"]}, {"ids": ["ab", ""]}, {"ids": ["a", "b", "c"]}]])
     pending = MODEL.submit(jets, deduplicate=True)
-    alike = pending.result().joined.tolist()
+    assert pending.result().joined.tolist() == [["a+b", "ab+", "a+b"]]
     # Truncated, the third is the first.
     assert pending.statistics.total().rows == 2
-    options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
-    with sonic.connect(server.url, **options) as pool:
-        for _ in range(2):
-            assert MODEL(jets).joined.tolist() == alike == [["a+b", "ab+", "a+b"]]
-        assert pool.statistics.total().rows == 2
 
 
 def test_numbers_for_strings_fail_before_a_row_leaves(server: FakeServer) -> None:
@@ -95,21 +91,6 @@ def test_numbers_for_strings_fail_before_a_row_leaves(server: FakeServer) -> Non
     assert "declared float32, the model gives string (BYTES)" in message
     assert '"x": sonic.Row(["a", "b"], dtype="string")' in message
     assert '"joined": sonic.Output(dtype="string")' in message
-
-
-def test_bytes_that_are_no_text_are_refused(sonic_server: Any) -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(dtype="string")})
-    sonic_server(model, functions={"m": lambda i: {"y": np.full((len(i["x"]), 1), b"\xff")}})
-    with pytest.raises(errors.ResponseError, match="'y' came back with .*, expected strings"):
-        model(ak.Array([{"pt": 1.0}]))
-
-
-def test_strings_have_no_mean_and_equal_ones_have_equal_scores(sonic_server: Any) -> None:
-    with pytest.raises(errors.ConfigError, match="no mean"):
-        sonic.Folds([MODEL, MODEL], fold=None)(EVENTS)
-    strings_in = sonic.Model("m", MODEL.inputs, {"y": ["a"]})
-    sonic_server(strings_in)
-    assert len(set(ak.flatten(ak.drop_none(strings_in(EVENTS), axis=1)).a.tolist())) == 3
 
 
 CODES = sonic.Model(
