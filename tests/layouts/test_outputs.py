@@ -325,7 +325,7 @@ def greedy(event: dict[str, Any], choices: int) -> list[dict[str, Any]]:
         free, chosen = set(range(len(event["H"]))), dict.fromkeys(RANKS)
         for _ in RANKS:
             options = [
-                (np.asarray(event[name])[at], name, at)
+                (event[name][at], name, at)
                 for name, rank in RANKS.items()
                 if chosen[name] is None
                 for at in permutations(sorted(free), rank)
@@ -350,7 +350,7 @@ def test_choices_are_those_of_one_event_after_the_other() -> None:
     outputs = network(counts)
     assigned = sonic.assignments(outputs, choices=3)
     for number, choices in enumerate(assigned.to_list()):
-        event = {name: array[number].to_list() for name, array in outputs.items()}
+        event = {name: ak.to_numpy(array[number]) for name, array in outputs.items()}
         assert [
             {
                 name: None if a["index"] is None else (unordered(a["index"]), a["probability"])

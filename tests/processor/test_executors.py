@@ -52,8 +52,8 @@ def fake_server(**options: Any) -> FakeServer:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Any]:
-    """Two processes that outlive runs, as those of a batch system's executors do."""
-    with loky.ProcessPoolExecutor(max_workers=2) as pool:
+    """A process that outlives runs, as those of a batch system's executors do."""
+    with loky.ProcessPoolExecutor(max_workers=1) as pool:
         yield pool
 
 

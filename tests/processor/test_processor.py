@@ -119,7 +119,7 @@ class Stumbling(Echo):
 def test_chunks_that_workers_of_dask_run_again_count_once(same: Any, tmp_path: Any) -> None:
     """A chunk counts once: the statistics come with the outputs that are kept."""
     with (
-        local_cluster(2) as cluster,
+        local_cluster(1) as cluster,
         Client(cluster) as workers,
         sonic.connect(same.url, client=workers) as pool,
     ):
