@@ -308,7 +308,7 @@ class Pool:
     def check(
         self,
         model: Any = None,
-        version: str | None = None,
+        version: str | int | None = None,
         declared: Sequence[Any] = (),
     ) -> Checks:
         """Try each server step by step, from its name to an inference, and say what helps.
@@ -321,7 +321,7 @@ class Pool:
         model : str, Model, Folds or Choice, optional
             The model to try, by its name, or by its declaration, which is compared, too; of several
             models, only the declarations are compared. By default, no inference is tried.
-        version : str, optional
+        version : str or int, optional
             The version to try; by default, the declared one, or the latest.
         declared : sequence of sonic_coffea.Model
             Declarations that are compared with the servers' models.
@@ -341,6 +341,7 @@ class Pool:
             own = _declarations(model)
             declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
+        version = None if version is None else str(version)
         tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
         elsewhere = self.check_elsewhere
         return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])

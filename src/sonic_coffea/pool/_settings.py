@@ -24,6 +24,8 @@ _KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
+# Far more than any balancer has servers; each has a state here before it is used.
+_MAX_CHANNELS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Settings:
     proxy: str | None = option(None, o.proxy, secret=True)
     compression: str | None = option(None, o.one_of("gzip", "deflate"))
     shared_memory: bool = option(False, o.flag)
-    channels: int | str = option("auto", o.whole(1))
+    channels: int | str = option("auto", o.whole(1, _MAX_CHANNELS))
     max_in_flight: int = option(256, o.whole(1))
     max_in_flight_bytes: int | None = option(None, o.nbytes)
     max_request_bytes: int = option(32_000_000, o.request_bytes)
@@ -167,6 +169,8 @@ class Settings:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
         settings.connection_options()
+        if isinstance(settings.fallback, str):
+            _check_fallback(settings.fallback)
         return settings
 
     def options(self) -> dict[str, Any]:
@@ -310,6 +314,15 @@ def _check_tls(settings: Settings) -> None:
     if bool(settings.tls_cert) != bool(settings.tls_key):
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
+
+
+def _check_fallback(fallback: str) -> None:
+    """Refuse a URL that cannot be used; a folder may be there on the workers only."""
+    if not fallback or (":" in fallback and not Path(fallback).is_dir()):
+        try:
+            _urls([fallback])
+        except ConfigError as error:
+            raise ConfigError(f"fallback: {error.message}") from None
 
 
 def read_servers(path: str) -> tuple[str, ...]:
