@@ -57,9 +57,11 @@ def connect(
     ConfigError
         If a URL or an option cannot be used, or no server is named at all.
     """
-    if client is not None and not hasattr(client, "register_plugin"):
-        got = type(client).__name__
-        raise ConfigError(f"client: expected a distributed.Client, such as Client(...), got {got}")
+    opened: Any = client
+    if client is not None and not (
+        hasattr(opened, "register_plugin") and opened.status not in ("closing", "closed")
+    ):
+        raise ConfigError(f"client: expected a distributed.Client that is open, got {client!r}")
     if (servers_file := options.pop("servers_file", None)) is not None:
         if servers is not None:
             raise ConfigError("expected servers or a servers_file, got both")

@@ -138,3 +138,5 @@ def test_clients_that_cannot_ask(server: FakeServer) -> None:
         check_workers(client, settings, worker_timeout_s=0.1)
     with pytest.raises(errors.ConfigError, match="closed; .*`sonic-coffea check URL`"):
         check_workers(client, settings)
+    with pytest.raises(errors.ConfigError, match="client: expected .* that is open, got <Client"):
+        sonic.connect(server.url, client=client)

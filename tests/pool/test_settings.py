@@ -62,7 +62,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (S, {"channels": 2**80}, "channels: expected a whole number from 1 to 1000"),
     (S, {"servers_file": "s.txt"}, "expected servers or a servers_file, got both"),
     (None, {"servers_file": "no.txt"}, "cannot read the file of servers '.*no.txt'"),
-    (S, {"client": "tcp://s:8786"}, "client: expected a distributed.Client, .* got str"),
+    (S, {"client": "tcp://s:8786"}, "client: expected a distributed.Client .* got 'tcp://s:8786'"),
     *(
         (S, {"fallback": fallback}, f"fallback: .*{message}")
         for fallback, message in (
@@ -218,6 +218,16 @@ def test_secrets_of_the_configuration_are_found_there(
         forget()
         copied = pickle.loads(pickled)
         assert copied.pool_of_pickle.settings == connected
+
+
+@pytest.mark.parametrize("value", ["$SONIC_TEST_UNSET", "/tokens/${SONIC_TEST_UNSET}"])
+def test_variables_that_the_environment_lacks_are_named(value: str) -> None:
+    """They would be sent as they are."""
+    with (
+        dask.config.set({"sonic.servers": "grpc://a:1", "sonic.token": value}),
+        pytest.raises(errors.ConfigError, match="sonic.token: .* no variable 'SONIC_TEST_UNSET'"),
+    ):
+        sonic.connect()
 
 
 def test_secrets_that_cannot_be_found_are_named() -> None:

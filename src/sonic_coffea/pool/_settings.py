@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -212,7 +213,7 @@ class Settings:
             raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
         own = {} if profile is None else _underscored(profiles[profile])
         options = {
-            name: os.path.expandvars(value) if isinstance(value, str) else value
+            name: _expanded(name, value) if isinstance(value, str) else value
             for name, value in {**options, **own}.items()
         }
         servers = options.pop("servers", None)
@@ -330,6 +331,14 @@ def read_servers(path: str) -> tuple[str, ...]:
     text = read_text("file of servers", path)
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return _urls([line for line in lines if line])
+
+
+def _expanded(option: str, value: str) -> str:
+    """Return a value of the configuration with variables of the environment."""
+    for variable in re.findall(r"\$\{?(\w+)", value):
+        if variable not in os.environ:
+            raise ConfigError(f"sonic.{option}: the environment has no variable {variable!r}")
+    return os.path.expandvars(value)
 
 
 def _underscored(options: Any) -> dict[str, Any]:
