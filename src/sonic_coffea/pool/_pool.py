@@ -341,7 +341,6 @@ class Pool:
             own = _declarations(model)
             declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
-        version = None if version is None else str(version)
         tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
         elsewhere = self.check_elsewhere
         return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])

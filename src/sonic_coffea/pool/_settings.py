@@ -174,6 +174,11 @@ class Settings:
             _check_fallback(settings.fallback)
         return settings
 
+    @classmethod
+    def of(cls, source: Settings | str) -> Settings:
+        """Return settings as they are, or those of a server's URL."""
+        return source if isinstance(source, Settings) else cls.make(source)
+
     def options(self) -> dict[str, Any]:
         """Return the options, as `make` takes them."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
