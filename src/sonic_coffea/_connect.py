@@ -49,8 +49,9 @@ def connect(
     Returns
     -------
     Pool
-        The pool of these settings, and the process's default until the next `connect`. As a context
-        manager, it is the pool of the models that this thread calls.
+        The pool of these settings, and the process's default until the next `connect`. When it is
+        closed, the default is the one before it, if that is open. As a context manager, it is the
+        pool of the models that this thread calls.
 
     Raises
     ------
