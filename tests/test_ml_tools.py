@@ -259,7 +259,10 @@ def test_client_arguments_become_settings() -> None:
         ("triton+grpc://h:1", {}, "expected triton.grpc://host:port/model/version"),
         ("grpc://h:1", {}, "expected triton.grpc://host:port/model/version"),
         ("triton+http://h:8000/m/1", {}, "expected its gRPC endpoint"),
-        ("triton+grpc://h:1/m/1", {"batch_size": 0}, "batch_size: expected at least 1"),
+        *(
+            ("triton+grpc://h:1/m/1", {"batch_size": size}, "batch_size: .* at least 1, or -1")
+            for size in (0, 1.5, "64", None)
+        ),
         ("triton+grpc://h:1/m/1", {"client_args": {"creds": 1}}, "no use for 'creds'; .*: .*ssl"),
     ],
 )

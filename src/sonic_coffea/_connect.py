@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
@@ -38,24 +39,34 @@ def connect(
     profile : str, optional
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
-        ``token``, ``token_file``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``,
-        ``proxy``, ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
+        ``servers_file``, ``token``, ``token_file``, ``headers``, ``tls_root``, ``tls_cert``,
+        ``tls_key``, ``proxy``, ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
         ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
-        ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``,
-        ``fallback``, ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
+        ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``, ``fallback``,
+        ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
         ``max_suspended_chunks``. `sonic_coffea.pool.Settings` describes them.
 
     Returns
     -------
     Pool
-        The pool of these settings, and the process's default until the next `connect`. As a context
-        manager, it is the pool of the models that this thread calls.
+        The pool of these settings, and the process's default until the next `connect`. When it is
+        closed, the default is the one before it, if that is open. As a context manager, it is the
+        pool of the models that this thread calls.
 
     Raises
     ------
     ConfigError
         If a URL or an option cannot be used, or no server is named at all.
     """
+    opened: Any = client
+    if client is not None and not (
+        hasattr(opened, "register_plugin") and opened.status not in ("closing", "closed")
+    ):
+        raise ConfigError(f"client: expected a distributed.Client that is open, got {client!r}")
+    if (servers_file := options.pop("servers_file", None)) is not None:
+        if servers is not None:
+            raise ConfigError("expected servers or a servers_file, got both")
+        servers = Path(servers_file) if isinstance(servers_file, str) else servers_file
     if servers is not None and profile is not None:
         raise ConfigError("expected servers or a profile, got both")
     if servers is None:

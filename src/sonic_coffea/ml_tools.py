@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import awkward as ak
@@ -92,8 +93,10 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         address = replace(Address.parse(model_url), tls=bool(options["ssl"]))
         if address.model is None:
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {model_url!r}")
-        if batch_size == 0:
-            raise ConfigError("batch_size: expected at least 1, or -1 for the server's own, got 0")
+        size: Any = batch_size
+        if not isinstance(size, Integral) or size == 0:
+            expected = "a whole number of at least 1, or -1 for the server's own"
+            raise ConfigError(f"batch_size: expected {expected}, got {size!r}")
         self.model = address.model
         self.version = address.version
         self._url = address.url

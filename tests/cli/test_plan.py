@@ -16,7 +16,7 @@ from tests.curves import CURVE
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.tools import Curve, measure, plan
+from sonic_coffea.tools import Curve, check, measure, plan, scaffold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def test_curve_is_what_the_model_takes(server: FakeServer, tmp_path: Path) -> None:
-    curve = measure(Settings.make(server.url), "m", seconds=0.1)
+    curve = measure(server.url, "m", seconds=0.1)
     assert curve.rows == (1, 2, 4, 8, 16, 32, 64)
     assert curve.row_bytes == 44
     # It cannot be faster than it sleeps; how much slower, depends on the machine.
@@ -51,6 +51,11 @@ def test_curve_is_what_the_model_takes(server: FakeServer, tmp_path: Path) -> No
     assert curve.rows_per_s <= ROWS / (LAUNCH_S + ROW_S * ROWS)
     curve.save(tmp_path / "curve.json")
     assert Curve.load(tmp_path / "curve.json") == curve
+
+
+def test_functions_take_a_url_and_numbers_of_versions(server: FakeServer) -> None:
+    assert all(step.ok for step in check(server.url, "m", 1))
+    assert 'sonic.Model(\n    "m"' in scaffold(server.url, "m")
 
 
 def test_slow_models_are_saturated_with_few_requests() -> None:

@@ -136,5 +136,7 @@ def test_clients_that_cannot_ask(server: FakeServer) -> None:
         pytest.raises(errors.ConfigError, match="no workers for 0.1 s"),
     ):
         check_workers(client, settings, worker_timeout_s=0.1)
-    with pytest.raises(errors.ConfigError, match="closed"):
+    with pytest.raises(errors.ConfigError, match="closed; .*`sonic-coffea check URL`"):
         check_workers(client, settings)
+    with pytest.raises(errors.ConfigError, match="client: expected .* that is open, got <Client"):
+        sonic.connect(server.url, client=client)

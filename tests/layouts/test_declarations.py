@@ -230,6 +230,8 @@ MESSAGES: list[tuple[Declare, str]] = [
     (chosen(choose="slot"), "of dtype='int64'"),
     (chosen(labels=["a"], axes=2), "a label for each of 2 axes, got a"),
     (output(["a"], groups={"x": ["d"]}), "no label 'd'"),
+    (output(["a", "b"], groups={"x": ["b", "a", "b"]}), r"each value once, got \('b', 'a', 'b'\)"),
+    (output(["a", "b"], function="softmax", over=["a", 0]), "each value once, got"),
     (output(shape=(3,), groups={"x": [-4]}), "members beyond the 3 values"),
     (output(shape=(3,), groups={"x": slice(2, 9)}), "members beyond the 3 values"),
     *((output(groups=g), "groups to be a dict") for g in ({"x": slice(0, 3, 0)}, {"x": []}, "")),

@@ -199,6 +199,25 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     assert _columns(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
 
 
+@pytest.mark.usefixtures("uncontacted")
+def test_partitions_are_chosen_of_the_result() -> None:
+    """Dask would repeat a single partition for all others, such as those of the file."""
+    from coffea.nanoevents import NanoEventsFactory
+    from tests.nanoaod import Schema
+
+    steps = {"object_path": "Events", "steps": [[0, 300], [300, 600], [600, 1000]]}
+    file = {str(DATA / "TTbar_1.root"): steps}
+    events = NanoEventsFactory.from_root(file, schemaclass=Schema, mode="dask").events()
+    assert len(sonic.constituents(events).partitions[1].compute(scheduler="sync")) == 300
+    model = sonic.Model("m", {"a": sonic.Row("pt"), "b": sonic.Row("pt")}, {"y": ["top"]})
+    for call in (
+        lambda: sonic.constituents(events.partitions[1]),
+        lambda: model({"a": events.FatJet, "b": events.FatJet.partitions[1]}),
+    ):
+        with pytest.raises(errors.InputError, match=r"of partitions .*result.partitions\[0\]"):
+            call()
+
+
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> None:
     """Also where no column of the file is left, so that they are found by their direction."""

@@ -470,10 +470,10 @@ def choose(models: Any, by: Any = "x", objects: Any = None) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (folds([ONE]), "two models or more"),
+        (folds([ONE]), "Folds: expected a list of two models or more"),
         (folds([ONE, FOLDS[1]]), "'plain_0' and 'fold_1' give other"),
         (folds(["a", "b"]), "expected models, got str"),
-        (folds({"a": ONE}), "expected a list of models, got dict"),
+        (folds({"a": ONE}), "expected a list of two models or more, got {'a'"),
         (folds(PLAIN, "event %"), "expression 'event %' cannot be read"),
         (folds(PLAIN, 3), "expected a field or an expression as a str"),
         (lambda: sonic.Folds(WHOLES)(EVENTS, fold=None), "'y' has no mean .* no fractions; .* % 2"),

@@ -324,6 +324,10 @@ JETS = objects([[(0.0, 0.0), (0.1, 0.0)]], 2)
         (errors.InputError, "records with eta and phi, got", sonic.within_cone, [None, 0.4]),
         (errors.InputError, "records with eta and phi, got", sonic.within_cone, [JETS.id, 0.4]),
         (errors.ConfigError, "radius to be a number, got None", sonic.within_cone, [JETS, None]),
+        *(
+            (errors.ConfigError, "a radius above 0, got", sonic.within_cone, [JETS, radius])
+            for radius in (0, -0.4, float("nan"))
+        ),
     ],
 )
 def test_what_is_missing_is_named(error: Any, message: str, function: Any, arguments: Any) -> None:

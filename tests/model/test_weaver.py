@@ -159,7 +159,7 @@ AA = {**PREPROCESS["pf_features"], "var_names": ["aa"]}
 BAD_FILES: list[tuple[Any, dict[str, Any], str]] = [
     *((changed("variable", key, value), {}, key) for key in NUMBERS for value in NO_NUMBERS),
     *((changed("group", "var_length", v), {}, "var_length|mask") for v in HOW_MANY),
-    *((changed("mask", "var_length", value), {}, "var_length") for value in NO_NUMBERS),
+    *((changed("mask", "var_length", value), {}, "var_length") for value in HOW_MANY),
     *((changed("infos", "a", value), {}, "'a'") for value in (None, 5, "auto", [1.0])),
     *((changed("group", "var_infos", value), {}, "pf_features") for value in (None, 5, [])),
     *((changed("group", "var_names", value), {}, "var_names") for value in NO_NAMES),
@@ -167,6 +167,7 @@ BAD_FILES: list[tuple[Any, dict[str, Any], str]] = [
     *((changed("file", "pf_features", value), {}, "pf_features") for value in (None, 5, "pf", [])),
     *((changed("file", "output_names", value), {}, "output_names|labels") for value in (5, "top")),
     *((of_length(**{key: v}), {}, key) for key in ("min_length", "max_length") for v in NO_NUMBERS),
+    (of_length(max_length=0), {}, "max_length to be at least 1, got 0"),
     (named(input_names=["pf_feature"]), {}, "'pf_feature'; did you mean 'pf_features'"),
     (changed("file", "pf_features", WITHOUT_INFOS), {}, "has no 'var_infos'"),
     (changed("file", "pf_features", WITHOUT_LENGTH), {}, "no var_length or max_length"),

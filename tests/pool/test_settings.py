@@ -55,6 +55,23 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
         {"headers": {"a-bin": "hush"}},
         "headers: expected .* got 'a-bin' with a value of type str",
     ),
+    *(
+        (S, {"headers": {"Authorization": "hush", **more}, **options}, "authorization is given")
+        for more, options in (({"authorization": "hush"}, {}), ({}, {"token": "hush"}))
+    ),
+    (S, {"channels": 2**80}, "channels: expected a whole number from 1 to 1000"),
+    (S, {"servers_file": "s.txt"}, "expected servers or a servers_file, got both"),
+    (None, {"servers_file": "no.txt"}, "cannot read the file of servers '.*no.txt'"),
+    (S, {"client": "tcp://s:8786"}, "client: expected a distributed.Client .* got 'tcp://s:8786'"),
+    *(
+        (S, {"fallback": fallback}, f"fallback: .*{message}")
+        for fallback, message in (
+            ("", "at least one server"),
+            ("s:8001", "did you mean 'grpc://s:8001'"),
+            ("http://s:8000", "Triton's HTTP endpoint"),
+            ("grpc://me:hush@s:1", "must not hold a secret"),
+        )
+    ),
     (S, {"max_request_bytes": 2**31}, "expected from 1 .* less than 2 GiB"),
     (S, {"shared_memory": "auto"}, "shared_memory"),
     *(
@@ -123,7 +140,7 @@ def test_servers_from_the_environment() -> None:
 
 def test_the_docstring_of_connect_names_every_option() -> None:
     documented = set(re.findall(r"``(\w+)``", sonic.connect.__doc__ or ""))
-    assert set(Settings(servers=()).options()) - {"servers_file"} <= documented
+    assert set(Settings(servers=()).options()) <= documented
 
 
 @pytest.mark.parametrize(
@@ -203,6 +220,16 @@ def test_secrets_of_the_configuration_are_found_there(
         assert copied.pool_of_pickle.settings == connected
 
 
+@pytest.mark.parametrize("value", ["$SONIC_TEST_UNSET", "/tokens/${SONIC_TEST_UNSET}"])
+def test_variables_that_the_environment_lacks_are_named(value: str) -> None:
+    """They would be sent as they are."""
+    with (
+        dask.config.set({"sonic.servers": "grpc://a:1", "sonic.token": value}),
+        pytest.raises(errors.ConfigError, match="sonic.token: .* no variable 'SONIC_TEST_UNSET'"),
+    ):
+        sonic.connect()
+
+
 def test_secrets_that_cannot_be_found_are_named() -> None:
     sonic.connect("grpc://s:1", token="hush", headers={"key": "hush"})
     pickled = pickle.dumps(MODEL)
@@ -270,6 +297,9 @@ def test_files_of_servers_are_read(tmp_path: Path) -> None:
     assert sonic.connect(path).settings.servers == ("grpc://a:1", "grpc://b:1")
     with dask.config.set({"sonic.servers-file": str(path)}):
         assert sonic.connect().settings.servers_file == str(path)
+    named = sonic.connect(servers_file=str(path), channels=2).settings
+    assert (named.servers_file, named.channels) == (str(path), 2)
+    assert named.servers == ("grpc://a:1", "grpc://b:1")
     path.write_text("a:1\n")
     with pytest.raises(errors.ConfigError, match="did you mean 'grpc://a:1'"):
         sonic.connect(path)

@@ -511,6 +511,12 @@ def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> No
         sonic.score_files(MODEL, FILES, out, collection="FatJet", chunksize=chunksize)
 
 
+@pytest.mark.usefixtures("server")
+def test_features_are_a_function(out: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="features: expected a function, got 'jets'"):
+        sonic.score_files(MODEL, FILES, out, features="jets")  # type: ignore[arg-type]
+
+
 def test_edited_functions_score_anew(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:

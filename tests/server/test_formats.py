@@ -379,3 +379,35 @@ def test_warmup_takes_the_lengths_of_free_axes(tmp_path, tracker):
     path = build_repository(tmp_path / "r", {"m": graph})
     (warmup,) = configuration(path)["model_warmup"]
     assert {k: list(map(int, v["dims"])) for k, v in warmup["inputs"].items()} == shapes
+
+
+def test_warmup_of_some_inputs_keeps_the_shapes_of_the_others(tmp_path, tracker):
+    inputs = {**GRAPH["inputs"], "row_splits": ("int64", [3])}
+    options = {**GRAPH, "inputs": inputs, "warmup": {"hits": [4, 2]}}
+    graph = Served(f"{tracker}/tracker.py:tracks", **options)
+    (warmup,) = configuration(build_repository(tmp_path / "r", {"m": graph}))["model_warmup"]
+    dims = {name: tensor["dims"] for name, tensor in warmup["inputs"].items()}
+    assert dims == {"hits": ["4", "2"], "row_splits": ["3"]}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        *((option, "x", f"expected {option} as a dict") for option in ("inputs", "outputs")),
+        ("warmup", False, "expected warmup as a dict"),
+        ("warmup", {"hit": [4, 2]}, "no input of model 'm' is called 'hit'; did you mean 'hits'"),
+        ("warmup", {"hits": 4}, "expected a shape as warmup of 'hits', got 4"),
+        *(("files", files, "expected files as a list of paths") for files in ("f.py", None, 5)),
+        *(
+            ("outputs", {"y": ("float32", [-1, length])}, "tensor 'y' of model 'm'")
+            for length in (0, -2, 2.5)
+        ),
+    ],
+)
+def test_declarations_of_other_types_are_refused(tmp_path, tracker, option, value, message):
+    def build():
+        served = Served(f"{tracker}/tracker.py:tracks", **{**GRAPH, option: value})
+        build_repository(tmp_path / "r", {"m": served})
+
+    with pytest.raises(ConfigError, match=message):
+        build()

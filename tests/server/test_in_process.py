@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -275,6 +276,20 @@ def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_p
     save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
     with sonic.connect(path) as pool:
         assert pool.contract("m", None).digest == ""
+
+
+@pytest.mark.parametrize("key", ["file", "files", "kind", "inputs"])
+def test_manifests_that_lack_something_are_named(tmp_path, classifier, key):
+    path = build_repository(tmp_path / "r", {"m": classifier})
+    place = path / "m" / "1" / "sonic-manifest.json"
+    manifest = json.loads(place.read_text())
+    del manifest[key]
+    place.write_text(json.dumps(manifest))
+    with (
+        sonic.connect(path),
+        pytest.raises(ConfigError, match=rf"{place} cannot be read: KeyError\('{key}'\)"),
+    ):
+        sonic.Model("m", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}).check()
 
 
 def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):

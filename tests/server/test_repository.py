@@ -316,6 +316,7 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
         ("m", {"threads": 0}, "threads to be an integer >= 1"),
         ("m", {"platform": "tensorrt"}, "platform 'tensorrt' cannot run model 'm'"),
         ("m", {"dynamic_batching": {"prefered": [1]}}, 'no field named "prefered"'),
+        *(("m", {"dynamic_batching": v}, "dynamic_batching as True, False") for v in ("yes", 1)),
         ("m", {"metadata": {"model": len}}, "metadata that JSON can hold"),
     ],
     ids=str,

@@ -222,6 +222,11 @@ def test_models_are_unloaded_and_loaded(fake: FakeServer) -> None:
         assert twice(MODEL(jets(*range(3)), pool=pool)) == [0, 1, 2]
 
 
+def test_models_are_fake_ones() -> None:
+    with pytest.raises(errors.ConfigError, match=r"model 'm': expected FakeModel.of\(model\), got"):
+        FakeServer({"m": MODEL})  # type: ignore[dict-item]
+
+
 def test_extensions_are_left_out() -> None:
     with FakeServer(served(max_rows=4), extensions=()) as fake, pool_of(fake) as pool:
         with pytest.raises(errors.RequestError, match="batch size 9 is larger than"):

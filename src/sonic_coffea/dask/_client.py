@@ -164,7 +164,9 @@ def check_workers(
     if client.asynchronous or client.status != "running":
         state = "asynchronous" if client.asynchronous else client.status
         raise ConfigError(
-            f"check asks workers by a synchronous client that is running, got one that is {state}"
+            f"check asks workers by a synchronous client that is running, got one that is {state}; "
+            "connect with a client that is running, or try from this process alone, by "
+            "`sonic-coffea check URL`"
         )
     # An adaptive cluster starts workers for tasks only.
     task = client.submit(int, pure=False)

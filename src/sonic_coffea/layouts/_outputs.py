@@ -184,7 +184,10 @@ class Output:
         labels = self.labels or ()
         named = [member for member in members if isinstance(member, str)]
         require(named, labels, "an output has no label")
-        return tuple(labels.index(m) if isinstance(m, str) else m for m in members)
+        indices = tuple(labels.index(m) if isinstance(m, str) else m for m in members)
+        if len(set(indices)) < len(indices):
+            raise ConfigError(f"Output: over= and groups have each value once, got {members!r}")
+        return indices
 
     def check_values(self, each: tuple[int, ...]) -> None:
         """Refuse values of a shape for which softmax, `over` or `groups` have no meaning."""

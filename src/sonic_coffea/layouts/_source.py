@@ -264,7 +264,7 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
     Raises
     ------
     InputError
-        If only some of the arrays are lazy.
+        If only some of the arrays are lazy, or they have different numbers of partitions.
     """
     if not is_lazy(arrays):
         return function(arrays)
@@ -276,6 +276,13 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
         for name, array in arrays.items():
             if not is_lazy(array):
                 raise InputError(f"array {name!r} is not lazy, as others are; compute all or none")
+        counts = {name: array.npartitions for name, array in arrays.items()}
+        if len(set(counts.values())) > 1:  # dask would repeat a single one for all others
+            listed = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+            raise InputError(
+                f"lazy arrays have different numbers of partitions ({listed}); call this with all "
+                "partitions, and choose some of the result, such as result.partitions[0]"
+            )
         function, each = partial(_of_dict, function, tuple(arrays)), tuple(arrays.values())
     key = tokenize(token, *(array.name for array in each))
     return dask_awkward.map_partitions(function, *each, label=label, token=key)

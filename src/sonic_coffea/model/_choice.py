@@ -229,8 +229,9 @@ class Folds(Choice):
     _what = "fold"
 
     def __init__(self, models: Sequence[Model], fold: str | None = _UNSAID) -> None:
-        if isinstance(models, Mapping) or not isinstance(models, Sequence):
-            raise ConfigError(f"Folds: expected a list of models, got {type(models).__name__}")
+        listed: Any = models
+        if not isinstance(listed, Sequence) or len(models) < 2:
+            raise ConfigError(f"Folds: expected a list of two models or more, got {models!r}")
         is_said = fold is not None and fold is not _UNSAID
         super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]
         self._by = fold

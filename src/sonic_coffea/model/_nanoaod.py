@@ -194,6 +194,8 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     """
     both = {"jets": jets, "others": others}
     radius = checked("float", radius, "within_cone: expected radius to be")
+    if not radius > 0:
+        raise ConfigError(f"within_cone: expected a radius above 0, got {radius!r}")
     function, label = partial(_within_cone, radius=radius), "within-cone"
     return over_partitions(function, both, label=label, token=f"{label}-{radius}")
 

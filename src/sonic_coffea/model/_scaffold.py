@@ -9,7 +9,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, ContractError, SonicError, require
 from sonic_coffea.layouts import (
@@ -25,11 +25,8 @@ from sonic_coffea.layouts import (
     dtype_name,
 )
 from sonic_coffea.model._weaver import group_of
-from sonic_coffea.pool import open_transport
+from sonic_coffea.pool import Settings, open_transport
 from sonic_coffea.transport import DATATYPES, Contract, TensorSpec
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool import Settings
 
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
@@ -51,13 +48,15 @@ model = sonic.Model(
 """
 
 
-def scaffold(source: Settings | Path, model: str | None = None, version: str | None = None) -> str:
+def scaffold(
+    source: Settings | str | Path, model: str | None = None, version: str | None = None
+) -> str:
     """Return a declaration, as Python, that fits a served model or a file, with names to fill in.
 
     Parameters
     ----------
-    source : Settings or Path
-        One server, and its options; or a file that `build_repository` takes.
+    source : Settings, str or Path
+        One server, and its options; its URL; or the path of a file that `build_repository` takes.
     model, version : str
         The model to declare; of a file, by default, the file's name.
 
@@ -69,13 +68,14 @@ def scaffold(source: Settings | Path, model: str | None = None, version: str | N
         If the server lists no tensors.
     """
     labels: dict[str, list[str]] = {}
-    if isinstance(source, Path):
-        server, contract = str(source), contract_of_file(source, model)
-    elif model is None:
-        raise ConfigError(f"expected the name of a model of {source.servers[0]}")
+    if isinstance(source, Path) or (isinstance(source, str) and Path(source).is_file()):
+        server, contract = str(source), contract_of_file(Path(source), model)
     else:
-        server = source.servers[0]
-        with open_transport(server, options=source.connection_options()) as connection:
+        settings = Settings.of(source)
+        server = settings.servers[0]
+        if model is None:
+            raise ConfigError(f"expected the name of a model of {server}")
+        with open_transport(server, options=settings.connection_options()) as connection:
             contract = connection.metadata(model, version)
             if not contract.lists_tensors:
                 raise ContractError(

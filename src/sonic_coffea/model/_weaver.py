@@ -207,6 +207,8 @@ def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
         most = _get(group, key, where, int, 0)
         least = most if key == "var_length" else _get(group, "min_length", where, int, most)
         if group[key] is not None:
+            if most < 1:
+                raise ConfigError(f"{where}: expected {key} to be at least 1, got {most}")
             ranges[name] = max(1, least), max(1, least, most)
     steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
     return {

@@ -19,6 +19,19 @@ _OPTIONS = ("version", "one_request_per", "parameters", "priority", "server_time
 _KEYS = ("inputs", "model", "outputs", *_OPTIONS)
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """A loader that refuses keys given twice, of which YAML's own keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        given = [(key.tag, key.value) for key, _ in node.value]
+        for key, _ in node.value:
+            if given.count((key.tag, key.value)) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read(path: Path, name: str | None) -> dict[str, Any]:
     """Return the arguments of a `Model` that a YAML file has.
 
@@ -28,7 +41,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
         Naming the place in the file that cannot be used, and what is expected there.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     known = _mapping(content, str(path))

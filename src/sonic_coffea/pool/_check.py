@@ -16,14 +16,13 @@ import numpy as np
 
 from sonic_coffea import errors
 from sonic_coffea.pool._servers import open_transport
-from sonic_coffea.pool._settings import read_servers
+from sonic_coffea.pool._settings import Settings, read_servers
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
 
 # In half precision, scores differ by this much with the size of a batch.
@@ -180,22 +179,24 @@ def versions() -> dict[str, str | None]:
 
 
 def check(
-    settings: Settings,
+    settings: Settings | str,
     model: str | None = None,
-    version: str | None = None,
+    version: str | int | None = None,
     declared: Sequence[Any] = (),
 ) -> Iterator[Step]:
     """Try a server, from the connection to an inference, and yield each step when it is over.
 
     Parameters
     ----------
-    settings : Settings
-        One server, and its options.
+    settings : Settings or str
+        One server, and its options; or its URL.
     model, version : str, optional
         The model to try.
     declared : sequence of sonic_coffea.Model
         Declarations that are compared with the server's models.
     """
+    settings = Settings.of(settings)
+    version = None if version is None else str(version)
     # Nothing is connected before the first request.
     options = settings.connection_options()
     opened = open_transport(settings.servers[0], options=options)

@@ -53,8 +53,9 @@ def one_of(*choices: Any) -> Read:
     return _reader("one of " + ", ".join(choices), lambda value: value in choices)
 
 
-def whole(minimum: int) -> Read:
-    return _number(f"a whole number of at least {minimum}", Integral, minimum, math.inf, int)
+def whole(minimum: int, maximum: float = math.inf) -> Read:
+    of = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+    return _number(f"a whole number {of}", Integral, minimum, maximum, int)
 
 
 _SECONDS = f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"

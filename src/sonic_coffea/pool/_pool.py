@@ -308,7 +308,7 @@ class Pool:
     def check(
         self,
         model: Any = None,
-        version: str | None = None,
+        version: str | int | None = None,
         declared: Sequence[Any] = (),
     ) -> Checks:
         """Try each server step by step, from its name to an inference, and say what helps.
@@ -321,7 +321,7 @@ class Pool:
         model : str, Model, Folds or Choice, optional
             The model to try, by its name, or by its declaration, which is compared, too; of several
             models, only the declarations are compared. By default, no inference is tried.
-        version : str, optional
+        version : str or int, optional
             The version to try; by default, the declared one, or the latest.
         declared : sequence of sonic_coffea.Model
             Declarations that are compared with the servers' models.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +25,8 @@ _KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
+# Far more than any balancer has servers; each has a state here before it is used.
+_MAX_CHANNELS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ class Settings:
     proxy: str | None = option(None, o.proxy, secret=True)
     compression: str | None = option(None, o.one_of("gzip", "deflate"))
     shared_memory: bool = option(False, o.flag)
-    channels: int | str = option("auto", o.whole(1))
+    channels: int | str = option("auto", o.whole(1, _MAX_CHANNELS))
     max_in_flight: int = option(256, o.whole(1))
     max_in_flight_bytes: int | None = option(None, o.nbytes)
     max_request_bytes: int = option(32_000_000, o.request_bytes)
@@ -167,7 +170,14 @@ class Settings:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
         settings.connection_options()
+        if isinstance(settings.fallback, str):
+            _check_fallback(settings.fallback)
         return settings
+
+    @classmethod
+    def of(cls, source: Settings | str) -> Settings:
+        """Return settings as they are, or those of a server's URL."""
+        return source if isinstance(source, Settings) else cls.make(source)
 
     def options(self) -> dict[str, Any]:
         """Return the options, as `make` takes them."""
@@ -208,7 +218,7 @@ class Settings:
             raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
         own = {} if profile is None else _underscored(profiles[profile])
         options = {
-            name: os.path.expandvars(value) if isinstance(value, str) else value
+            name: _expanded(name, value) if isinstance(value, str) else value
             for name, value in {**options, **own}.items()
         }
         servers = options.pop("servers", None)
@@ -312,11 +322,28 @@ def _check_tls(settings: Settings) -> None:
         raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
 
+def _check_fallback(fallback: str) -> None:
+    """Refuse a URL that cannot be used; a folder may be there on the workers only."""
+    if not fallback or (":" in fallback and not Path(fallback).is_dir()):
+        try:
+            _urls([fallback])
+        except ConfigError as error:
+            raise ConfigError(f"fallback: {error.message}") from None
+
+
 def read_servers(path: str) -> tuple[str, ...]:
     """Return the URLs in a file; raise if it cannot be read, or a line cannot be used."""
     text = read_text("file of servers", path)
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return _urls([line for line in lines if line])
+
+
+def _expanded(option: str, value: str) -> str:
+    """Return a value of the configuration with variables of the environment."""
+    for variable in re.findall(r"\$\{?(\w+)", value):
+        if variable not in os.environ:
+            raise ConfigError(f"sonic.{option}: the environment has no variable {variable!r}")
+    return os.path.expandvars(value)
 
 
 def _underscored(options: Any) -> dict[str, Any]:

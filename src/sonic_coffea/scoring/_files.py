@@ -180,6 +180,8 @@ def _run(
     """Run a processor on files; return what it returns, and the chunks' files in order."""
     if not isinstance(chunksize, Real) or not chunksize >= 1:
         raise ConfigError(f"chunksize: expected at least 1 event, got {chunksize!r}")
+    if processor.features is not None and not callable(processor.features):
+        raise ConfigError(f"features: expected a function, got {processor.features!r}")
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")

@@ -19,12 +19,11 @@ from tritonclient.grpc import service_pb2
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, ServerStartError, require
+from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from sonic_coffea.testing._model import FakeModel
 
 # The methods of KServe v2 and of Triton's extensions, with the extension of each.
 _METHODS = {
@@ -142,6 +141,10 @@ class FakeServer:
         port: int = 0,
     ) -> None:
         require(extensions, EXTENSIONS, "no extension")
+        for name, model in models.items():
+            if not isinstance(model, FakeModel):
+                kind = type(model).__name__
+                raise ConfigError(f"model {name!r}: expected FakeModel.of(model), got a {kind}")
         self.models = dict(models)
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)

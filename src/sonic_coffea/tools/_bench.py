@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import open_transport, rows_per_request
+from sonic_coffea.pool import Settings, open_transport, rows_per_request
 from sonic_coffea.transport import ask
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ class Curve:
 
 
 def measure(
-    settings: Settings,
+    settings: Settings | str,
     model: str,
     version: str | None = None,
     *,
@@ -101,8 +98,8 @@ def measure(
 
     Parameters
     ----------
-    settings : Settings
-        One server, and its options.
+    settings : Settings or str
+        One server, and its options; or its URL.
     model, version : str
         The model to measure.
     length : int
@@ -113,6 +110,7 @@ def measure(
         Called with a short text at each stage.
     """
     tell = progress or (lambda _: None)
+    settings = Settings.of(settings)
     options = settings.connection_options()
     with open_transport(settings.servers[0], options=options) as connection:
         contract = connection.metadata(model, version)

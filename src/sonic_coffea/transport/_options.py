@@ -74,6 +74,13 @@ class ConnectionOptions:
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
             _check_header(name, value)
+        names = [name.lower() for name in self.headers]
+        names += ["authorization"] * (self.token is not None)
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(
+                f"headers: {', '.join(sorted(twice))} is given twice; names of headers differ in "
+                "more than case, and token= is the header authorization"
+            )
         if self.token is not None and not isinstance(self.token, Token):
             object.__setattr__(self, "token", Token(self.token))
 

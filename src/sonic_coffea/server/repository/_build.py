@@ -107,6 +107,11 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     """
     root, labels = Path(path), labels or {}
     metadata = _checked(models, labels, metadata, version)
+    if not isinstance(dynamic_batching, bool | Mapping | None):
+        raise ConfigError(
+            f"expected dynamic_batching as True, False or a dict of options, got "
+            f"{dynamic_batching!r}"
+        )
     _config.check_integer("instances", instances, 1)
     _config.check_integer("threads", threads, 1)
     # What is written: by its path in the repository, a file to copy, or a text.

@@ -152,12 +152,20 @@ def model_config(
     if threads is not None:
         config["parameters"] = {_THREADS[manifest["platform"]]: {"string_value": str(threads)}}
     # Not every length of a free axis need be one that the model can run.
-    shapes = served.warmup or {t["name"]: t["dims"] for t in config["input"]}
+    dims = {t["name"]: t["dims"] for t in config["input"]}
+    shapes = {**dims, **(served.warmup or {})}
+    for tensor, shape in shapes.items():
+        _member(dims, tensor, f"input of model {name!r}")
+        if not isinstance(shape, (list, tuple)):
+            raise ConfigError(f"expected a shape as warmup of {tensor!r}, got {shape!r}")
     if warmup and not any(-1 in shape for shape in shapes.values()):
         sample = {
-            t["name"]: {"data_type": t["data_type"], "dims": shape, "zero_data": True}
+            t["name"]: {
+                "data_type": t["data_type"],
+                "dims": list(shapes[t["name"]]) or t["dims"],
+                "zero_data": True,
+            }
             for t in config["input"]
-            if (shape := list(shapes.get(t["name"], ())))
         }
         config["model_warmup"] = [{"name": "zeros", "batch_size": 1, "inputs": sample}]
     return config

@@ -34,7 +34,7 @@ def read(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("kind", "inputs", "outputs", "built", "files"):
+        for key in ("kind", "file", "inputs", "outputs", "built", "files"):
             manifest[key]
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"the manifest {path} cannot be read: {error!r}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class Served:
     warmup : mapping, optional
         Input names with the shapes of the warm-up request, for a model with axes of any length:
         the shape of one row if the model is served in batches, otherwise of the whole tensor.
+        Other inputs have the shapes that they are declared with.
     """
 
     source: str | os.PathLike[str] | Callable[..., Mapping[str, Any]]
@@ -66,6 +68,15 @@ class Served:
     max_batch_size: int | None = None
     platform: str | None = None
     warmup: Mapping[str, Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("inputs", "outputs", "warmup"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"Served: expected {option} as a dict by tensor, got {value!r}")
+        files: Any = self.files
+        if isinstance(files, str) or not isinstance(files, Sequence):
+            raise ConfigError(f"Served: expected files as a list of paths, got {files!r}")
 
 
 # From input tensors by name, and the names of the requested outputs, to outputs by name.
@@ -165,12 +176,14 @@ def _tensor(model: str, name: str, declaration: Any) -> Tensor:
     where = f"tensor {name!r} of model {model!r}"
     try:
         dtype, axes = declaration
-        shape = [-1 if isinstance(axis, str) else int(axis) for axis in axes]
+        shape = [-1 if isinstance(axis, str) else index(axis) for axis in axes]
     except (TypeError, ValueError):
         raise ConfigError(
             f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
             f"got {declaration!r}"
         ) from None
+    if any(length < 1 and length != -1 for length in shape):
+        raise ConfigError(f"expected axes of {where} of at least 1, or -1 for any, got {shape}")
     if not shape:
         raise ConfigError(f"expected {where} to have an axis, got one number for all rows")
     if dtype not in TRITON_TYPES:
