@@ -8,10 +8,6 @@ import json
 import linecache
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 from functools import cache, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +20,6 @@ import pytest
 import uproot
 from distributed import Client, LocalCluster
 from tests.commands import run
-from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
@@ -88,7 +83,7 @@ def output_of(*arguments: Any, cwd: Path | None = None) -> dict[str, Any]:
 
 @cache
 def events() -> dict[str, Any]:
-    names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_mass"]
+    names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_eta", "FatJet_mass"]
     parts = [uproot.open(path)["Events"].arrays(names) for path in FILES]
     return {name: ak.concatenate([part[name] for part in parts]) for name in names}
 
@@ -169,11 +164,9 @@ def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) ->
         Client(dashboard_address="127.0.0.1:0", **here) as client,
         sonic.connect(server.url, client=client, request_timeout_s=60),
     ):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", keep=["eta"], client=client)
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", client=client)
     with uproot.open(out) as file:
-        scores = file["Scores"].arrays()
-    assert scores.fields == [*IDENTITY, "eta", "qcd", "top"]
-    is_right(scores)
+        is_right(file["Scores"].arrays())
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
@@ -257,36 +250,34 @@ def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -
     assert written.resumed > 0
 
 
+def of_fields(*fields: str) -> sonic.Model:
+    return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
+
+
+MISFIT = "expected a score for each FatJet"
+
+
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("wrong", ["events", "cut", "masked events"])
-def test_features_are_those_of_the_collection(wrong: str, out: Path) -> None:
-    def features(events: Any) -> Any:
-        jets = events.FatJet
-        if wrong == "cut":
-            return jets[jets.pt > 300]
-        if wrong == "masked events":
-            return ak.mask(jets, events.event % 2 == 0)
-        return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
-
-    with pytest.raises(errors.InputError, match="expected a score for each FatJet"):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", features=features)
-
-
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("options", "message"),
     [
-        (["part_deta", "pt"], r"no field 'part_deta'; .* features= makes other inputs"),
-        (["pt", "pdgId"], r"no field 'pdgId'; .*constituents.NAME is a field"),
-        (["pt", "msoftdop"], "did you mean 'msoftdrop'"),
+        ({"features": lambda e: ak.zip({"pt": e.genWeight, "mass": e.genWeight})}, MISFIT),
+        ({"features": lambda e: e.FatJet[e.FatJet.pt > 300]}, MISFIT),
+        ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
+        ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
+        ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),
+        ({"model": of_fields("msoftdop")}, "did you mean 'msoftdrop'"),
+        ({"model": "mass"}, "expected a Model, Folds or Choice, got str"),
+        ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
+        *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),
     ],
 )
-def test_missing_fields_are_not_made_up(
-    server: FakeServer, fields: list[str], message: str, out: Path
+def test_rows_that_cannot_be_scored_or_written_are_refused(
+    options: dict[str, Any], message: str, out: Path
 ) -> None:
-    own = sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
-    with pytest.raises(errors.FieldError, match=message):
-        sonic.score_files(own, FILES, out, collection="FatJet")
-    assert not server.requests
+    with pytest.raises(errors.SonicError, match=message):
+        sonic.score_files(**{"model": MODEL, "files": FILES, "output": out, **SMALL, **options})
+    assert not out.exists()
 
 
 @pytest.mark.usefixtures("server")
@@ -338,8 +329,6 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
     assert ak.is_none(scores.qcd).tolist() == (scores.event <= 3).tolist()
     with pytest.raises(errors.ConfigError, match="which fold"):
         sonic.score_files(sonic.Folds(FOLDED), FILES, out, **SMALL)
-    with pytest.raises(errors.ConfigError, match="expected a Model, Folds or Choice, got str"):
-        sonic.score_files("mass", FILES, out, **SMALL)
 
 
 CHOICE = """
@@ -367,17 +356,12 @@ def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
 
 # Each chunk waits until another process has one, too.
 MEETING = """
-import os
-import time
+import os, time
 from pathlib import Path
 
-FOLDER = Path({folder!r})
-
 def jets(events):
-    FOLDER.joinpath(f"{{os.getpid()}}.worker").touch()
-    until = time.monotonic() + 100
-    while len(list(FOLDER.glob("*.worker"))) < 2:
-        assert time.monotonic() < until
+    Path(f"{os.getpid()}.worker").touch()
+    while len(list(Path().glob("*.worker"))) < 2:
         time.sleep(0.01)
     return events.FatJet
 """
@@ -393,11 +377,29 @@ def arguments(server: FakeServer, tmp_path: Path) -> list[Any]:
 
 @pytest.mark.server
 def test_the_command_has_workers(arguments: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
+    (tmp_path / "analysis.py").write_text(MEETING)
     output_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
     workers = {path.stem for path in tmp_path.glob("*.worker")}
     assert len(workers - {str(os.getpid())}) == 2
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
+
+
+def test_the_command_masks_keeps_and_restarts(
+    server: FakeServer, arguments: list[Any], tmp_path: Path
+) -> None:
+    server.fail(*REFUSED, times=2)
+    said = output_of(*arguments, "--mask", "--keep", "eta", "--keep", "phi", cwd=tmp_path)
+    scores = ak.from_parquet(tmp_path / "jets.parquet")
+    assert scores.fields == [*IDENTITY, "eta", "phi", "qcd", "top"]
+    assert scores.eta.tolist() == ak.flatten(events()["FatJet_eta"]).tolist()
+    assert said["rows"] == len(scores) > said["scored"] > 0
+    assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.top))
+    arguments += ["--chunksize", "400", "--json"]
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    kept, error = run(*arguments, cwd=tmp_path).stderr.splitlines()
+    assert kept == "WARNING: scored chunks are kept (1); the same call scores the rest"
+    assert "unexpected shape" in error
+    assert output_of(*arguments, "--restart", cwd=tmp_path)["resumed"] == 0
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
@@ -409,25 +411,6 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
     assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
-
-
-@pytest.mark.server
-def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_path: Path) -> None:
-    arguments += ["--chunksize", "400"]
-    release = threading.Event()
-    server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sonic_coffea", *map(str, arguments)], cwd=tmp_path
-    )
-    try:
-        done = tmp_path.joinpath(".jets.parquet.parts").glob
-        until(lambda: any(done("*.parquet")) or process.poll() is not None)
-    finally:
-        process.kill()
-        release.set()
-    assert process.wait() == -signal.SIGKILL
-    assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
-    is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
 FEATURES = """
@@ -496,19 +479,6 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
     shutil.copy(FILES[0], tmp_path / "müon.root")
     with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):
         sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
-
-
-@pytest.mark.usefixtures("server")
-def test_columns_of_one_name_are_refused(out: Path) -> None:
-    message = "two columns are called 'pt'; .* or leave the field out of keep"
-    with pytest.raises(errors.ConfigError, match=message):
-        sonic.score_files(MODEL, FILES, out, keep=["pt", "pt"], **SMALL)
-
-
-@pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
-def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", chunksize=chunksize)
 
 
 def test_edited_functions_score_anew(
