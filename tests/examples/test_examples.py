@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.waiting import insist
+from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea.server import ensure
@@ -104,6 +105,21 @@ def gallery_server(
         yield server
 
 
+def insist(ask: Callable[[str], None], name: str) -> None:
+    """Ask Triton again while it is away: it crashes at times as models come and go."""
+
+    def is_answered() -> bool:
+        try:
+            ask(name)
+        except InferenceServerException as error:
+            if error.status() != "StatusCode.UNAVAILABLE":
+                raise
+            return False
+        return True
+
+    until(is_answered, 60.0, "an answer of the server")
+
+
 @pytest.fixture
 def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
     """Return what the examples call to serve models, without a server of each example's own."""
@@ -114,11 +130,11 @@ def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
         sonic.build_repository(repository, models, overwrite=True, **options)
         with InferenceServerClient(gallery_server.url) as client:
             for name in models:
-                insist(lambda name=name: client.load_model(name))
+                insist(client.load_model, name)
             with sonic.connect(gallery_server) as pool:
                 yield pool
             for name in models:
-                insist(lambda name=name: client.unload_model(name))
+                insist(client.unload_model, name)
 
     return serve
 
