@@ -154,22 +154,6 @@ def test_the_manifest_says_where_a_version_comes_from(tmp_path):
     assert "user" not in manifest
 
 
-def test_changed_files_are_named(tmp_path):
-    file = times(tmp_path / "a.onnx", 1)
-    path = build_repository(tmp_path / "r", {"m": file, "n": file}, platform="python")
-    with (path / "m" / "1" / "model.onnx").open("ab") as model_file:
-        model_file.write(b"\0")
-    (path / "m" / "1" / "model.py").unlink()
-    (path / "m" / "1" / "extra.py").write_text("")
-    one, two = read_repository(path)
-    assert one["changes"] == [
-        f"{path}/m/1/extra.py is new",
-        f"{path}/m/1/model.onnx was changed",
-        f"{path}/m/1/model.py is gone",
-    ]
-    assert two["changes"] == []
-
-
 def test_models_without_a_manifest_are_listed(tmp_path):
     (tmp_path / "r" / "m" / "4").mkdir(parents=True)
     (entry,) = read_repository(tmp_path / "r")
