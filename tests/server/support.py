@@ -67,6 +67,11 @@ def broken(tmp_path, classifier, edit):
     return path
 
 
+def files(root):
+    """The content of each file below a folder."""
+    return {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
 def configuration(repository, model="m"):
     return read_model_config((repository / model / "config.pbtxt").read_text())
 

@@ -31,6 +31,7 @@ from sonic_coffea.transport import Address
 from .support import (
     configuration,
     family,
+    files,
     infer,
     is_gone,
     is_listed,
@@ -288,14 +289,14 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
     assert "reshape" in configuration(path, "numbers")["output"][0]
     (path / "numbers" / "1" / "sonic-manifest.json").unlink()
     save_published(path, classifier)
-    files = sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file())
+    before = files(path)
     x = np.random.default_rng(1).normal(size=(7, 8)).astype("float32")
     expected = onnxruntime.InferenceSession(str(classifier)).run(None, {"x": x})[0]
     with serve(path) as server:
         for name in ("batched", "whole", "published"):
             np.testing.assert_array_equal(infer(server, name, x=x)["scores"], expected)
         np.testing.assert_array_equal(infer(server, "numbers", x=x[:, :1])["y"], -x[:, :1])
-    assert sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file()) == files
+    assert files(path) == before
     # Without a configuration, a native backend would take the tensors from the file.
     shutil.copytree(path / "published" / "1", tmp_path / "s" / "bare" / "1")
     with pytest.raises(ServerStartError, match="expected the inputs and outputs of .*/bare/1 in"):

@@ -19,7 +19,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.server import build_repository, read_repository
 
-from .support import configuration
+from .support import configuration, files
 
 
 def times(path, factor, *, features=2):
@@ -32,14 +32,6 @@ def times(path, factor, *, features=2):
 
 def model(version=None):
     return sonic.Model("m", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]}, version=version)
-
-
-def files(root):
-    return {
-        str(p.relative_to(root)): (p.read_bytes(), p.stat().st_mtime_ns)
-        for p in root.rglob("*")
-        if p.is_file()
-    }
 
 
 def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
