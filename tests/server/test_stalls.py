@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import awkward as ak
@@ -15,6 +16,8 @@ from tests.waiting import PATIENT, until
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 
+from .support import infer
+
 pytestmark = pytest.mark.server
 ECHO = sonic.Model("echo", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]})
 
@@ -24,6 +27,24 @@ def impatient(monkeypatch):
     """Servers take their default of how long a process may stand still."""
     for name in PATIENT:
         monkeypatch.delenv(name)
+
+
+def model_process(server: sonic.LocalServer) -> psutil.Process:
+    below = psutil.Process(server.pid).children(recursive=True)
+    return next(process for process in below if process.name().startswith("triton_python"))
+
+
+def test_a_process_that_stood_still_ends_its_server(light, serve):
+    """Even for less than the second after which Triton gives a request up."""
+    with serve(light, env={}) as server, ThreadPoolExecutor() as thread:
+        process = model_process(server)
+        process.suspend()
+        thread.submit(infer, server, "echo", x=np.ones((8, 2), np.float32))
+        time.sleep(0.8)  # how long it stands still
+        process.resume()
+        until(lambda: not server.running, 20.0, "the server's end")
+        # On a busy machine, Triton may have used memory that it had given back.
+        assert "the model's process stood still" in server.logs or "Signal (" in server.logs
 
 
 def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
@@ -43,8 +64,7 @@ def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
         scoring = [threads.submit(score, 1000 * k) for k in range(4)]
         try:
             until(lambda: len(calls) > 20, what="a call")
-            first, below = server.pid, psutil.Process(server.pid).children(recursive=True)
-            process = next(one for one in below if one.name().startswith("triton_python"))
+            first, process = server.pid, model_process(server)
             process.suspend()
             until(lambda: "is not healthy" in caplog.text, what="a request that is given up")
             process.resume()
