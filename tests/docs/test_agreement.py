@@ -64,13 +64,10 @@ def test_listed_messages_are_what_the_package_says() -> None:
     page = (DOCS / "errors-by-message.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(quoted) > 20
-    texts = list(texts_of_the_package())
-    patterns = {message: ".*".join(map(re.escape, message.split("…"))) for message in quoted}
-    assert [
-        message
-        for message, pattern in patterns.items()
-        if not any(re.search(pattern, text, re.DOTALL) for text in texts)
-    ] == []
+    texts = "\0".join(texts_of_the_package())
+    for message in quoted:
+        pattern = "[^\0]*".join(map(re.escape, message.strip("…").split("…")))
+        assert re.search(pattern, texts), message
 
 
 def test_the_reference_lists_the_functions_of_expressions() -> None:
