@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
-import pytest
 from tests.commands import run
 
 from sonic_coffea.demo.samples import DATA
 
 TAGGER = DATA / "toptagger.onnx"
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 def test_models_are_built_replaced_and_shown(tmp_path: Path) -> None:
@@ -42,11 +37,12 @@ def test_models_are_built_replaced_and_shown(tmp_path: Path) -> None:
 
 def test_changed_files_are_named(tmp_path: Path) -> None:
     run("repository", "build", tmp_path / "r", f"top={TAGGER}")
-    assert "as built" in run("repository", "show", tmp_path / "r").stdout
+    show = partial(run, "repository", "show", tmp_path / "r", COLUMNS="200")
+    assert "as built" in show().stdout
     version = tmp_path / "r" / "top" / "1"
     (version / "model.onnx").write_bytes(TAGGER.read_bytes() + b"\0")
     (version / "new.py").touch()
-    done = run("repository", "show", tmp_path / "r")
+    done = show()
     assert done.returncode == 1
     assert "2 changed" in done.stdout
     changes = f"{version}/model.onnx was changed; {version}/new.py is new"

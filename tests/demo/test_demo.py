@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,34 +168,23 @@ def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "as it was"
 
 
-@contextlib.contextmanager
-def running_demo(output: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a demo of many small chunks, of which some are done and most are not."""
-    command = [sys.executable, "-m", "sonic_coffea", "demo", "--chunksize", "20", "--workers", "1"]
-    process = subprocess.Popen(
-        [*command, "--output", str(output)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        done = output.glob
-        until(lambda: any(done(".jets-*/*.parquet")) or process.poll() is not None, 200, "a chunk")
-        assert process.poll() is None, process.communicate()
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    with running_demo(tmp_path / "out") as process:
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) >= 4  # supervisor, server, its models, worker
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+    """Of many small chunks, some are done and most are not."""
+    command = [sys.executable, "-m", "sonic_coffea", "demo", "--chunksize", "20", "--workers", "1"]
+    command += ["--output", str(tmp_path / "out")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        try:
+            done = (tmp_path / "out").glob
+            until(lambda: any(done(".jets-*/*.parquet")) or process.poll() is not None, 200)
+            assert process.poll() is None, process.communicate()
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) >= 4  # supervisor, server, its models, worker
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert out == ""

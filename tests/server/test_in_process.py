@@ -35,11 +35,6 @@ def jets():
     )
 
 
-def columns(jets):
-    flat = ak.flatten(jets)
-    return np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
-
-
 @pytest.mark.server
 def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
     with sonic.connect(server.url) as pool:
@@ -80,7 +75,8 @@ def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
-    x = columns(jets)
+    flat = ak.flatten(jets)
+    x = np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
     trees = xgboost.train(
         {"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5
     )
