@@ -8,9 +8,11 @@ import json
 import linecache
 import os
 import shutil
+from collections.abc import Iterator
 from functools import cache, partial
+from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import dask
@@ -26,10 +28,6 @@ from sonic_coffea import errors, provenance
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.scoring._processor import Scoring
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FILES = [DATA / "QCD_1.root", DATA / "TTbar_1.root"]
 IDENTITY = ["run", "luminosityBlock", "event", "index"]
@@ -102,10 +100,10 @@ def is_right(scores: Any) -> None:
 def interrupt(
     server: FakeServer, model: Any, out: Path, every: int = IN_THE_SECOND_CHUNK, **options: Any
 ) -> None:
-    """Score files until a request of the second chunk is refused."""
+    """Score the first file until a request of the second chunk is refused."""
     server.fail(*REFUSED, every=every)
     with pytest.raises(errors.RequestError, match="unexpected shape"):
-        sonic.score_files(model, FILES, out, **SMALL, **options)
+        sonic.score_files(model, FILES[0], out, **SMALL, **options)
     assert not out.exists()
 
 
@@ -142,9 +140,9 @@ def test_scores_of_two_models_do_not_mix(first: Any, second: Any, message: str, 
     served = dataclasses.replace(interrupted(out, **first), **second)
     with FakeServer({"mass": served}) as server, sonic.connect(server.url):
         with pytest.raises(errors.ConfigError, match=message):
-            sonic.score_files(MODEL, FILES, out, **SMALL)
+            sonic.score_files(MODEL, FILES[0], out, **SMALL)
         assert not out.exists()
-        sonic.score_files(MODEL, FILES, out, resume=False, **SMALL)
+        sonic.score_files(MODEL, FILES[0], out, resume=False, **SMALL)
     assert len(provenance.read(out)["models"]) == 1
 
 
@@ -152,7 +150,7 @@ def test_unknown_digests_of_a_chunk_are_in_the_file(out: Path) -> None:
     """A server that did not tell it for a moment makes no run start anew."""
     interrupted(out, digest="one")
     with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
-        sonic.score_files(MODEL, FILES, out, **SMALL)
+        sonic.score_files(MODEL, FILES[0], out, **SMALL)
     digests = {record["digest"] for record in provenance.read(out)["models"]}
     assert digests == {"one", None}
 
@@ -188,7 +186,7 @@ def test_only_a_later_chunk_has_a_masked_row(
     out = tmp_path / f"jets{suffix}"
     server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
     options = {**SMALL, "on_error": "mask"}
-    written = sonic.score_files(MODEL, FILES, out, **options)
+    written = sonic.score_files(MODEL, FILES[0], out, **options)
     assert 0 < written.rows - written.scored < 100
     if suffix == ".parquet":
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
@@ -246,7 +244,7 @@ def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -
         return ak.mask(jets, jets.pt > wanted)
 
     interrupt(server, MODEL, out, every=3, features=features)
-    written = sonic.score_files(MODEL, FILES, out, features=features, **SMALL)
+    written = sonic.score_files(MODEL, FILES[0], out, features=features, **SMALL)
     assert written.resumed > 0
 
 
@@ -276,7 +274,7 @@ def test_rows_that_cannot_be_scored_or_written_are_refused(
     options: dict[str, Any], message: str, out: Path
 ) -> None:
     with pytest.raises(errors.SonicError, match=message):
-        sonic.score_files(**{"model": MODEL, "files": FILES, "output": out, **SMALL, **options})
+        sonic.score_files(**{"model": MODEL, "files": FILES[0], "output": out, **SMALL, **options})
     assert not out.exists()
 
 
