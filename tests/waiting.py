@@ -6,10 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # The environment of servers whose models' processes may stand still, as on a busy machine. By
 # default, a server ends when one does, and is started again.

@@ -7,7 +7,9 @@ import re
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -18,10 +20,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
 DECLARATIONS = """

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.commands import run
@@ -16,9 +16,6 @@ import sonic_coffea as sonic
 from sonic_coffea.cli import main
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:

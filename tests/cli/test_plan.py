@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.commands import run
@@ -16,10 +18,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Curve, measure, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CURVE = Curve(
     model="m",
