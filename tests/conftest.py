@@ -35,6 +35,9 @@ collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 # samples are scored.
 SLOW = {"demo", "examples", "facilities", "network"}
 
+# Where the tests run that a choice by markers leaves out.
+ELSEWHERE = {"server": "make test", "slow": "make test-slow", "benchmark": "make bench-quick"}
+
 for profile, max_examples in {"quick": 40, "long": 2000}.items():
     settings.register_profile(
         profile,
@@ -68,6 +71,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in long]
     for number, item in enumerate(long):
         items.insert(number * len(items) // len(long), item)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say which tests were not even collected or chosen; `-ra` names those that were skipped."""
+    for mark, command in ELSEWHERE.items():
+        if f"not {mark}" in config.option.markexpr:
+            terminalreporter.write_line(f"left out: marked `{mark}`; `{command}` runs them")
+    for folder in collect_ignore:
+        reason = "dask-awkward is not installed here; `make image` runs them"
+        terminalreporter.write_line(f"left out: tests/{folder}: {reason}")
 
 
 @pytest.fixture(autouse=True)

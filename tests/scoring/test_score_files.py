@@ -8,6 +8,10 @@ import json
 import linecache
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +26,7 @@ import pytest
 import uproot
 from distributed import Client, LocalCluster
 from tests.commands import run
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
@@ -409,6 +414,25 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
     assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
+
+
+@pytest.mark.server
+def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_path: Path) -> None:
+    arguments += ["--chunksize", "400"]
+    release = threading.Event()
+    server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sonic_coffea", *map(str, arguments)], cwd=tmp_path
+    )
+    try:
+        done = tmp_path.joinpath(".jets.parquet.parts").glob
+        until(lambda: any(done("*.parquet")) or process.poll() is not None)
+    finally:
+        process.kill()
+        release.set()
+    assert process.wait() == -signal.SIGKILL
+    assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
 FEATURES = """
