@@ -38,7 +38,6 @@ SLOW = {"demo", "examples", "facilities", "network"}
 # Where the tests run that a choice by markers leaves out.
 ELSEWHERE = {"server": "make test", "slow": "make test-slow", "benchmark": "make bench-quick"}
 
-
 for profile, max_examples in {"quick": 40, "long": 2000}.items():
     settings.register_profile(
         profile,

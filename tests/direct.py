@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -14,9 +15,6 @@ from tests.nanoaod import Schema
 import sonic_coffea as sonic
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def direct_scores(path: str | Path) -> dict[tuple[int, int], tuple[float, ...]]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager

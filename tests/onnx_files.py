@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import onnx
 from onnx import parser
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def save_onnx(

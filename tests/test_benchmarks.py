@@ -32,12 +32,6 @@ def script(name: str) -> Any:
     return module
 
 
-AIMED = {
-    *("plain", "shift", "log", "tanh", "weaver", "sorted", "Padded", "Flat", "Pairwise"),
-    *("a call without rows", "scores to jets", "values to constituents"),
-}
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.parametrize("name", MEASURED)
@@ -50,37 +44,11 @@ def test_benchmarks_run(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     saved = json.loads(results.read_text())
     assert saved["benchmark"].split(":")[0] in done.stdout
+    if name not in ("distance", "shared_memory"):  # whose results have forms of their own
+        assert len(saved["measurements"] + saved["figures"]) > 1
     if name == "layouts":
-        aimed = {m["name"].split(",")[0] for m in saved["measurements"] if m["target"]}
-        assert aimed == AIMED
         # 1,000 rows are one block, whose values are gathered beside the tensor.
         assert 1 <= saved["peak memory of Padded, over its result"] < 2
-        assert saved["packages"]["awkward"]
-    elif name == "distance":
-        parts = [part.split("; ")[1] for part in saved["part of the link, by the second"]]
-        assert parts == ["1 connection", "4 connections"]
-    elif name == "shared_memory":
-        (ratio,) = saved["shared memory over messages, by megabytes"].values()
-        assert ratio > 0
-    else:
-        assert len(saved["measurements"] + saved["figures"]) > 1
-
-
-def test_names_of_results_are_unique() -> None:
-    results = script("harness").Results("Layouts")
-    times = {"copy": [1.0, 2.0, 3.0], "by hand": [9.0], "pack": [2.0, 2.0, 2.0]}
-    results.add(times, "pack", against="copy")
-    with pytest.raises(ValueError, match="'pack' already"):
-        results.add(times, "pack", against="by hand")
-    measurement = results.add(times, "pack", called="pack, over by hand", against="by hand")
-    assert (measurement.name, measurement.against, measurement.ratio) == (
-        "pack, over by hand",
-        "by hand",
-        2 / 9,
-    )
-    results.note("fairness", 1.0)
-    with pytest.raises(ValueError, match="'fairness' already"):
-        results.note("fairness", 1.0)
 
 
 def test_rates_count_while_all_workers_are_busy() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -17,9 +18,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.pool import current
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLAIN = {"ssl": False}
 

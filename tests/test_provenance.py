@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -16,9 +17,6 @@ from tests.limits import without_room
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-T = TypeVar("T")
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # The environment of servers whose models' processes may stand still, as on a busy machine. By
 # default, a server ends when one does, and is started again.
@@ -26,27 +22,6 @@ def until(
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
         time.sleep(0.002)
-
-
-def insist(ask: Callable[[], T]) -> T:
-    """Ask Triton again while it is away: it crashes at times as models come and go.
-
-    Have `ask` read the server's headers: one that was started again has another secret.
-    """
-    from tritonclient.utils import InferenceServerException
-
-    answers: list[T] = []
-
-    def is_answered() -> bool:
-        try:
-            answers.append(ask())
-        except InferenceServerException as error:
-            if error.status() != "StatusCode.UNAVAILABLE":
-                raise
-        return bool(answers)
-
-    until(is_answered, 60.0, "an answer of the server")
-    return answers[0]
 
 
 @contextlib.contextmanager

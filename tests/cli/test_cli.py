@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-import awkward as ak
-import grpc
 import pytest
-import uproot
 from tests.commands import run
 from tests.ports import held_port
 
@@ -20,10 +16,6 @@ import sonic_coffea as sonic
 from sonic_coffea.cli import main
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,8 +29,7 @@ def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_version() -> None:
-    done = in_a_process("--version")
-    assert done.stdout == f"sonic-coffea {sonic.__version__}\n"
+    assert run("--version").stdout == f"sonic-coffea {sonic.__version__}\n"
 
 
 def test_errors_are_a_line_and_an_exit_code(tmp_path: Path) -> None:
@@ -119,46 +110,6 @@ def test_tables_are_whole_in_files_and_on_narrow_terminals(
         shown = run("models", server.url, COLUMNS="80").stdout
     assert f"models of {server.url}" in shown
     assert shown.count("a") > len(long)
-
-
-FILE = DATA / "QCD_1.root"
-DECLARATION = {"model": "m", "inputs": {"x": {"layout": "Row", "fields": ["pt"]}}}
-REFUSED = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    """Answers with what is sent."""
-    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
-    with FakeServer({"m": FakeModel.of(model, lambda inputs: {"y": inputs["x"]})}) as running:
-        yield running
-
-
-def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], Any]:
-    declared = {**DECLARATION, "outputs": {"y": ["top"]}}
-    (folder / "m.yaml").write_text(json.dumps(declared))  # JSON is YAML
-    arguments = ["--declare", "m.yaml", "--collection", "FatJet", FILE, "-o", "s.parquet"]
-    done = run("score", *arguments, "-s", fake.url, "--json", *more, cwd=folder)
-    if done.returncode:
-        return {"error": done.stderr}, None
-    return json.loads(done.stdout), ak.from_parquet(folder / "s.parquet")
-
-
-def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> None:
-    eta = ak.flatten(uproot.open(FILE)["Events"]["FatJet_eta"].array()).tolist()
-    fake.fail(*REFUSED, times=2)
-    summary, scores = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
-    assert summary["rows"] == len(scores) > summary["scored"] > 0
-    assert summary["scored"] == len(scores) - ak.sum(ak.is_none(scores.top))
-    assert scores.eta.tolist() == eta
-    assert scores.fields[-3:] == ["eta", "phi", "top"]
-    small = ("--chunksize", "400")
-    fake.fail(*REFUSED, every=18)
-    kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
-    assert kept == "WARNING: scored chunks are kept (1); the same call scores the rest"
-    assert "unexpected shape" in error
-    summary, _ = score(fake, tmp_path, *small, "--restart")
-    assert summary["resumed"] == 0
 
 
 @pytest.mark.server

@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.commands import run
-from tests.curves import CURVE
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Curve, check, measure, plan, scaffold
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
+CURVE = Curve(
+    model="m",
+    version="1",
+    server="grpc://s:1",
+    rows=(1, 64, 512),
+    seconds=(0.0021, 0.0085, 0.0533),
+    rows_per_s=10_000.0,
+    in_flight=2,
+    row_bytes=1000.0,
+)
 LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 64
 RUN: dict[str, Any] = {"cores": 1000, "cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
 
@@ -122,18 +129,15 @@ def test_plan_is_shown_and_as_json(tmp_path: Path) -> None:
     assert "expected a finite number above 0" in wrong.stderr
 
 
-@pytest.mark.parametrize("changes", [{"rows_per_s": 0}, {"rows_per_s": "many"}, {"seconds": (0,)}])
-def test_impossible_curves_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    replace(CURVE, **changes).save(tmp_path / "c.json")
+@pytest.mark.parametrize("wrong", [{"rows_per_s": 0}, {"rows_per_s": "many"}, {"seconds": (0,)}])
+def test_impossible_curves_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    replace(CURVE, **wrong).save(tmp_path / "c.json")
     with pytest.raises(errors.ConfigError, match="expected finite numbers above 0 in the curve"):
         Curve.load(tmp_path / "c.json")
-
-
-@pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])
-def test_files_without_a_curve_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "c.json").write_text(text)
-    with pytest.raises(errors.ConfigError, match="expected a curve as `sonic-coffea bench`"):
-        Curve.load(tmp_path / "c.json")
+    for text in ("no json", "{}", '{"rows": [1], "seconds": [1]}'):
+        (tmp_path / "c.json").write_text(text)
+        with pytest.raises(errors.ConfigError, match="expected a curve as `sonic-coffea bench`"):
+            Curve.load(tmp_path / "c.json")
 
 
 def test_bench_writes_a_curve_and_shows_it_even_if_it_cannot(

@@ -9,12 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tests.direct import direct_scores
+from typing import Any
 
 from sonic_coffea.demo.samples import DATA
 
@@ -22,9 +21,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
     import tomli as tomllib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -189,8 +185,3 @@ def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> s
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout
-
-
-def scored_directly(path: Path) -> list[float]:
-    """Return the top scores of a sample file by onnxruntime, without servers or layouts' help."""
-    return [score for scores in direct_scores(path).values() for score in scores]

@@ -6,22 +6,14 @@ Those of the gallery run on a real Triton.
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import insist
-from tritonclient.grpc import InferenceServerClient
-
-import sonic_coffea as sonic
-from sonic_coffea.server import ensure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANALYSES, GALLERY = EXAMPLES / "analyses", EXAMPLES / "gallery"
@@ -56,10 +48,8 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "systematics": {"saved": (0.4, 0.9)},
     "processors": {"passed": (100, 3500)},
 }
-# These start a server as a user does: with several versions of a model, and a package for it.
-OWN_SERVER = {"event_classifier"}
 # These compare what they found with something else than the network run here.
-SILENT = {*OWN_SERVER, "systematics", "processors"}
+SILENT = {"event_classifier", "systematics", "processors"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,55 +75,10 @@ def test_networks_are_small() -> None:
     assert not [p.name for p in files if b"site-packages" in p.read_bytes()]
 
 
-@pytest.fixture(scope="session")
-def installation() -> Any:
-    return ensure(extras=["xgboost"])
-
-
-@pytest.fixture(scope="session")
-def gallery_server(
-    installation: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[sonic.LocalServer]:
-    """A server that loads the models of each example when they are asked for."""
-    repository = tmp_path_factory.mktemp("gallery") / "repository"
-    repository.mkdir()
-    explicit = ["--model-control-mode=explicit"]
-    with sonic.LocalServer(
-        repository, threads=1, extra_args=explicit, stop_timeout_s=0.0
-    ) as server:
-        yield server
-
-
-@pytest.fixture
-def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
-    """Return what the examples call to serve models, without a server of each example's own."""
-    repository = gallery_server.repository
-
-    @contextlib.contextmanager
-    def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
-        sonic.build_repository(repository, models, overwrite=True, **options)
-        with InferenceServerClient(gallery_server.url) as client:
-            for name in models:
-                insist(lambda name=name: client.load_model(name))
-            with sonic.connect(gallery_server) as pool:
-                yield pool
-            for name in models:
-                insist(lambda name=name: client.unload_model(name))
-
-    return serve
-
-
+@pytest.mark.server
 @pytest.mark.parametrize("name", EXPECTED)
-def test_examples_equal_direct_inference(
-    name: str,
-    serving: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    example = importlib.import_module(name)
-    if name not in OWN_SERVER and hasattr(example, "serving"):
-        monkeypatch.setattr(example, "serving", serving)
-    found: dict[str, Any] = example.run()
+def test_examples_equal_direct_inference(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = importlib.import_module(name).run()
     for what, (least, most) in EXPECTED[name].items():
         assert least <= found[what] <= most, f"{what}: {found}"
     assert "equal" in capsys.readouterr().out or name in SILENT

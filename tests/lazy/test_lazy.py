@@ -14,6 +14,7 @@ from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:

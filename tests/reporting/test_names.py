@@ -6,7 +6,9 @@ import html
 import io
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -22,10 +24,6 @@ from sonic_coffea.errors import printable
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import ModelStatistics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NAMES = {
     "markup": "[red]m[/red]",

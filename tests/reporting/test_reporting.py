@@ -8,7 +8,8 @@ import json
 import pickle
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -23,9 +24,6 @@ from sonic_coffea import errors
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics, Tally, tables
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ModelStatistics
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tally_of(*trips_s: float, **numbers: Any) -> Tally:

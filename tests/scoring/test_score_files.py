@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import cache, partial
+from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import dask
@@ -31,10 +33,6 @@ from sonic_coffea import errors, provenance
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.scoring._processor import Scoring
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FILES = [DATA / "QCD_1.root", DATA / "TTbar_1.root"]
 IDENTITY = ["run", "luminosityBlock", "event", "index"]
@@ -88,7 +86,7 @@ def output_of(*arguments: Any, cwd: Path | None = None) -> dict[str, Any]:
 
 @cache
 def events() -> dict[str, Any]:
-    names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_mass"]
+    names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_eta", "FatJet_mass"]
     parts = [uproot.open(path)["Events"].arrays(names) for path in FILES]
     return {name: ak.concatenate([part[name] for part in parts]) for name in names}
 
@@ -107,10 +105,10 @@ def is_right(scores: Any) -> None:
 def interrupt(
     server: FakeServer, model: Any, out: Path, every: int = IN_THE_SECOND_CHUNK, **options: Any
 ) -> None:
-    """Score files until a request of the second chunk is refused."""
+    """Score the first file until a request of the second chunk is refused."""
     server.fail(*REFUSED, every=every)
     with pytest.raises(errors.RequestError, match="unexpected shape"):
-        sonic.score_files(model, FILES, out, **SMALL, **options)
+        sonic.score_files(model, FILES[0], out, **SMALL, **options)
     assert not out.exists()
 
 
@@ -147,9 +145,9 @@ def test_scores_of_two_models_do_not_mix(first: Any, second: Any, message: str, 
     served = dataclasses.replace(interrupted(out, **first), **second)
     with FakeServer({"mass": served}) as server, sonic.connect(server.url):
         with pytest.raises(errors.ConfigError, match=message):
-            sonic.score_files(MODEL, FILES, out, **SMALL)
+            sonic.score_files(MODEL, FILES[0], out, **SMALL)
         assert not out.exists()
-        sonic.score_files(MODEL, FILES, out, resume=False, **SMALL)
+        sonic.score_files(MODEL, FILES[0], out, resume=False, **SMALL)
     assert len(provenance.read(out)["models"]) == 1
 
 
@@ -157,7 +155,7 @@ def test_unknown_digests_of_a_chunk_are_in_the_file(out: Path) -> None:
     """A server that did not tell it for a moment makes no run start anew."""
     interrupted(out, digest="one")
     with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
-        sonic.score_files(MODEL, FILES, out, **SMALL)
+        sonic.score_files(MODEL, FILES[0], out, **SMALL)
     digests = {record["digest"] for record in provenance.read(out)["models"]}
     assert digests == {"one", None}
 
@@ -169,11 +167,9 @@ def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) ->
         Client(dashboard_address="127.0.0.1:0", **here) as client,
         sonic.connect(server.url, client=client, request_timeout_s=60),
     ):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", keep=["eta"], client=client)
+        sonic.score_files(MODEL, FILES, out, collection="FatJet", client=client)
     with uproot.open(out) as file:
-        scores = file["Scores"].arrays()
-    assert scores.fields == [*IDENTITY, "eta", "qcd", "top"]
-    is_right(scores)
+        is_right(file["Scores"].arrays())
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
@@ -195,7 +191,7 @@ def test_only_a_later_chunk_has_a_masked_row(
     out = tmp_path / f"jets{suffix}"
     server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
     options = {**SMALL, "on_error": "mask"}
-    written = sonic.score_files(MODEL, FILES, out, **options)
+    written = sonic.score_files(MODEL, FILES[0], out, **options)
     assert 0 < written.rows - written.scored < 100
     if suffix == ".parquet":
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
@@ -253,40 +249,39 @@ def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -
         return ak.mask(jets, jets.pt > wanted)
 
     interrupt(server, MODEL, out, every=3, features=features)
-    written = sonic.score_files(MODEL, FILES, out, features=features, **SMALL)
+    written = sonic.score_files(MODEL, FILES[0], out, features=features, **SMALL)
     assert written.resumed > 0
 
 
+def of_fields(*fields: str) -> sonic.Model:
+    return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
+
+
+MISFIT = "expected a score for each FatJet"
+
+
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("wrong", ["events", "cut", "masked events"])
-def test_features_are_those_of_the_collection(wrong: str, out: Path) -> None:
-    def features(events: Any) -> Any:
-        jets = events.FatJet
-        if wrong == "cut":
-            return jets[jets.pt > 300]
-        if wrong == "masked events":
-            return ak.mask(jets, events.event % 2 == 0)
-        return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
-
-    with pytest.raises(errors.InputError, match="expected a score for each FatJet"):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", features=features)
-
-
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("options", "message"),
     [
-        (["part_deta", "pt"], r"no field 'part_deta'; .* features= makes other inputs"),
-        (["pt", "pdgId"], r"no field 'pdgId'; .*constituents.NAME is a field"),
-        (["pt", "msoftdop"], "did you mean 'msoftdrop'"),
+        ({"features": lambda e: ak.zip({"pt": e.genWeight, "mass": e.genWeight})}, MISFIT),
+        ({"features": lambda e: e.FatJet[e.FatJet.pt > 300]}, MISFIT),
+        ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
+        ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
+        ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),
+        ({"model": of_fields("msoftdop")}, "did you mean 'msoftdrop'"),
+        ({"features": "jets"}, "features: expected a function, got 'jets'"),
+        ({"model": "mass"}, "expected a Model, Folds or Choice, got str"),
+        ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
+        *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),
     ],
 )
-def test_missing_fields_are_not_made_up(
-    server: FakeServer, fields: list[str], message: str, out: Path
+def test_rows_that_cannot_be_scored_or_written_are_refused(
+    options: dict[str, Any], message: str, out: Path
 ) -> None:
-    own = sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
-    with pytest.raises(errors.FieldError, match=message):
-        sonic.score_files(own, FILES, out, collection="FatJet")
-    assert not server.requests
+    with pytest.raises(errors.SonicError, match=message):
+        sonic.score_files(**{"model": MODEL, "files": FILES[0], "output": out, **SMALL, **options})
+    assert not out.exists()
 
 
 @pytest.mark.usefixtures("server")
@@ -338,8 +333,6 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
     assert ak.is_none(scores.qcd).tolist() == (scores.event <= 3).tolist()
     with pytest.raises(errors.ConfigError, match="which fold"):
         sonic.score_files(sonic.Folds(FOLDED), FILES, out, **SMALL)
-    with pytest.raises(errors.ConfigError, match="expected a Model, Folds or Choice, got str"):
-        sonic.score_files("mass", FILES, out, **SMALL)
 
 
 CHOICE = """
@@ -367,17 +360,12 @@ def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
 
 # Each chunk waits until another process has one, too.
 MEETING = """
-import os
-import time
+import os, time
 from pathlib import Path
 
-FOLDER = Path({folder!r})
-
 def jets(events):
-    FOLDER.joinpath(f"{{os.getpid()}}.worker").touch()
-    until = time.monotonic() + 100
-    while len(list(FOLDER.glob("*.worker"))) < 2:
-        assert time.monotonic() < until
+    Path(f"{os.getpid()}.worker").touch()
+    while len(list(Path().glob("*.worker"))) < 2:
         time.sleep(0.01)
     return events.FatJet
 """
@@ -393,11 +381,29 @@ def arguments(server: FakeServer, tmp_path: Path) -> list[Any]:
 
 @pytest.mark.server
 def test_the_command_has_workers(arguments: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
+    (tmp_path / "analysis.py").write_text(MEETING)
     output_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
     workers = {path.stem for path in tmp_path.glob("*.worker")}
     assert len(workers - {str(os.getpid())}) == 2
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
+
+
+def test_the_command_masks_keeps_and_restarts(
+    server: FakeServer, arguments: list[Any], tmp_path: Path
+) -> None:
+    server.fail(*REFUSED, times=2)
+    said = output_of(*arguments, "--mask", "--keep", "eta", "--keep", "phi", cwd=tmp_path)
+    scores = ak.from_parquet(tmp_path / "jets.parquet")
+    assert scores.fields == [*IDENTITY, "eta", "phi", "qcd", "top"]
+    assert scores.eta.tolist() == ak.flatten(events()["FatJet_eta"]).tolist()
+    assert said["rows"] == len(scores) > said["scored"] > 0
+    assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.top))
+    arguments += ["--chunksize", "400", "--json"]
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    kept, error = run(*arguments, cwd=tmp_path).stderr.splitlines()
+    assert kept == "WARNING: scored chunks are kept (1); the same call scores the rest"
+    assert "unexpected shape" in error
+    assert output_of(*arguments, "--restart", cwd=tmp_path)["resumed"] == 0
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
@@ -496,25 +502,6 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
     shutil.copy(FILES[0], tmp_path / "müon.root")
     with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):
         sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
-
-
-@pytest.mark.usefixtures("server")
-def test_columns_of_one_name_are_refused(out: Path) -> None:
-    message = "two columns are called 'pt'; .* or leave the field out of keep"
-    with pytest.raises(errors.ConfigError, match=message):
-        sonic.score_files(MODEL, FILES, out, keep=["pt", "pt"], **SMALL)
-
-
-@pytest.mark.parametrize("chunksize", [0, -1, float("nan"), "400"])
-def test_chunks_have_events(server: FakeServer, chunksize: Any, out: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="chunksize: expected at least 1 event, got"):
-        sonic.score_files(MODEL, FILES, out, collection="FatJet", chunksize=chunksize)
-
-
-@pytest.mark.usefixtures("server")
-def test_features_are_a_function(out: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="features: expected a function, got 'jets'"):
-        sonic.score_files(MODEL, FILES, out, features="jets")  # type: ignore[arg-type]
 
 
 def test_edited_functions_score_anew(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +11,6 @@ from tests.onnx_files import save_onnx
 from sonic_coffea.server import LocalServer, build_repository
 
 from .support import function
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def save_classifier(path: Path, *, features: int = 8, ir_version: int = 9):

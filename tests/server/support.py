@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 
-from sonic_coffea.server import Served, build_repository
+from sonic_coffea.server import Served, build_repository, local_servers
 from sonic_coffea.transport import read_model_config
 
 
@@ -50,10 +47,8 @@ def shared_memory(url: str) -> list[str]:
 
 
 def is_listed(url: str) -> bool:
-    """Whether other processes of this user find a server."""
-    command = [sys.executable, "-m", "sonic_coffea", "status", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return url in [row["url"] for row in json.loads(done.stdout)]
+    """Whether the processes of this user find a server."""
+    return url in [record["url"] for record in local_servers()]
 
 
 def listening(process: psutil.Process) -> set[tuple[str, int]]:
@@ -70,6 +65,11 @@ def broken(tmp_path, classifier, edit):
     path = build_repository(tmp_path / "repository", {"top": classifier}, platform="python")
     edit(path / "top")
     return path
+
+
+def files(root):
+    """The content of each file below a folder."""
+    return {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def configuration(repository, model="m"):

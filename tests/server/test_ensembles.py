@@ -123,9 +123,9 @@ def test_unknown_tensors_of_ensembles_are_named(tmp_path, models, ensemble, mess
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensors_that_do_not_connect_are_named_by_the_server(tmp_path, models, serve):
-    """The server says it, and which."""
-    steps = changed(3, ("calibration", {"scores": "X", "sum": "SUM"}, {"prob": "P"}))
-    path = build_repository(tmp_path / "r", {**models, "chain": Ensemble(steps=steps)})
-    with pytest.raises(ServerStartError, match=r"(?s)chain.*X"):
-        serve(path).start()
+def test_tensors_that_do_not_connect_are_named_by_the_server(tmp_path, classifier, serve):
+    first, second = ({"x": "RAW"}, {"scores": "TWO"}), ({"x": "TWO"}, {"scores": "S"})
+    steps = [("network", *first), ("network", *second)]
+    chain = {"network": classifier, "chain": Ensemble(steps=steps)}
+    with pytest.raises(ServerStartError, match=r"(?s)chain.*TWO"):
+        serve(build_repository(tmp_path / "r", chain)).start()

@@ -260,7 +260,12 @@ def test_trees_of_categories_are_served_if_their_inputs_are_declared(tmp_path):
         ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
-        ("notes.doc", {}, "expected a file of a kind that can be served"),
+        *(
+            (source, {}, "expected a file of a kind that can be served")
+            for source in ("notes.doc", None, 3, b"m.onnx", ["m.onnx"])
+        ),
+        ("broken.onnx", {}, "expected an ONNX file, got"),
+        ("empty.onnx", {}, "expected an ONNX file, got"),
         ("broken.json", {}, "expected XGBoost trees in .*broken.json"),
         ("broken.ubj", {}, "expected XGBoost trees in"),
         ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which has no max_feature_idx"),
@@ -274,8 +279,9 @@ def test_trees_of_categories_are_served_if_their_inputs_are_declared(tmp_path):
     ],
 )
 def test_sources_that_cannot_be_served_are_refused(tmp_path, tracker, source, options, message):
-    for name in ("broken.py", "broken.json", "broken.ubj", "broken.txt", "broken.pt"):
-        (tracker / name).write_text("this is ( no model\n")
+    for suffix in ("py", "json", "ubj", "txt", "pt", "onnx"):
+        (tracker / f"broken.{suffix}").write_text("this is ( no model\n")
+    (tracker / "empty.onnx").touch()
     for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
         with zipfile.ZipFile(tracker / name, "w") as archive:
             archive.writestr(entry, "")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import awkward as ak
 import numpy as np
@@ -38,11 +35,6 @@ def jets():
         ak.zip({name: rng.normal(size=300).astype("float32") for name in FIELDS}),
         rng.multinomial(300, [0.01] * 100),
     )
-
-
-def columns(jets):
-    flat = ak.flatten(jets)
-    return np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
 
 
 @pytest.mark.server
@@ -85,7 +77,8 @@ def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
-    x = columns(jets)
+    flat = ak.flatten(jets)
+    x = np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
     trees = xgboost.train(
         {"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5
     )
@@ -226,21 +219,19 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
 
 
-def test_labels_are_compared_with_those_of_the_repository(repository):
-    swapped = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["t", "q"]})
-    with sonic.connect(repository):
-        TOP.check()
-        with pytest.raises(ContractError, match="labels of output 'scores' .* another order"):
-            swapped.check()
-
-
-def test_only_line_feeds_end_a_label(tmp_path):
+def test_labels_are_compared_with_those_of_the_repository(tmp_path):
+    """Only line feeds end a label."""
     names = ["light\u2028quark", "gluon\x0c"]
     save_onnx(tmp_path / "m.onnx", "(float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }")
     build_repository(tmp_path / "r", {"m": tmp_path / "m.onnx"}, labels={"m": names})
-    swapped = sonic.Model("m", {"x": sonic.Row(FIELDS[:2])}, {"y": names[::-1]})
-    with sonic.connect(tmp_path / "r"), pytest.raises(ContractError, match="another order"):
-        swapped.check()
+    right, swapped = (
+        sonic.Model("m", {"x": sonic.Row(FIELDS[:2])}, {"y": labels})
+        for labels in (names, names[::-1])
+    )
+    with sonic.connect(tmp_path / "r"):
+        right.check()
+        with pytest.raises(ContractError, match="labels of output 'y' .* another order"):
+            swapped.check()
 
 
 def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classifier, jets):
@@ -311,25 +302,17 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
         row = sonic.Row(FIELDS[:3])
         scores = sonic.Model("theirs", {"x": row}, {"scores": ["q", "t"]})(jets)
     assert len(scores) == len(jets)
+    unreadable = r"expected a model configuration in .*config\.pbtxt"
     for config, message in (
-        ('default_model_filename: "other.onnx"', "or .*other.onnx for the backend onnxruntime"),
-        ('backend: "python"', r"or .*model.onnx .* got neither in .* \(backend python\)"),
-        ('platform: "ensemble"', "theirs is an ensemble, which only a server runs"),
+        (b'default_model_filename: "other.onnx"', "or .*other.onnx for the backend onnxruntime"),
+        (b'backend: "python"', r"or .*model.onnx .* got neither in .* \(backend python\)"),
+        (b'platform: "ensemble"', "theirs is an ensemble, which only a server runs"),
+        (b"nonsense {", unreadable),
+        (b"\xff\xfe", unreadable),
     ):
-        (folder.parent / "config.pbtxt").write_text(config)
+        (folder.parent / "config.pbtxt").write_bytes(config)
         with sonic.connect(tmp_path / "r") as pool, pytest.raises(ConfigError, match=message):
             pool.contract("theirs", None)
-
-
-@pytest.mark.parametrize("content", [b"nonsense {", b"\xff\xfe"])
-def test_a_configuration_that_cannot_be_read_is_said(tmp_path, classifier, content):
-    path = build_repository(tmp_path / "r", {"m": classifier})
-    (path / "m" / "config.pbtxt").write_bytes(content)
-    with (
-        sonic.connect(path) as pool,
-        pytest.raises(ConfigError, match=r"expected a model configuration in .*config\.pbtxt"),
-    ):
-        pool.contract("m", None)
 
 
 @pytest.mark.parametrize(
@@ -344,13 +327,3 @@ def test_what_is_no_repository_says_what_to_type(tmp_path, server, message):
     file.touch()
     with pytest.raises(ConfigError, match=message):
         sonic.connect(server.format(file=file))
-
-
-def score(pickled, jets):
-    return pickle.loads(pickled)(jets).t.tolist()
-
-
-def test_other_processes_run_the_models_themselves(repository, jets):
-    with sonic.connect(repository), ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        elsewhere = processes.submit(score, pickle.dumps(TOP), jets[:10]).result(120)
-        assert elsewhere == TOP(jets[:10]).t.tolist()

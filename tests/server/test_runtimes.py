@@ -6,8 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,17 +89,9 @@ def test_installations_are_used_again(installation):
 
 
 def test_concurrent_callers_install_once(index):
-    stages, results = [], []
-
-    def work():
-        results.append(install.ensure(stages.append))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    assert len(results) == 4
+    stages = []
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(install.ensure, [stages.append] * 4))
     assert len(set(results)) == 1
     (installing,) = (stage for stage in stages if stage.startswith("installing"))
     assert installing.startswith("installing Triton 2.51.0 and onnxruntime")
@@ -255,7 +247,6 @@ def engines(tmp_path, monkeypatch):
             path = folder / name
             path.write_text(f"#!/bin/sh\n{script}")
             path.chmod(0o755)
-        return folder
 
     return add
 

@@ -19,7 +19,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.server import build_repository, read_repository
 
-from .support import configuration
+from .support import configuration, files
 
 
 def times(path, factor, *, features=2):
@@ -32,14 +32,6 @@ def times(path, factor, *, features=2):
 
 def model(version=None):
     return sonic.Model("m", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]}, version=version)
-
-
-def files(root):
-    return {
-        str(p.relative_to(root)): (p.read_bytes(), p.stat().st_mtime_ns)
-        for p in root.rglob("*")
-        if p.is_file()
-    }
 
 
 def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
@@ -152,22 +144,6 @@ def test_the_manifest_says_where_a_version_comes_from(tmp_path):
     manifest = json.loads((path / "m" / "1" / "sonic-manifest.json").read_text())
     assert manifest["source"] == "a.onnx"
     assert "user" not in manifest
-
-
-def test_changed_files_are_named(tmp_path):
-    file = times(tmp_path / "a.onnx", 1)
-    path = build_repository(tmp_path / "r", {"m": file, "n": file}, platform="python")
-    with (path / "m" / "1" / "model.onnx").open("ab") as model_file:
-        model_file.write(b"\0")
-    (path / "m" / "1" / "model.py").unlink()
-    (path / "m" / "1" / "extra.py").write_text("")
-    one, two = read_repository(path)
-    assert one["changes"] == [
-        f"{path}/m/1/extra.py is new",
-        f"{path}/m/1/model.onnx was changed",
-        f"{path}/m/1/model.py is gone",
-    ]
-    assert two["changes"] == []
 
 
 def test_models_without_a_manifest_are_listed(tmp_path):
