@@ -30,6 +30,7 @@ from sonic_coffea.layouts import (
     Outputs,
     Source,
     Structure,
+    check_index,
     checked,
     giving_back,
     is_lazy,
@@ -102,6 +103,9 @@ class Submission:
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
+        if not isinstance(objects, Variations):
+            each = objects if isinstance(objects, dict) else {"the objects": objects}
+            check_index({**each, **self._arrays})
         pending = self._send(objects)
         pending.give_back = giving_back(objects)
         if isinstance(objects, Variations):
