@@ -124,11 +124,13 @@ def test_arrays_are_not_written_to(dtype: str) -> None:
         np.testing.assert_array_equal(column, before)
 
 
-@pytest.mark.parametrize("expression", ["a * a", "a + a", "-2 - a", "a**2", "a * (b > 0) * 2"])
-def test_integers_that_wrap_around_are_refused(expression: str) -> None:
+@pytest.mark.parametrize(
+    ("expression", "of_minus_3"),
+    [("a * a", 9), ("a + a", -6), ("-2 - a", 1), ("a**2", 9), ("a * (b > 0) * 2", -6)],
+)
+def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: float) -> None:
     row, large = sonic.Row(feature(expression), "float64"), 2**63 - 1
-    for number in (2, -3):
-        assert row.pack({"a": [number], "b": [1]})[0] == eval(expression, {"a": number, "b": 1})
+    assert row.pack({"a": [-3], "b": [1]}).tolist() == [[of_minus_3]]
     with pytest.raises(InputError, match=r"an integer is too large for int64; begin with 1.0 \*"):
         row.pack({"a": [1, large], "b": [1, 1]})
     assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
