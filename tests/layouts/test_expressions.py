@@ -136,6 +136,14 @@ def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: floa
     assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
 
 
+def test_sums_of_conditions_are_refused() -> None:
+    columns = {"a": [1.0, 3.0], "b": [3.0, 3.0]}
+    with pytest.raises(InputError, match=r"write \| for or, or 1 \* .* how many conditions hold"):
+        sonic.Row(feature("(a > 2) + (b > 2)")).pack(columns)
+    count = sonic.Row(feature("1 * (a > 2) + (b > 2)"))
+    assert count.pack(columns).tolist() == [[1], [2]]
+
+
 UNREADABLE = ("", "pt\0", "pt eta", "pt;1", "pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j")
 
 

@@ -101,9 +101,15 @@ def _whole(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any
 
 
 def _held(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """Return the result, refusing integers that wrapped around: those are off by 2**64."""
+    """Return the result, refusing integers that wrapped around: those are off by 2**64.
+
+    Refuses a sum of two conditions, too: in numpy, that is no number, but whether any holds.
+    """
     result = operation(first, second)
-    if np.asarray(result).dtype.kind in "iu":
+    kind = np.asarray(result).dtype.kind
+    if kind == "b" and operation is operator.add:
+        raise TypeError("write | for or, or 1 * (…) + (…) for how many conditions hold")
+    if kind in "iu":
         with np.errstate(all="ignore"):
             real = operation(np.asarray(first, np.float64), np.asarray(second, np.float64))
             if np.any(abs(real - result) > 2.0**62):
