@@ -184,8 +184,8 @@ def test_functions_run_from_their_copied_source(served, tracker):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("forgetful", "'y' of model 'forgetful' is declared, but the model returned 'other'"),
-        ("doubled", r"'y' of model 'doubled' is declared float32 .* returned float64 \[3, 2\]"),
+        ("forgetful", "'y' is declared, but the model returned 'other'"),
+        ("doubled", r"'y' is declared float32 .* returned float64 \[3, 2\]"),
         ("listed", "expected listed to return a dict of arrays, got list"),
     ],
 )

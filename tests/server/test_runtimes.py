@@ -133,6 +133,7 @@ def test_shared_installations_serve_other_versions_of_the_package(index, monkeyp
     assert folder.is_relative_to(tmp_path / "of the user")
     assert sorted(p.name for p in (folder / "onnxruntime").iterdir()) == [
         "model.py",
+        "sonic_outputs.py",
         "sonic_runner.py",
     ]
 

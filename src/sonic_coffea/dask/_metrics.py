@@ -6,56 +6,45 @@ import contextlib
 import re
 from collections import Counter
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.pool import in_turn
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sonic_coffea.pool import Pool
+    from collections.abc import Iterator
 
 _COUNTS = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
 _TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")
 
 
-class _PoolCollector:
-    """The figures of the process's pools."""
-
-    pools: Callable[[], Sequence[Pool]]
-
-    def collect(self) -> Iterator[Any]:
-        """Return the families of metrics, as prometheus_client asks for them."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        pools = self.pools()
-        served = list(sum((pool.statistics for pool in pools), Statistics()))
-        labels = ["server", "model", "version"]
-        for name in _COUNTS + _TIMES:
-            in_full = re.sub("_s$", "_seconds", name)
-            family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
-            for where, tally in served:
-                family.add_metric(list(where), getattr(tally, name))
-            yield family
-        in_flight: Counter[str] = Counter()
-        for state in (state for pool in pools for state in pool.servers):
-            in_flight[state.url] += state.in_flight
-        gauge = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
-        for url, number in in_flight.items():
-            gauge.add_metric([url], number)
-        yield gauge
-
-
-def offer_metrics(pools: Callable[[], Sequence[Pool]]) -> None:
-    """Offer the figures of pools, in place of those of an earlier call."""
-    _PoolCollector.pools = staticmethod(pools)
-    _register()
-
-
 @cache
-def _register() -> None:
-    """Register the collector, once in a process: it has one registry."""
+def offer_metrics() -> None:
+    """Offer the figures of the process's pools, once: a process has one registry."""
     with contextlib.suppress(ImportError):  # dask offers no metrics then, either
         from prometheus_client import REGISTRY
 
-        REGISTRY.register(_PoolCollector())
+        REGISTRY.register(SimpleNamespace(collect=_collect))
+
+
+def _collect() -> Iterator[Any]:
+    """Return the families of metrics, as prometheus_client asks for them."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    pools = in_turn()
+    served = list(sum((pool.statistics for pool in pools), Statistics()))
+    labels = ["server", "model", "version"]
+    for name in _COUNTS + _TIMES:
+        in_full = re.sub("_s$", "_seconds", name)
+        family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
+        for where, tally in served:
+            family.add_metric(list(where), getattr(tally, name))
+        yield family
+    in_flight: Counter[str] = Counter()
+    for state in (state for pool in pools for state in pool.servers):
+        in_flight[state.url] += state.in_flight
+    gauge = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
+    for url, number in in_flight.items():
+        gauge.add_metric([url], number)
+    yield gauge

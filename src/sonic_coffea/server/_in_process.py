@@ -17,6 +17,7 @@ from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config
+from sonic_coffea.server.repository.formats._outputs import run_declared
 from sonic_coffea.transport import (
     STRINGS,
     Contract,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
 
 Tensors = Mapping[str, "NDArray[Any]"]
-
-# onnxruntime takes and gives strings of type str, messages hold bytes.
-_decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
-_encoded = np.vectorize(lambda s: s.encode() if isinstance(s, str) else s, otypes=[STRINGS])
 
 
 class InProcessTransport:
@@ -153,19 +150,10 @@ class InProcessTransport:
         contract, run = self._load(model, version)
         # TorchScript takes tensors by their order.
         feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
-        feed = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in feed.items()}
         try:
-            given = run(feed, outputs)
+            tensors = run(feed, outputs)
         except Exception as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}") from error
-        lacking = [name for name in outputs if name not in given]
-        if lacking:
-            returned = ", ".join(map(repr, given)) or "nothing"
-            raise InferenceError(
-                f"output {lacking[0]!r} is declared, but the model returned {returned}"
-            )
-        tensors = {name: given[name] for name in outputs}
-        tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
             outputs=contract.received(tensors, {}),
             version=contract.version,
@@ -243,18 +231,10 @@ def _open(
     declared = {t["name"]: t for t in (*manifest["inputs"], *manifest["outputs"])}
     numbers = {name for name, t in declared.items() if rows and len(t["shape"]) == 1}
 
-    def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> Any:
+    def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         feed = {n: t.reshape(-1) if n in numbers else t for n, t in feed.items()}
-        given = {name: np.asarray(tensor) for name, tensor in run(feed, requested).items()}
-        for name in given.keys() & declared.keys():
-            tensor, spec = given[name], declared[name]
-            pairs = zip(spec["shape"], tensor.shape, strict=False)
-            if tensor.ndim != len(spec["shape"]) or any(n not in (-1, m) for n, m in pairs):
-                raise ValueError(
-                    f"output {name!r} is declared {spec['dtype']} {spec['shape']}, but the model "
-                    f"returned {tensor.dtype} {list(tensor.shape)}"
-                )
-        return {n: t.reshape(-1, 1) if n in numbers else t for n, t in given.items()}
+        outputs = run_declared(run, feed, requested, declared)
+        return {n: t.reshape(-1, 1) if n in numbers else t for n, t in outputs.items()}
 
     return _contract(folder.name, version, manifest, rows=rows, digest=digest), run_rows
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -106,17 +108,11 @@ def without_agents(repository: Path, links: Path, arguments: Sequence[str]) -> P
             "models that ask for repository agents are checked when the server starts, which "
             "poll=True cannot do; leave it out"
         )
-    links.mkdir()
-    for model in repository.iterdir():
-        link = links / model.name
-        if model not in asking:
-            link.symlink_to(model)
-            continue
-        link.mkdir()
-        for part in model.iterdir():
-            if part.name != FILE:
-                (link / part.name).symlink_to(part)
-        (link / FILE).write_text(write_model_config(asking[model]), encoding="utf-8")
+    shutil.copytree(repository, links, copy_function=os.symlink)
+    for model, config in asking.items():
+        file = links / model.name / FILE
+        file.unlink()
+        file.write_text(write_model_config(config), encoding="utf-8")
     return links
 
 
@@ -281,25 +277,19 @@ def add_labels(
         length = _member(lengths, output, f"output of model {name!r}")
         listed: Any = names
         is_list = isinstance(listed, (Sequence, np.ndarray)) and not isinstance(listed, str)
-        if not is_list or not all(isinstance(label, str) for label in listed):
+        if not is_list or not all(isinstance(n, str) and "\n" not in n for n in listed):
             raise ConfigError(
-                f"expected labels for output {output!r} of model {name!r} as a list of names, "
-                f"got {names!r}"
+                f"expected labels for output {output!r} of model {name!r} as a list of names "
+                f"without line breaks, got {names!r}"
             )
         if length not in (-1, len(names)):
             raise ConfigError(
                 f"expected {length} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
-        text = "".join(f"{label}\n" for label in names)
-        if text.count("\n") != len(names):
-            raise ConfigError(
-                f"expected labels without line breaks for output {output!r} of model {name!r}, "
-                f"got {', '.join(map(repr, names))}"
-            )
         file = f"{quote(output, safe='')}_labels.txt"
         config["output"][list(lengths).index(output)]["label_filename"] = file
-        files[file] = text
+        files[file] = "".join(f"{label}\n" for label in names)
     return files
 
 

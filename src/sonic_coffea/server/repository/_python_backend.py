@@ -1,9 +1,9 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
 Copied into model repositories as ``model.py``, and beside the local server in place of the native
-backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. The file
-to run is named in ``sonic-manifest.json``, or, as for the native backends, in the model's
-configuration.
+backends, with modules of `formats` as ``sonic_runner.py`` and ``sonic_outputs.py``; none imports
+this package. The file to run is named in ``sonic-manifest.json``, or, as for the native backends,
+in the model's configuration.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sonic_outputs  # type: ignore[import-not-found,unused-ignore]
 import sonic_runner  # type: ignore[import-not-found,unused-ignore]
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
@@ -131,7 +132,7 @@ class TritonPythonModel:
 
     def _feed(self, request: Any) -> Feed:
         tensors = {n: pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs}
-        return {name: _readable(tensor.as_numpy()) for name, tensor in tensors.items()}
+        return {name: tensor.as_numpy() for name, tensor in tensors.items()}
 
     def _answer(
         self, requested: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
@@ -147,44 +148,22 @@ class TritonPythonModel:
                 self._answer(requested, [member], responses)
             return
         for (index, _), arrays in zip(members, outputs, strict=True):
-            tensors = [
-                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(requested, arrays, strict=True)
-            ]
+            tensors = [pb_utils.Tensor(n, a) for n, a in zip(requested, arrays, strict=True)]
             responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _run(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
-        if len(feeds) == 1:
-            return [self._outputs(feeds[0], requested)]
         rows = [len(feed[self.inputs[0]]) for feed in feeds]
-        stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
-        arrays = self._outputs(stacked, requested)
-        for name, array in zip(requested, arrays, strict=True):
+        stacked = feeds[0]
+        if len(feeds) > 1:
+            stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        outputs = sonic_outputs.run_declared(self.run, stacked, requested, self.outputs)
+        if len(feeds) == 1:
+            return [outputs.values()]
+        for name, array in outputs.items():
             if array.shape[:1] != (sum(rows),):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
         edges = np.cumsum(rows)[:-1]
-        return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
-
-    def _outputs(self, feed: Feed, requested: tuple[str, ...]) -> list[Any]:
-        """Return the outputs of a run, which must be as declared."""
-        outputs = self.run(feed, requested)
-        arrays = []
-        for name in requested:
-            where = f"output {name!r} of model {self.name!r}"
-            if name not in outputs:
-                returned = ", ".join(map(repr, outputs)) or "nothing"
-                raise ValueError(f"{where} is declared, but the model returned {returned}")
-            array, spec = np.asarray(outputs[name]), self.outputs[name]
-            dtype = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
-            fits = len(array.shape) == len(spec["shape"]) and all(
-                want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
-            )
-            if not fits or dtype != spec["dtype"]:
-                raise ValueError(
-                    f"{where} is declared {spec['dtype']} {spec['shape']}, "
-                    f"but the model returned {dtype} {list(array.shape)}"
-                )
-            arrays.append(array)
-        return arrays
+        return list(zip(*(np.split(array, edges) for array in outputs.values()), strict=True))
 
 
 def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -214,19 +193,3 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _failed(error: Exception) -> Any:
     message = f"{type(error).__name__}: {error}"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
-
-
-def _readable(array: Any) -> Any:
-    # Triton brings strings as bytes, of which onnxruntime would take the Python notation.
-    return _strings(bytes.decode, array) if array.dtype == np.object_ else array
-
-
-def _sendable(array: Any) -> Any:
-    # onnxruntime gives strings as Python objects of type str, Triton takes bytes.
-    if array.dtype.kind in "OU":
-        return _strings(lambda s: s.encode() if isinstance(s, str) else s, array)
-    return np.ascontiguousarray(array)
-
-
-def _strings(function: Any, array: Any) -> Any:
-    return np.vectorize(function, otypes=[np.object_])(array)

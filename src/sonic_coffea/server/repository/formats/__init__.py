@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
+from sonic_coffea.server.repository.formats import (
+    _function,
+    _onnx,
+    _outputs,
+    _torchscript,
+    _trees,
+)
 from sonic_coffea.transport import DATATYPES
 
 if TYPE_CHECKING:
@@ -115,7 +121,8 @@ _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 def scripts_of(name: str) -> dict[str, Path]:
     """Return the scripts by which Triton's Python backend runs a format, by their names there."""
-    return {"model.py": _MODEL, "sonic_runner.py": Path(str(FORMATS[name].__file__))}
+    modules = {"sonic_runner.py": FORMATS[name], "sonic_outputs.py": _outputs}
+    return {"model.py": _MODEL, **{n: Path(str(m.__file__)) for n, m in modules.items()}}
 
 
 def read_source(name: str, served: Served, platform: str | None) -> tuple[Manifest, Files]:
