@@ -283,6 +283,12 @@ def require(
             raise kind(f"{problem} {name!r}; {nearest(name, known)}")
 
 
+def expect(holds: object, expected: str, got: object) -> None:
+    """Raise a `ConfigError` that says what was expected and what was given, unless that holds."""
+    if not holds:
+        raise ConfigError(f"expected {expected}, got {got!r}")
+
+
 def nearest(name: Any, known: Iterable[str]) -> str:
     """Return a phrase with the names closest to `name`, or with all names."""
     names = [str(k) for k in known]

@@ -256,7 +256,7 @@ def test_trees_of_categories_are_served_if_their_inputs_are_declared(tmp_path):
             "did you mean 'float64' or 'float32'",
         ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
-        ("tracker.py:listed", {**ROWS, "outputs": {"y": ("int8", [])}}, "'y' .* to have an axis"),
+        ("tracker.py:listed", {**ROWS, "outputs": {"y": ("int8", [])}}, "axes of .*'y' .*got .."),
         ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),

@@ -113,15 +113,15 @@ def test_ports_are_for_others_and_warn(light, serve, caplog, host):
     ("options", "message"),
     [
         *(
-            ({name: value}, f"{name}: expected a number of seconds")
+            ({name: value}, f"expected {name} as a number of seconds")
             for name in ("startup_timeout_s", "stop_timeout_s")
             for value in (-1, float("inf"), float("nan"), 1e12, "10", None)
         ),
         ({"host": "0.0.0.0"}, r"host='0.0.0.0' needs a port="),  # noqa: S104
         ({"extra_args": ["--grpc-port=8001"]}, "extra_args has --grpc-port"),
-        ({"extra_args": "--log-verbose=1"}, "extra_args: expected a list of strings, got '--log"),
-        ({"extra_args": [1]}, "extra_args: expected a list of strings, got .1"),
-        *(({"env": env}, "env: expected a dict of strings") for env in ({"A": 1}, ["A"])),
+        ({"extra_args": "--log-verbose=1"}, "expected extra_args as a list of strings, got '--log"),
+        ({"extra_args": [1]}, "expected extra_args as a list of strings, got .1"),
+        *(({"env": env}, "expected env as a dict of strings") for env in ({"A": 1}, ["A"])),
         *(({"threads": n}, f"threads to be an integer >= 1, got {n!r}") for n in (0, "x", 1.5)),
         *(
             ({"port": port}, f"port to be an integer >= 0, got {port!r}")

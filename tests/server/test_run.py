@@ -141,7 +141,7 @@ def test_ports_in_use_are_reported(light, serve):
             server.start()
         with server:
             assert server.url == f"grpc://127.0.0.1:{port}"
-    with pytest.raises(ConfigError, match="port: expected a number up to 65535, got 70000"):
+    with pytest.raises(ConfigError, match="expected port to be a number up to 65535, got 70000"):
         serve(light, port=70_000)
 
 

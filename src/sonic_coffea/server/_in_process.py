@@ -12,7 +12,7 @@ import numpy as np
 from dask.system import cpu_count
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, InferenceError, SonicError
+from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
 from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
@@ -62,11 +62,8 @@ class InProcessTransport:
     def __init__(self, url: str) -> None:
         self.address = url
         self.repository = Path(unquote(urlsplit(url).path))
-        if not self.repository.is_dir():
-            raise ConfigError(
-                f"expected a model repository, got {self.repository}, which is not "
-                "a folder on this machine"
-            )
+        is_folder = self.repository.is_dir()
+        expect(is_folder, "a model repository, a folder of this machine", str(self.repository))
         self.threads = cpu_count()
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
         self._loading = threading.Lock()

@@ -19,13 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
+from sonic_coffea.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    ServerError,
+    ServerStartError,
+    expect,
+)
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
 from sonic_coffea.server._install import warn
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
+from sonic_coffea.server.repository.formats import is_list
 from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
@@ -125,10 +132,8 @@ class LocalServer:
                 raise ConfigError(f"extra_args has {name}, which LocalServer sets by its options")
         times = {"startup_timeout_s": startup_timeout_s, "stop_timeout_s": stop_timeout_s}
         for name, value in times.items():
-            if not isinstance(value, Real) or not 0 <= float(value) <= 86_400:
-                raise ConfigError(
-                    f"{name}: expected a number of seconds up to 86400 (a day), got {value!r}"
-                )
+            is_time = isinstance(value, Real) and 0 <= float(value) <= 86_400
+            expect(is_time, f"{name} as a number of seconds up to 86400 (a day)", value)
         self.repository = Path(repository).absolute()
         self._port, self._host = port, host
         configured = dask.config.get("sonic.local", {})
@@ -450,14 +455,13 @@ class LocalServer:
 def _check_types(port: Any, threads: Any, env: Any, extra_args: Any) -> None:
     check_integer("port", port, 0)
     check_integer("threads", threads, 1)
-    if port is not None and port >= 1 << 16:
-        raise ConfigError(f"port: expected a number up to 65535, got {port}")
+    expect(port is None or port < 1 << 16, "port to be a number up to 65535", port)
     variables = env or {}
     is_dict = isinstance(variables, Mapping)
-    if not is_dict or not all(isinstance(t, str) for item in variables.items() for t in item):
-        raise ConfigError(f"env: expected a dict of strings, got {env!r}")
-    if isinstance(extra_args, str) or not all(isinstance(each, str) for each in extra_args):
-        raise ConfigError(f"extra_args: expected a list of strings, got {extra_args!r}")
+    are_texts = is_dict and all(isinstance(t, str) for item in variables.items() for t in item)
+    expect(are_texts, "env as a dict of strings", env)
+    are_texts = is_list(extra_args) and all(isinstance(each, str) for each in extra_args)
+    expect(are_texts, "extra_args as a list of strings", extra_args)
 
 
 def _free_port(host: str, port: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
 from sonic_coffea.server.repository.formats import Manifest, Served, read_source, scripts_of
@@ -107,11 +107,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     """
     root, labels = Path(path), labels or {}
     metadata = _checked(models, labels, metadata, version)
-    if not isinstance(dynamic_batching, bool | Mapping | None):
-        raise ConfigError(
-            f"expected dynamic_batching as True, False or a dict of options, got "
-            f"{dynamic_batching!r}"
-        )
+    is_known = isinstance(dynamic_batching, bool | Mapping | None)
+    expect(is_known, "dynamic_batching as True, False or a dict of options", dynamic_batching)
     _config.check_integer("instances", instances, 1)
     _config.check_integer("threads", threads, 1)
     # What is written: by its path in the repository, a file to copy, or a text.
@@ -191,21 +188,14 @@ def _checked(
     if not isinstance(models, Mapping):
         name = Path(models).stem if isinstance(models, (str, os.PathLike)) else "name"
         raise ConfigError(f"expected models as a dict, such as {{{name!r}: {models!r}}}")
-    if not models:
-        raise ConfigError("expected at least one model, got none")
+    expect(models, "at least one model", models)
+    characters = "letters, digits, '_', '-' and '.' that does not begin with '-' or '.'"
     for name in models:
-        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-            raise ConfigError(
-                "expected a model name of letters, digits, '_', '-' and '.' that does not begin "
-                f"with '-' or '.', got {name!r}"
-            )
-    if not isinstance(labels, Mapping):
-        raise ConfigError(f"expected labels as a mapping of model name to labels, got {labels!r}")
-    for name in labels:
-        if name not in models:
-            raise ConfigError(
-                f"labels for a model {name!r} that is not built; {nearest(name, models)}"
-            )
+        is_name = isinstance(name, str) and _MODEL_NAME.fullmatch(name)
+        expect(is_name, f"a model name of {characters}", name)
+    is_mapping = isinstance(labels, Mapping)
+    expect(is_mapping, "labels as a mapping of model name to labels", labels)
+    require(labels, models, "labels for a model that is not built:")
     if version != "next":
         _config.check_integer("version, unless 'next',", version, 1)
     try:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Tensor
+from sonic_coffea.errors import ConfigError, expect, require
+from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Tensor, is_list
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ def model_config(
     shapes = {**dims, **(served.warmup or {})}
     for tensor, shape in shapes.items():
         _member(dims, tensor, f"input of model {name!r}")
-        if not isinstance(shape, (list, tuple)):
-            raise ConfigError(f"expected a shape as warmup of {tensor!r}, got {shape!r}")
+        expect(isinstance(shape, (list, tuple)), f"a shape as warmup of {tensor!r}", shape)
     if warmup and not any(-1 in shape for shape in shapes.values()):
         sample = {
             t["name"]: {
@@ -212,8 +211,7 @@ def ensemble_config(
         begins = [tensor for tensor in consumed if tensor not in produced]
     if ends is None:
         ends = [tensor for tensor in produced if tensor not in consumed]
-    if not begins or not ends:
-        raise ConfigError(f"expected steps {of} with a tensor to begin and one to end at, got none")
+    expect(begins and ends, f"steps {of} with a tensor to begin and one to end at", ensemble.steps)
     # An ensemble is batched only if all its steps are.
     batch = min(limits)
     manifest = {
@@ -248,10 +246,7 @@ def version_policy(versions: Versions | None) -> Config:
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}
-    if not isinstance(versions, (list, tuple, range)) or not versions:
-        raise ConfigError(
-            f"expected versions as 'all', 'latest' or their numbers, got {versions!r}"
-        )
+    expect(is_list(versions) and versions, "versions as 'all', 'latest' or their numbers", versions)
     for number in versions:
         check_integer("each of versions", number, 1)
     return {"specific": {"versions": list(versions)}}
@@ -266,27 +261,18 @@ def add_labels(
     name = config["name"]
     lengths = {t["name"]: [1, *t["shape"]][-1] for t in manifest["outputs"]}
     if labels is not None and not isinstance(labels, Mapping):
-        if isinstance(labels, str) or len(lengths) != 1:
-            raise ConfigError(
-                f"expected labels of model {name!r} as a mapping of output name to labels, "
-                f"got {labels!r}; its outputs are {', '.join(lengths)}"
-            )
+        outputs = f"a mapping of output name to labels ({', '.join(lengths)})"
+        is_of_one = len(lengths) == 1 and is_list(labels)
+        expect(is_of_one, f"labels of model {name!r} as {outputs}", labels)
         labels = {next(iter(lengths)): labels}
     files = {}
     for output, names in (labels or {}).items():
         length = _member(lengths, output, f"output of model {name!r}")
+        of = f"for output {output!r} of model {name!r}"
         listed: Any = names
-        is_list = isinstance(listed, (Sequence, np.ndarray)) and not isinstance(listed, str)
-        if not is_list or not all(isinstance(n, str) and "\n" not in n for n in listed):
-            raise ConfigError(
-                f"expected labels for output {output!r} of model {name!r} as a list of names "
-                f"without line breaks, got {names!r}"
-            )
-        if length not in (-1, len(names)):
-            raise ConfigError(
-                f"expected {length} labels for output {output!r} of model {name!r}, "
-                f"got {len(names)}: {', '.join(names)}"
-            )
+        are_names = is_list(listed) and all(isinstance(n, str) and "\n" not in n for n in listed)
+        expect(are_names, f"labels {of} as a list of names without line breaks", names)
+        expect(length in (-1, len(names)), f"{length} labels {of}", names)
         file = f"{quote(output, safe='')}_labels.txt"
         config["output"][list(lengths).index(output)]["label_filename"] = file
         files[file] = "".join(f"{label}\n" for label in names)
@@ -310,11 +296,10 @@ def _tensors(manifest: Manifest, batch: int) -> Config:
 
 
 def check_integer(option: str, value: object, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
-        raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")
+    is_valid = value is None or (type(value) is int and value >= least)
+    expect(is_valid, f"{option} to be an integer >= {least}", value)
 
 
 def _member(members: Mapping[str, Any], name: str, what: str) -> Any:
-    if name not in members:
-        raise ConfigError(f"no {what} is called {name!r}; {nearest(name, members)}")
+    require([name], members, f"no {what} is called")
     return members[name]

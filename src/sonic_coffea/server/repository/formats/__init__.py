@@ -13,8 +13,10 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sonic_coffea._extras import needed
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.server.repository.formats import (
     _function,
     _onnx,
@@ -78,11 +80,14 @@ class Served:
     def __post_init__(self) -> None:
         for option in ("inputs", "outputs", "warmup"):
             value = getattr(self, option)
-            if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"Served: expected {option} as a dict by tensor, got {value!r}")
-        files: Any = self.files
-        if isinstance(files, str) or not isinstance(files, Sequence):
-            raise ConfigError(f"Served: expected files as a list of paths, got {files!r}")
+            is_dict = value is None or isinstance(value, Mapping)
+            expect(is_dict, f"{option} as a dict by tensor", value)
+        expect(is_list(self.files), "files as a list of paths", self.files)
+
+
+def is_list(value: Any) -> bool:
+    """Whether an option is a sequence, such as a list, and not one name."""
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
 # From input tensors by name, and the names of the requested outputs, to outputs by name.
@@ -127,15 +132,12 @@ def scripts_of(name: str) -> dict[str, Path]:
 
 def read_source(name: str, served: Served, platform: str | None) -> tuple[Manifest, Files]:
     """Read what a model is, without running it, and which files it is made of."""
-    kind: str | None = "function"
+    kind = "function"
     if not callable(served.source):
         # A function is also given as file.py:function.
-        kind = SUFFIXES.get(Path(str(served.source)).suffix.lower().partition(":")[0])
-    if kind is None:
-        raise ConfigError(
-            f"expected a file of a kind that can be served ({', '.join(SUFFIXES)}) for model "
-            f"{name!r}, got {served.source}"
-        )
+        kind = SUFFIXES.get(Path(str(served.source)).suffix.lower().partition(":")[0], "")
+    suffixes = f"a file of a kind that can be served ({', '.join(SUFFIXES)})"
+    expect(kind, f"{suffixes} for model {name!r}", str(served.source))
     if served.files and kind != "function":
         raise ConfigError(f"files go with a function, and model {name!r} is of kind {kind}")
     platform = served.platform or platform or ("onnxruntime" if kind == "onnx" else "python")
@@ -189,12 +191,9 @@ def _tensor(model: str, name: str, declaration: Any) -> Tensor:
             f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
             f"got {declaration!r}"
         ) from None
-    if any(length < 1 and length != -1 for length in shape):
-        raise ConfigError(f"expected axes of {where} of at least 1, or -1 for any, got {shape}")
-    if not shape:
-        raise ConfigError(f"expected {where} to have an axis, got one number for all rows")
-    if dtype not in TRITON_TYPES:
-        raise ConfigError(f"unknown type {dtype!r} of {where}; {nearest(str(dtype), TRITON_TYPES)}")
+    are_lengths = shape and all(length >= 1 or length == -1 for length in shape)
+    expect(are_lengths, f"axes of {where}, each of at least 1, or -1 for any", shape)
+    require([dtype], TRITON_TYPES, f"{where} has an unknown type")
     return {"name": name, "dtype": dtype, "shape": shape}
 
 
