@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 from dask.system import cpu_count
 
 from sonic_coffea._version import __version__
@@ -16,16 +16,19 @@ from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
 from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
-from sonic_coffea.server.repository._config import FILE, check_agents, read_config
+from sonic_coffea.server.repository._config import (
+    FILE,
+    check_agents,
+    read_config,
+    tensor_config,
+)
 from sonic_coffea.server.repository.formats._outputs import run_declared
 from sonic_coffea.transport import (
-    STRINGS,
     Contract,
     ModelEntry,
     Response,
     ServerMetadata,
-    TensorSpec,
-    kserve_name,
+    configured_contract,
     not_found,
 )
 
@@ -200,7 +203,9 @@ def _open(
     check_agents(folder, config)
     place = folder / version
     manifest = manifests.read(place)
-    backend, digest = config.get("backend") or config.get("platform", "onnxruntime"), ""
+    # Else the configuration does not say which files the version is of.
+    is_as_built = manifest is not None and not manifests.changes(place, manifest)
+    backend = config.get("backend") or config.get("platform", "onnxruntime")
     if backend == "ensemble":
         raise ConfigError(f"{folder} is an ensemble, which only a server runs: use LocalServer")
     if manifest is None:
@@ -211,10 +216,6 @@ def _open(
                 f"onnxruntime, got neither in {place} (backend {backend})"
             )
         manifest = {**_described(file, folder.name), "file": file.name}
-    elif not manifests.changes(place, manifest):
-        # The configuration says which files the version was built of.
-        parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
-        digest = str(parameter.get("string_value", ""))
     path = place / manifest["file"]
     try:
         run = formats.FORMATS[manifest["kind"]].load(path, dict(manifest), threads)
@@ -233,7 +234,10 @@ def _open(
         outputs = run_declared(run, feed, requested, declared)
         return {n: t.reshape(-1, 1) if n in numbers else t for n, t in outputs.items()}
 
-    return _contract(folder.name, version, manifest, rows=rows, digest=digest), run_rows
+    contract = configured_contract(
+        folder.name, version, {**tensor_config(manifest, rows), **config}
+    )
+    return contract if is_as_built else replace(contract, digest=""), run_rows
 
 
 def contract_of(file: Path, name: str) -> Contract:
@@ -244,44 +248,13 @@ def contract_of(file: Path, name: str) -> Contract:
     sonic_coffea.errors.ConfigError
         If the file cannot be read, or does not describe its tensors.
     """
-    return _contract(name, "1", _described(file, name))
+    described = _described(file, name)
+    contract = configured_contract(name, "1", tensor_config(described, int(described["batched"])))
+    max_rows = None if described["batched"] else contract.max_rows
+    features = tuple(described.get("features", ()))
+    return replace(contract, max_rows=max_rows, stacks=False, features=features)
 
 
 def _described(file: Path, name: str) -> dict[str, Any]:
     """Return what a model file says of its tensors, as in a manifest."""
     return formats.read_source(name, formats.Served(file), None)[0]
-
-
-def _contract(
-    model: str,
-    version: str,
-    described: Mapping[str, Any],
-    *,
-    rows: int | None = None,
-    digest: str = "",
-) -> Contract:
-    stacks = described["batched"] if rows is None else rows > 0
-    inputs, outputs = (
-        tuple(_spec(tensor, stacks=stacks) for tensor in described[key])
-        for key in ("inputs", "outputs")
-    )
-    free = all(spec.rows < 0 for spec in inputs)
-    return Contract(
-        model=model,
-        version=version,
-        inputs=inputs,
-        outputs=outputs,
-        max_rows=rows or (None if free else 1),
-        digest=digest,
-        features=tuple(described.get("features", ())),
-        stacks=bool(rows),
-    )
-
-
-def _spec(tensor: Mapping[str, Any], *, stacks: bool) -> TensorSpec:
-    dtype = np.dtype(STRINGS if tensor["dtype"] == "bytes" else tensor["dtype"])
-    rows, *shape = tensor["shape"]
-    shape = shape or [1] * stacks  # of batches, Triton has no tensors without further axes
-    return TensorSpec(
-        name=tensor["name"], datatype=kserve_name(dtype), shape=tuple(shape), rows=rows
-    )

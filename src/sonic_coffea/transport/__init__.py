@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, ModelEntry, TensorSpec, not_found
-from sonic_coffea.transport._model_config import read_model_config, write_model_config
+from sonic_coffea.transport._model_config import (
+    configured_contract,
+    read_model_config,
+    write_model_config,
+)
 from sonic_coffea.transport._options import ConnectionOptions, Token, read_text
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 from sonic_coffea.transport._transport import (
@@ -36,6 +40,7 @@ __all__ = [
     "Token",
     "Transport",
     "ask",
+    "configured_contract",
     "connect_transport",
     "from_wire",
     "kserve_name",

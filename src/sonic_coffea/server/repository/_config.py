@@ -139,7 +139,7 @@ def model_config(
     config = {
         "name": name,
         "backend": manifest["platform"],
-        **_tensors(manifest, limit if manifest["batched"] else 0),
+        **tensor_config(manifest, limit if manifest["batched"] else 0),
         "instance_group": [{"count": instances, **kind}],
     }
     batching = {} if dynamic_batching is True else dynamic_batching
@@ -223,7 +223,7 @@ def ensemble_config(
         "outputs": [_member(produced, tensor, f"output {of}") for tensor in ends],
     }
     scheduling = {"platform": "ensemble", "ensemble_scheduling": {"step": steps}}
-    return {"name": name, **_tensors(manifest, batch), **scheduling}, manifest
+    return {"name": name, **tensor_config(manifest, batch), **scheduling}, manifest
 
 
 def _check_first_axes(name: str, manifest: Manifest) -> None:
@@ -279,7 +279,7 @@ def add_labels(
     return files
 
 
-def _tensors(manifest: Manifest, batch: int) -> Config:
+def tensor_config(manifest: Manifest, batch: int) -> Config:
     """Return the tensors of a configuration, for batches of up to `batch` rows; 0: no batches."""
 
     def spec(tensor: Tensor) -> Config:
