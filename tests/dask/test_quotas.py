@@ -323,7 +323,7 @@ def asked(requests: int, queue_s: float, compute_s: float) -> ModelStatistics:
 
 def test_what_other_clusters_send_is_seen() -> None:
     """By the server's own account, which is of all requests."""
-    history = History()
+    history = History(Allocator())
     for step in range(40):
         # Ten of its own a step, and thirty of others.
         history.report(totals(100 if step else 0), {})
@@ -337,13 +337,14 @@ def test_what_other_clusters_send_is_seen() -> None:
 
 
 def test_rounds_make_rates() -> None:
-    history, allocator = History(), Allocator()
+    allocator = Allocator()
+    history = History(allocator)
     telemetry = {SERVED: Telemetry(3, 4)}
     for now in (0.0, 1.0, 2.0):
         history.report(totals(100 if now else 0), {})
         allocator.report("a", telemetry, {URL: now == 2.0}, now)
         allocator.end_round(now)
-        history.end_round(allocator, now)
+        history.end_round(now)
     (course,) = history.courses.values()
     assert [rate for _, rate in course.rows_per_s] == [100.0, 100.0]
     assert course.rtt_s == 0.5
@@ -352,7 +353,7 @@ def test_rounds_make_rates() -> None:
 
 
 def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
-    history = History()
+    history = History(Allocator())
     history.report(totals(10), {SERVED: asked(10, 1.0, 3.0)})
     history.report({}, {SERVED: asked(20, 1.1, 6.0)})
     history.report({}, {(URL, ("m", "2")): asked(20, 9.0, 9.0)})  # another version

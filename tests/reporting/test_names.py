@@ -113,8 +113,9 @@ def test_the_dashboard() -> None:
     from bokeh.models import DataTable
 
     from sonic_coffea.dask._dashboard import History, fill_page
+    from sonic_coffea.dask._quotas import Allocator
 
-    history, page = History(), Document()
+    history, page = History(Allocator()), Document()
     names = sorted(NAMES.values())
     history.report({((f"s {n}", f"m {n}", "1"), "rows"): 1 for n in names}, {})
     fill_page(history, None, {}, page)

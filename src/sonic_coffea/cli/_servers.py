@@ -54,9 +54,11 @@ def check(
     console = Console(quiet=json_only.get(), soft_wrap=True)
     with console.status("trying"):
         if scheduler is not None:
-            from sonic_coffea.dask import check_cluster
+            from sonic_coffea.dask import check_workers, cluster
 
-            checks = check_cluster(scheduler, settings, model, version, models)
+            with cluster(0, scheduler) as client:
+                hosts = check_workers(client, settings, model, version, models)
+            checks = tools.Checks(hosts)
             result = checks.to_dict()
             console.print(
                 tables.described("the server, as hosts see it", checks.rows(), header=checks.header)

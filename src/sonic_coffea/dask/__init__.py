@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sonic_coffea.dask._client import check_cluster, check_workers, cluster, register
+from sonic_coffea.dask._client import check_workers, cluster, register
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
 
 __all__ = [
     "SonicSchedulerPlugin",
-    "check_cluster",
     "check_workers",
     "cluster",
     "register",

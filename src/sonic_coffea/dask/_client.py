@@ -18,7 +18,7 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea.dask._scheduler import CONNECTED, TURN, SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import Checks, HostCheck, check_here, in_turn
+from sonic_coffea.pool import HostCheck, check_here, in_turn
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Pool, Settings
@@ -196,22 +196,3 @@ async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck
 
 def _failed(host: Any, address: str, error: Exception) -> HostCheck:
     return HostCheck(host=str(host), process=address, error=f"{type(error).__name__}: {error}")
-
-
-def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
-    """Try the servers from one worker of each host of the cluster of a scheduler.
-
-    Parameters
-    ----------
-    scheduler : str
-        Its address.
-    settings, *tried
-        As for `check_workers`.
-
-    Raises
-    ------
-    ConfigError
-        If no scheduler answers there, or no worker comes within a minute.
-    """
-    with cluster(0, scheduler) as client:
-        return Checks(check_workers(client, settings, *tried))

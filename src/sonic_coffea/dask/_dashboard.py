@@ -82,9 +82,10 @@ class Course:
 
 
 class History:
-    """Courses by server, model and version."""
+    """Courses by server, model and version, beside what an allocator knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
         self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
         # By model, the server's statistics when it was asked, and the requests of all workers then.
         self._asked: defaultdict[ServedModel, deque[tuple[ModelStatistics, float]]]
@@ -94,16 +95,13 @@ class History:
         self,
         totals: Mapping[tuple[ServedVersion, str], Any],
         timings: Mapping[ServedModel, ModelStatistics],
-    ) -> dict[ServedModel, float]:
+    ) -> None:
         """Take what a client has counted since its last report, and the servers' own statistics.
 
-        Returns
-        -------
-        dict
-            Mean compute times, in s. Where a server counts fewer requests than it has answered, it
-            is one of several behind a balancer, and its counts are compared with another's.
+        The allocator gets a model's mean compute time, unless the server counts fewer requests than
+        it has answered: then it is one of several behind a balancer, and its counts are compared
+        with another's.
         """
-        compute_s: dict[ServedModel, float] = {}
         for (served_version, name), more in totals.items():
             self.courses[served_version].totals[name] += more
         for served, counts in timings.items():
@@ -129,14 +127,13 @@ class History:
                     course.others = max(1 - own / requests, 0.0)
                 # If far more are answered than this server counts, others are behind its URL, too.
                 if 0 <= own <= 1.1 * requests:
-                    compute_s[served] = course.model_s
-        return compute_s
+                    self.allocator.capacities[served].compute_s = course.model_s
 
-    def end_round(self, allocator: Allocator, now: float) -> None:
+    def end_round(self, now: float) -> None:
         """End a round of the allocator's."""
         for served, course in self.courses.items():
-            course.demand = allocator.demand(*served)
-            course.open_circuits = allocator.open_circuits(served[0])
+            course.demand = self.allocator.demand(*served)
+            course.open_circuits = self.allocator.open_circuits(served[0])
             course.end_round(now)
 
 

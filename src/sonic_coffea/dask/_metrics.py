@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections import Counter
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.pool import in_turn
@@ -25,26 +24,29 @@ def offer_metrics() -> None:
     with contextlib.suppress(ImportError):  # dask offers no metrics then, either
         from prometheus_client import REGISTRY
 
-        REGISTRY.register(SimpleNamespace(collect=_collect))
+        REGISTRY.register(_Collector())
 
 
-def _collect() -> Iterator[Any]:
-    """Return the families of metrics, as prometheus_client asks for them."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+class _Collector:
+    """The figures of the process's pools."""
 
-    pools = in_turn()
-    served = list(sum((pool.statistics for pool in pools), Statistics()))
-    labels = ["server", "model", "version"]
-    for name in _COUNTS + _TIMES:
-        in_full = re.sub("_s$", "_seconds", name)
-        family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
-        for where, tally in served:
-            family.add_metric(list(where), getattr(tally, name))
-        yield family
-    in_flight: Counter[str] = Counter()
-    for state in (state for pool in pools for state in pool.servers):
-        in_flight[state.url] += state.in_flight
-    gauge = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
-    for url, number in in_flight.items():
-        gauge.add_metric([url], number)
-    yield gauge
+    def collect(self) -> Iterator[Any]:
+        """Return the families of metrics, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        pools = in_turn()
+        served = list(sum((pool.statistics for pool in pools), Statistics()))
+        labels = ["server", "model", "version"]
+        for name in _COUNTS + _TIMES:
+            in_full = re.sub("_s$", "_seconds", name)
+            family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
+            for where, tally in served:
+                family.add_metric(list(where), getattr(tally, name))
+            yield family
+        in_flight: Counter[str] = Counter()
+        for state in (state for pool in pools for state in pool.servers):
+            in_flight[state.url] += state.in_flight
+        gauge = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
+        for url, number in in_flight.items():
+            gauge.add_metric([url], number)
+        yield gauge

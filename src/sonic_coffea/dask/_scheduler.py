@@ -42,7 +42,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.allocator = Allocator()
-        self.history = History()
+        self.history = History(self.allocator)
         # By client, the worker plugins with its settings, and that of its next tasks.
         self._plugins: defaultdict[str, set[str]] = defaultdict(set)
         self._next: dict[str, str] = {}
@@ -126,8 +126,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        for served, compute_s in self.history.report(totals, timings).items():
-            self.allocator.capacities[served].compute_s = compute_s
+        self.history.report(totals, timings)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Keep dask from retrying a task that failed for good, as its worker says."""
@@ -141,7 +140,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         """Tell the workers what they may have in flight."""
         now, asks = time.monotonic(), True
         allocated = self.allocator.end_round(now)
-        self.history.end_round(self.allocator, now)
+        self.history.end_round(now)
         for (worker, plugin), quotas in allocated.items():
             message = {
                 "op": QUOTAS + plugin,
