@@ -284,10 +284,13 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
         build_repository(path, {name: classifier}, max_batch_size=rows)
         (path / name / "1" / "sonic-manifest.json").unlink()
         assert [p.name for p in (path / name / "1").iterdir()] == ["model.onnx"]
-    numbers = save_onnx(tmp_path / "numbers.onnx", "(float[N] x) => (float[N] y) { y = Neg(x) }")
-    build_repository(path, {"numbers": numbers})
+    for name, graph in (
+        ("numbers", "(float[N] x) => (float[N] y) { y = Neg(x) }"),
+        ("words", "(string[N, 1] x) => (string[N, 1] y) { y = Identity(x) }"),
+    ):
+        build_repository(path, {name: save_onnx(tmp_path / f"{name}.onnx", graph)})
+        (path / name / "1" / "sonic-manifest.json").unlink()
     assert "reshape" in configuration(path, "numbers")["output"][0]
-    (path / "numbers" / "1" / "sonic-manifest.json").unlink()
     save_published(path, classifier)
     before = files(path)
     x = np.random.default_rng(1).normal(size=(7, 8)).astype("float32")
@@ -296,6 +299,8 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
         for name in ("batched", "whole", "published"):
             np.testing.assert_array_equal(infer(server, name, x=x)["scores"], expected)
         np.testing.assert_array_equal(infer(server, "numbers", x=x[:, :1])["y"], -x[:, :1])
+        text = np.array([["é".encode()]], object)
+        np.testing.assert_array_equal(infer(server, "words", x=text)["y"], text)
     assert files(path) == before
     # Without a configuration, a native backend would take the tensors from the file.
     shutil.copytree(path / "published" / "1", tmp_path / "s" / "bare" / "1")
