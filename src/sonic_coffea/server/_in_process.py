@@ -16,12 +16,7 @@ from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
 from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
-from sonic_coffea.server.repository._config import (
-    FILE,
-    check_agents,
-    read_config,
-    tensor_config,
-)
+from sonic_coffea.server.repository._config import FILE, check_agents, read_config, tensor_config
 from sonic_coffea.server.repository.formats._outputs import run_declared
 from sonic_coffea.transport import (
     Contract,
@@ -148,10 +143,8 @@ class InProcessTransport:
 
     def _run(self, model: str, version: str, inputs: Tensors, outputs: tuple[str, ...]) -> Response:
         contract, run = self._load(model, version)
-        # TorchScript takes tensors by their order.
-        feed = {spec.name: inputs[spec.name] for spec in contract.inputs}
         try:
-            tensors = run(feed, outputs)
+            tensors = run(dict(inputs), outputs)
         except Exception as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}") from error
         return Response(
@@ -228,15 +221,16 @@ def _open(
     rows = int(config.get("max_batch_size", 0))
     declared = {t["name"]: t for t in (*manifest["inputs"], *manifest["outputs"])}
     numbers = {name for name, t in declared.items() if rows and len(t["shape"]) == 1}
+    # TorchScript takes tensors by their order.
+    inputs = [tensor["name"] for tensor in manifest["inputs"]]
 
     def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
-        feed = {n: t.reshape(-1) if n in numbers else t for n, t in feed.items()}
+        feed = {n: feed[n].reshape(-1) if n in numbers else feed[n] for n in inputs}
         outputs = run_declared(run, feed, requested, declared)
         return {n: t.reshape(-1, 1) if n in numbers else t for n, t in outputs.items()}
 
-    contract = configured_contract(
-        folder.name, version, {**tensor_config(manifest, rows), **config}
-    )
+    config = {**tensor_config(manifest, rows), **config}
+    contract = configured_contract(folder.name, version, config)
     return contract if is_as_built else replace(contract, digest=""), run_rows
 
 

@@ -17,13 +17,7 @@ import numpy as np
 
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository.formats import (
-    _function,
-    _onnx,
-    _outputs,
-    _torchscript,
-    _trees,
-)
+from sonic_coffea.server.repository.formats import _function, _onnx, _outputs, _torchscript, _trees
 from sonic_coffea.transport import DATATYPES
 
 if TYPE_CHECKING:
