@@ -108,6 +108,9 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
     tensor = layout.pack(events)
     assert len(tensor) == ak.count(events.FatJet.pt)
     assert {(row[0], row[2]) for row in tensor.tolist()} == {(2.0, 1.0)}
+    kept = ak.Array([{"pt": 9.0}, None])  # as after ak.mask
+    kept = ak.with_parameter(kept, "metadata", metadata)
+    assert sonic.Row(["pt", year]).pack(kept).tolist() == [[9, 2]]
     of_jets = sonic.Row([year, sonic.Feature("later", expression="pt * metadata(year)")])
     for jets in (events.FatJet, {"pt": events.FatJet.pt}):
         assert of_jets.pack(jets)[:, 0].tolist() == [2.0] * len(tensor)

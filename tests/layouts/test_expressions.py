@@ -120,6 +120,26 @@ def test_arrays_are_not_written_to(dtype: str) -> None:
         np.testing.assert_array_equal(column, before)
 
 
+@pytest.mark.parametrize(
+    ("expression", "of_minus_3"),
+    [("a * a", 9), ("a + a", -6), ("-2 - a", 1), ("a**2", 9), ("a * (b > 0) * 2", -6)],
+)
+def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: float) -> None:
+    row, large = sonic.Row(feature(expression), "float64"), 2**63 - 1
+    assert row.pack({"a": [-3], "b": [1]}).tolist() == [[of_minus_3]]
+    with pytest.raises(InputError, match=r"an integer is too large for int64; begin with 1.0 \*"):
+        row.pack({"a": [1, large], "b": [1, 1]})
+    assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
+
+
+def test_sums_of_conditions_are_refused() -> None:
+    columns = {"a": [1.0, 3.0], "b": [3.0, 3.0]}
+    with pytest.raises(InputError, match=r"write \| for or, or 1 \* .* how many conditions hold"):
+        sonic.Row(feature("(a > 2) + (b > 2)")).pack(columns)
+    count = sonic.Row(feature("1 * (a > 2) + (b > 2)"))
+    assert count.pack(columns).tolist() == [[1], [2]]
+
+
 UNREADABLE = ("", "pt\0", "pt eta", "pt;1", "pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j")
 
 

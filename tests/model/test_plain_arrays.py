@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
@@ -11,6 +11,9 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
 SEVERAL = sonic.Model(
@@ -77,6 +80,29 @@ def test_data_frames_are_scored_as_such() -> None:
     swapped = MODEL.pack(FRAME.assign(pt=FRAME.pt.to_numpy().astype(">f4")))
     assert swapped["x"].tolist() == MODEL.pack(FRAME)["x"].tolist()
     assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
+
+
+def test_columns_may_have_the_name_of_an_input() -> None:
+    same = sonic.Model("m", {"x": sonic.Row(["x", "y"])}, MODEL.outputs)
+    columns = {"x": np.asarray([1.0, 2.0]), "y": np.asarray([3, 4])}
+    assert same.pack(columns)["x"].tolist() == [[1, 3], [2, 4]]
+    assert same(columns)["b"].tolist() == [6.0, 8.0]
+    assert same({"x": ak.zip(columns)}).b.tolist() == [6.0, 8.0]
+
+
+def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None:
+    ordered = FRAME.sort_values("eta")
+    folds = sonic.Folds([MODEL, MODEL])
+    assert MODEL(ordered, mask=(ordered.pt > 1.5)).a.isna().tolist() == [False, False, True]
+    for refused in (
+        lambda: MODEL(ordered, mask=FRAME.pt > 1.5),
+        lambda: MODEL({"pt": FRAME.pt, "eta": ordered.eta}),
+        lambda: folds(ordered, fold=FRAME.kind == "y"),
+        lambda: folds(ordered, fold="kind2", events=FRAME.assign(kind2=0)),
+        lambda: MODEL.export(ordered, tmp_path / "t.parquet", labels={"is_y": FRAME.kind == "y"}),
+    ):
+        with pytest.raises(errors.InputError, match="have other indices, as after sort_values"):
+            refused()
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:

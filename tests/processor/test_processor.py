@@ -253,6 +253,7 @@ def test_calls_are_cancelled_when_something_else_fails(where: str) -> None:
         ({"block_size": 2.5}, "block_size: expected at least 1 event"),
         ({"block_size": True}, "block_size: expected at least 1 event"),
         ({"produce": lambda _, e, s: s["aa"]}, "sent nothing to a model 'aa'; did you mean 'a'"),
+        ({"produce": lambda *_: {STATISTICS_KEY: 1}}, "produce returns 'sonic_statistics', which"),
         ({"produce": lambda _, e, s: s.a}, r"expected scores\['a'\], got scores.a"),
     ],
 )

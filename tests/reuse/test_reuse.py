@@ -188,9 +188,13 @@ def test_bad_variations_and_versions_are_refused(
         MODEL(given, pool=pool, **options)
 
 
-def test_graphs_are_not_told_apart(sonic_server: Any) -> None:
-    graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": ["a"]})
-    sonic_server(graph, functions={"g": lambda inputs: {"y": inputs["x"]}})
+def test_graphs_are_all_sent_also_of_variations(sonic_server: Any) -> None:
+    graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": sonic.Output(per="constituent")})
+    sonic_server(graph, functions={"g": lambda inputs: {"y": 2 * inputs["x"]}})
+    nominal, up = objects([[1, 2], [3]]), objects([[1, 2], [4]])
+    scores = graph(sonic.Variations(nominal=nominal, up=up))
+    assert scores["nominal"].tolist() == [[2, 4], [6]]
+    assert scores["up"].tolist() == [[2, 4], [8]]
     with pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"):
         graph(objects([[[1, 2]]]), deduplicate=True)
 

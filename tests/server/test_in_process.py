@@ -124,6 +124,9 @@ def lacking(x):
 def complexes(x):
     return {"y": x.astype("complex64")}
 
+def flat(x):
+    return {"y": x[:, 0]}
+
 rows = np.zeros((4, 1), "float32")
 
 def reusing(x):
@@ -131,7 +134,7 @@ def reusing(x):
     return {"y": rows[: len(x)]}
 """
 
-FUNCTIONS = ("twice", "nothing", "masked", "swapped", "lacking", "complexes", "reusing")
+FUNCTIONS = ("twice", "nothing", "masked", "swapped", "lacking", "complexes", "flat", "reusing")
 
 
 @pytest.fixture
@@ -159,7 +162,8 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("twice", "too large.*model twice"),
             ("nothing", "'y' is declared, but the model returned nothing"),
             ("masked", "output 'y' has masked values"),
-            ("lacking", "'y' came back as BYTES, the model declares FP32"),
+            ("lacking", r"is declared float32 \[-1, 1\], but the model returned object \[\]"),
+            ("flat", r"is declared float32 \[-1, 1\], but the model returned float32 \[2\]"),
             ("complexes", "'y' came back as complex64, the model declares FP32"),
         ):
             with pytest.raises((InferenceError, ResponseError), match=message):

@@ -29,6 +29,7 @@ from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
     Source,
+    check_index,
     columns_of,
     giving_back,
     is_lazy,
@@ -69,6 +70,7 @@ __all__ = [
     "assignments",
     "bind_columns",
     "bind_inputs",
+    "check_index",
     "check_told_apart",
     "checked",
     "columns_of",

@@ -12,7 +12,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._padding import load
-from sonic_coffea.layouts._source import Source, within
+from sonic_coffea.layouts._source import Source, within, without_fields
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._options import DType
@@ -277,7 +277,9 @@ def _segments(
 
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
-    if isinstance(arrays, dict) and set(arrays) & set(layouts):
+    named = set(arrays) & set(layouts) if isinstance(arrays, dict) else ()
+    read = {column.partition(".")[0] for layout in layouts.values() for column in layout.columns}
+    if named and not (read <= {*arrays} and all(without_fields(arrays[name]) for name in named)):
         require(arrays, layouts, "the model has no input", FieldError)
         needed = [name for name, layout in layouts.items() if layout.columns]
         require(needed, arrays, "no array for the model's input", FieldError)

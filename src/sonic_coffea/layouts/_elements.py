@@ -390,6 +390,8 @@ def bind_columns(
             nothing = (Level(np.zeros(1, np.int64)),) * (top - depths[term])
             places[term], depths[term] = replace(place, levels=(*place.levels, *nothing)), top
     own = {term: place for term, place in places.items() if depths[term] == top}
+    # Metadata are of all events, also of those that are None.
+    own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
     stands = None if missing is None else tuple(missing)
     if jagged:

@@ -100,6 +100,23 @@ def _whole(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any
     return np.where(is_wrong, np.nan, result) if np.any(is_wrong) else result
 
 
+def _held(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """Return the result, refusing integers that wrapped around: those are off by 2**64.
+
+    Refuses a sum of two conditions, too: in numpy, that is no number, but whether any holds.
+    """
+    result = operation(first, second)
+    kind = np.asarray(result).dtype.kind
+    if kind == "b" and operation is operator.add:
+        raise TypeError("write | for or, or 1 * (…) + (…) for how many conditions hold")
+    if kind in "iu":
+        with np.errstate(all="ignore"):
+            real = operation(np.asarray(first, np.float64), np.asarray(second, np.float64))
+            if np.any(abs(real - result) > 2.0**62):
+                raise ArithmeticError("an integer is too large for int64; begin with 1.0 * …")
+    return result
+
+
 def _several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *arguments: reduce(function, arguments)
 
@@ -137,8 +154,15 @@ VECTORS = {"delta_r": ("eta", "phi"), "mass": ("pt", "eta", "phi", "mass")}
 
 _NO_OPERATORS = (ast.MatMult, ast.LShift, ast.RShift, ast.Not, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 
-_WHOLE = {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
-"""Operators that give 0 for integers and a divisor of 0 in numpy."""
+_OPERATORS = {
+    ast.FloorDiv: partial(_whole, operator.floordiv),
+    ast.Mod: partial(_whole, operator.mod),
+    ast.Add: partial(_held, operator.add),
+    ast.Sub: partial(_held, operator.sub),
+    ast.Mult: partial(_held, operator.mul),
+    ast.Pow: partial(_held, operator.pow),
+}
+"""Operators whose results numpy does not check for integers."""
 
 Expression = tuple[tuple[Term, ...], Callable[[Mapping[Term, Any]], Any]]
 """The terms of an expression, and what computes it of their numbers."""
@@ -188,7 +212,7 @@ def expression_of(text: str, what: str = "expression") -> Expression:
     # NumPy 1 imports the class of an error; `_read` lets no expression do so.
     known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
     known |= {name: function for name, (function, _, _) in FUNCTIONS.items()}
-    known |= {kind.__name__: partial(_whole, operation) for kind, operation in _WHOLE.items()}
+    known |= {kind.__name__: operation for kind, operation in _OPERATORS.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:
         names = {name: values[term] for term, name in terms.items()}
@@ -205,8 +229,8 @@ def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:
     read = partial(_read, terms=terms, what=what)
     if isinstance(node, ast.BinOp) and not isinstance(node.op, _NO_OPERATORS):
         left, right, kind = read(node.left), read(node.right), type(node.op)
-        whole = ast.Call(ast.Name(kind.__name__, ast.Load()), [left, right], [])
-        return whole if kind in _WHOLE else ast.BinOp(left, node.op, right)
+        call = ast.Call(ast.Name(kind.__name__, ast.Load()), [left, right], [])
+        return call if kind in _OPERATORS else ast.BinOp(left, node.op, right)
     if isinstance(node, ast.UnaryOp) and not isinstance(node.op, _NO_OPERATORS):
         return ast.UnaryOp(node.op, read(node.operand))
     if isinstance(node, ast.Compare) and not any(isinstance(op, _NO_OPERATORS) for op in node.ops):

@@ -132,7 +132,7 @@ class Feature:
 
     def __post_init__(self) -> None:
         what = f"feature {self.name!r}"
-        check_options(self, what)
+        check_options(self, what, shift="finite", scale="finite", power="finite")
         checked("within", (self.lower, self.upper), f"{what}: expected lower and upper to be")
         cases = {
             "expected function= or power=, got both": self.function and self.power is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
@@ -67,6 +68,12 @@ def _real(value: Any) -> float:
     return float(_number(value))
 
 
+def _finite(value: Any) -> float:
+    if not math.isfinite(_number(value)):
+        raise TypeError
+    return float(value)
+
+
 def _whole(value: Any) -> float:
     real = _number(value)
     return int(real) if float(real).is_integer() else float(real)
@@ -103,7 +110,7 @@ def _pairs(pairs: Any) -> tuple[tuple[float | None, float], ...]:
 
 def _limits(within: Any) -> tuple[float | None, float | None]:
     least, most = (x if x is None else _real(x) for x in several(within))
-    if least is not None and most is not None and least > most:
+    if not (-math.inf if least is None else least) <= (math.inf if most is None else most):
         raise TypeError
     return least, most
 
@@ -160,6 +167,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "within": (_limits, "limits (least, most)"),
     "Any": (_one(object), "anything"),
     "bool": (_one(bool), "True or False"),
+    "finite": (_finite, "a finite number"),
     "float": (_real, "a number"),
     "number": (_number, "a number"),
     "str": (_one(str), "a string"),

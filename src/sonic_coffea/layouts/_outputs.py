@@ -121,7 +121,7 @@ class Output:
     __eq__, __hash__ = equals, hashed
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check_options(self, scale="finite", shift="finite")
         if isinstance(self.axes, list):
             declare(self, axes=tuple(self.axes))
         labels, axes, chosen, by_row = self.labels, self.axes, self.choose, self.per == "row"

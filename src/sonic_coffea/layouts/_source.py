@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -470,10 +470,33 @@ def records_of(objects: Any) -> Any:
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
 
 
-def _is_frame(objects: Any) -> bool:
+def _is_frame(objects: Any, *names: str) -> bool:
     # No need to import pandas for those who do not use it.
     kind = type(objects)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+    known = kind.__name__ in ("DataFrame", *names)
+    return known and kind.__module__.partition(".")[0] == "pandas"
+
+
+def check_index(arrays: Mapping[str, Any]) -> None:
+    """Refuse data frames and Series with different labels of their rows, which count by position.
+
+    Raises
+    ------
+    InputError
+        Naming two of them.
+    """
+    labelled = [name for name, array in arrays.items() if _is_frame(array, "Series")]
+    for name in labelled[1:]:
+        if not arrays[name].index.equals(arrays[labelled[0]].index):
+            raise InputError(
+                f"{labelled[0]} and {name} have other indices, as after sort_values of one of "
+                "them; bring their rows into one order, or give to_numpy() of those that are in it"
+            )
+
+
+def without_fields(array: Any) -> bool:
+    """Whether it is an array of numbers or strings, and not of records."""
+    return isinstance(array, (ak.Array, np.ndarray)) and not _fields(array)
 
 
 def giving_back(objects: Any) -> Callable[[ak.Array], Any]:

@@ -18,6 +18,7 @@ from sonic_coffea.layouts import (
     Feature,
     Row,
     Source,
+    check_index,
     is_tracer,
     over_partitions,
     records_of,
@@ -149,6 +150,7 @@ class Choice:
 
     def _send(self, objects: Any, deadline: Deadline, *, events: Any = None, **how: Any) -> Pending:
         by, case = how.pop(self._what, self._by), None
+        check_index({"the objects": objects, "the events": events, f"the {self._what}s": by})
         if by is _UNSAID:
             raise ConfigError(
                 f"which fold scores each event? Declare it once, as sonic.Folds(models, "

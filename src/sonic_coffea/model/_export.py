@@ -12,7 +12,15 @@ from awkward.contents import NumpyArray
 
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError
-from sonic_coffea.layouts import Feature, Inputs, Row, Structure, bind_inputs, content_of
+from sonic_coffea.layouts import (
+    Feature,
+    Inputs,
+    Row,
+    Structure,
+    bind_inputs,
+    check_index,
+    content_of,
+)
 from sonic_coffea.model._submission import as_array, values_of
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ def export(
         )
     if not isinstance(labels, Mapping) or not all(isinstance(name, str) for name in labels):
         raise ConfigError(f"expected labels as a dict of names and columns, got {labels!r}")
+    check_index({"the objects": objects, **labels, "the weights": weights})
     inputs = model.bind(objects)
     columns: dict[str, Any] = dict(_tensors(inputs))
     weight = [] if weights is None else [("weight", weights)]

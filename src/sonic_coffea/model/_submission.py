@@ -30,6 +30,7 @@ from sonic_coffea.layouts import (
     Outputs,
     Source,
     Structure,
+    check_index,
     checked,
     giving_back,
     is_lazy,
@@ -102,6 +103,9 @@ class Submission:
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
+        if not isinstance(objects, Variations):
+            each = objects if isinstance(objects, dict) else {"the objects": objects}
+            check_index({**each, **self._arrays})
         pending = self._send(objects)
         pending.give_back = giving_back(objects)
         if isinstance(objects, Variations):
@@ -214,7 +218,8 @@ class Submission:
             return Pending(self.models, ready=each)
         together, lengths = objects.together()
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
-        pending = replace(self._with(joined), deduplicate=True)._send(together)  # noqa: SLF001
+        equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
+        pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
 
@@ -342,17 +347,13 @@ class Submission:
 
     def _cache(self, model: Declaration, pool: Pool, contract: Contract) -> ScoreCache | None:
         """Return the cache of scores; None if there is none, or rows are not told apart."""
-        settings = pool.settings
-        whole = [name for name, layout in model.inputs.items() if not layout.stacks]
-        whole += [name for name, output in model.outputs.items() if output.splits is not None]
-        if model.one_request_per == "event":
-            whole += list(model.inputs)
-        if whole and self.deduplicate:
+        settings, joint = pool.settings, _joint_tensor(model)
+        if joint is not None and self.deduplicate:
             raise ConfigError(
-                f"model {model.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
+                f"model {model.name!r}: rows of {joint!r} are not told apart, as it is one "
                 "tensor for all; leave deduplicate out"
             )
-        if settings.cache is None or whole:
+        if settings.cache is None or joint is not None:
             return None
         if contract.digest or settings.cache_trusts_versions:
             return ScoreCache(settings.cache, settings.cache_bytes)
@@ -378,6 +379,15 @@ class Submission:
             raise InputError("expected a version for each event, got None for some")
         for version in dict.fromkeys(of_rows.tolist()):
             yield str(version), inputs.only(rows[of_rows == version])
+
+
+def _joint_tensor(model: Declaration) -> str | None:
+    """Return a tensor that is one for all rows of a request, which are not told apart in it."""
+    joint = [name for name, layout in model.inputs.items() if not layout.stacks]
+    joint += [name for name, output in model.outputs.items() if output.splits is not None]
+    if model.one_request_per == "event":
+        joint += list(model.inputs)
+    return next(iter(joint), None)
 
 
 def _has_index(layout: Any) -> bool:

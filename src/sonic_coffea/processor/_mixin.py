@@ -207,6 +207,11 @@ class SonicProcessor(WithPool):
             for call in calls:
                 call.cancel()
         if type(output) is dict and not _has_no_data(events):
+            if STATISTICS_KEY in output:
+                raise ConfigError(
+                    f"{type(self).__name__}.produce returns {STATISTICS_KEY!r}, which the mixin "
+                    "adds for all calls of the chunk; leave it out, or give it another name"
+                )
             statistics = Statistics(chunks=chunks, events=len(events))
             dataset = (getattr(events, "metadata", None) or {}).get("dataset")
             if dataset is not None:

@@ -14,8 +14,9 @@ from sonic_coffea.layouts import is_lazy, is_tracer, records_of
 class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.
 
-    Rows that a variation does not change are sent once. The scores come back as a dict of arrays,
-    each in the structure of its variation. Variations of dask-awkward arrays are scored separately.
+    Rows that a variation does not change are sent once; graphs (`Flat`) are all sent. The scores
+    come back as a dict of arrays, each in the structure of its variation. Variations of
+    dask-awkward arrays are scored separately.
 
     Parameters
     ----------

@@ -56,23 +56,18 @@ class Scoring(SonicProcessor):
         path = self._path(events.metadata)
         if path.is_file():
             return self._counted(events, path, resumed=len(events))
+        self._checked(events)  # so that what follows is of the model's fields
         try:
             return super().process(events)
         except FieldError as error:
-            if self.features is not None:
+            if self.features is not None or self.collection is None:
                 raise
             hint = "constituents.NAME is a field of these; features= makes other inputs"
             raise error.because(hint) from None
 
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send the objects of the collection, or what the user's function makes of the events."""
-        if missing := [name for name in EVENT_ID if name not in events.fields]:
-            raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
-        objects = self._objects(events)
-        for name in self.keep:
-            if name not in objects.fields:
-                problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
-                raise FieldError(problem)
+        objects = self._checked(events)
         if self.features is not None:
             return {"scores": self.features(events)}
         return {"scores": _sent(events, objects, self.collection, self.model)}
@@ -122,6 +117,17 @@ class Scoring(SonicProcessor):
         path = self._path(events.metadata)
         provenance.to_parquet(table, path, scored)
         return self._counted(events, path, resumed=0)
+
+    def _checked(self, events: Any) -> Any:
+        """Return the objects; refuse events that lack them, their numbers, or a field to keep."""
+        if missing := [name for name in EVENT_ID if name not in events.fields]:
+            raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
+        objects = self._objects(events)
+        for name in self.keep:
+            if name not in objects.fields:
+                problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
+                raise FieldError(problem)
+        return objects
 
     def _objects(self, events: Any) -> Any:
         name = self.collection

@@ -164,10 +164,7 @@ class InProcessTransport:
             raise InferenceError(
                 f"output {lacking[0]!r} is declared, but the model returned {returned}"
             )
-        tensors = {name: np.asarray(given[name]) for name in outputs}
-        tensors = {
-            n: t[:, None] if contract.stacks and t.ndim == 1 else t for n, t in tensors.items()
-        }
+        tensors = {name: given[name] for name in outputs}
         tensors = {n: _encoded(t) if t.dtype.kind in "OSU" else t for n, t in tensors.items()}
         return Response(
             outputs=contract.received(tensors, {}),
@@ -243,10 +240,21 @@ def _open(
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    numbers = {t["name"] for t in manifest["inputs"] if rows and len(t["shape"]) == 1}
+    declared = {t["name"]: t for t in (*manifest["inputs"], *manifest["outputs"])}
+    numbers = {name for name, t in declared.items() if rows and len(t["shape"]) == 1}
 
     def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> Any:
-        return run({n: t.reshape(-1) if n in numbers else t for n, t in feed.items()}, requested)
+        feed = {n: t.reshape(-1) if n in numbers else t for n, t in feed.items()}
+        given = {name: np.asarray(tensor) for name, tensor in run(feed, requested).items()}
+        for name in given.keys() & declared.keys():
+            tensor, spec = given[name], declared[name]
+            pairs = zip(spec["shape"], tensor.shape, strict=False)
+            if tensor.ndim != len(spec["shape"]) or any(n not in (-1, m) for n, m in pairs):
+                raise ValueError(
+                    f"output {name!r} is declared {spec['dtype']} {spec['shape']}, but the model "
+                    f"returned {tensor.dtype} {list(tensor.shape)}"
+                )
+        return {n: t.reshape(-1, 1) if n in numbers else t for n, t in given.items()}
 
     return _contract(folder.name, version, manifest, rows=rows, digest=digest), run_rows
 
