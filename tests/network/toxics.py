@@ -21,7 +21,7 @@ from typing import Any
 from tests.network.loops import Link, Listener
 
 
-class _Forwarded(Link):
+class Forwarded(Link):
     """A client's connection, and the one to the server that it is led to."""
 
     def __init__(self, proxy: ToxicProxy, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +82,7 @@ class ToxicProxy(Listener):
         How much clients have sent.
     """
 
-    link = _Forwarded
+    link = Forwarded
     latency_s = 0.0
     bytes_per_s: float | None = None
     slice_bytes: int | None = None
