@@ -122,28 +122,6 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
             assert set(client.gather(futures)) == {factor}
 
 
-def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
-    found: dict[int, set[float]] = {}
-
-    def run(factor: int) -> None:
-        with (
-            server(factor) as mine,
-            Client(cluster, set_as_default=False) as client,
-            sonic.connect(mine.url, client=client),
-        ):
-            numbers = range(100 * factor, 100 * factor + 40)
-            futures = client.map(by_processor, numbers, processor=Processor())
-            futures += client.map(by_reference, numbers)
-            found[factor] = set(client.gather(futures))
-
-    threads = [threading.Thread(target=run, args=[factor]) for factor in range(2, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {factor: {float(factor)} for factor in range(2, 5)}
-
-
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 

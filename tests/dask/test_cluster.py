@@ -18,7 +18,6 @@ import grpc
 import pytest
 from distributed import Client, LocalCluster, default_client
 from distributed.batched import BatchedSend
-from tests.dask.browser import browser
 from tests.dask.conftest import (
     MODEL,
     connected_cluster,
@@ -168,41 +167,24 @@ def test_a_scheduler_without_the_package_is_no_obstacle(
 
 @pytest.mark.parametrize(
     ("code", "tries"),
-    [(grpc.StatusCode.INVALID_ARGUMENT, 1), (grpc.StatusCode.INTERNAL, 4), (None, 4)],
+    [(grpc.StatusCode.INVALID_ARGUMENT, 1), (grpc.StatusCode.UNAVAILABLE, 4), (None, 4)],
 )
 def test_what_another_try_repeats_is_not_tried_again(
     one_worker: Client, tmp_path: Path, code: Any, tries: int
 ) -> None:
-    """A wrong input stays wrong; what else fails is dask's business."""
+    """A wrong input stays wrong; lost servers, and what else fails, are dask's business."""
 
     def score() -> None:
         (tmp_path / str(time.monotonic_ns())).touch()
         MODEL(jets(1, 1))
         raise ZeroDivisionError
 
-    with fake_server(one_worker) as (server, _):
+    with fake_server(one_worker, retry_timeout_s=0.1) as (server, _):
         if code is not None:
             server.fail(code, "not this", times=1000)
-        error = ZeroDivisionError if code is None else errors.RequestError
-        with pytest.raises(error):
+        with pytest.raises(ZeroDivisionError if code is None else errors.SonicError):
             one_worker.submit(score, retries=3).result()
     assert len(list(tmp_path.iterdir())) == tries
-
-
-def test_a_task_that_lost_its_servers_is_tried_again_as_its_user_wants(
-    one_worker: Client, tmp_path: Path
-) -> None:
-
-    def score() -> list[float]:
-        (tmp_path / str(time.monotonic_ns())).touch()
-        return twice(MODEL(jets(1, 1)))
-
-    with fake_server(one_worker, retry_timeout_s=0.3) as (server, _):
-        server.stop()
-        future = one_worker.submit(score, retries=1000)
-        until(lambda: len(list(tmp_path.iterdir())) > 2)
-        server.start()
-        assert future.result() == [2.0]
 
 
 @pytest.mark.parametrize(("why", "tries"), [("caught", 3), ("instead", 3), ("because", 1)])
@@ -433,9 +415,6 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) ->
         assert float(shown["Model (ms)"]) > 45
         assert float(shown["RTT (ms)"]) > 45
         assert (shown["Retries"], shown["Failures"]) == ("0", "0")
-        with browser() as show:
-            text = show(url)
-            until(lambda: server.url in text() and "double v1" in text())
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
