@@ -138,17 +138,6 @@ def test_connections_that_broke_while_idle_cost_no_rows(faulty: FaultServer, res
         assert_right(MODEL(JETS, pool=pool))
 
 
-def test_calls_wait_while_connections_are_refused(healthy: FakeServer) -> None:
-    with ToxicProxy(healthy.url) as proxy, pool_of(proxy) as pool:
-        assert_right(MODEL(JETS, pool=pool))
-        proxy.refuse()
-        proxy.break_connections(reset=True)
-        pending = MODEL.submit(JETS, pool=pool)
-        until(lambda: pool.statistics.total().retries > 0)
-        proxy.accept()
-        assert_right(pending.result(timeout_s=60))
-
-
 # What hangs.
 
 
@@ -170,17 +159,6 @@ def test_silent_connections_are_replaced(faulty: FaultServer, way: str) -> None:
         if way == "the server":  # the network tells it nothing of what was closed
             pool.close()
             until(lambda: not faulty.alive)
-
-
-def test_servers_that_answer_probes_are_waited_for(faulty: FaultServer) -> None:
-    with pool_of(faulty, **PATIENT) as pool:
-        MODEL(JETS, pool=pool)
-        faulty.hold()
-        pending = MODEL.submit(JETS, pool=pool)
-        until(lambda: faulty.calls.count("ServerLive") > 1)
-        faulty.release()
-        assert_right(pending.result(timeout_s=60))
-        assert pool.statistics.total().failures == 0
 
 
 @pytest.mark.parametrize("fault", [wrong.deaf, wrong.mute])
