@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import pytest
 from tests.doubling import MODEL, jets, served
-from tests.pool import scripted
 from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 from tests.waiting import until
 
@@ -266,13 +265,12 @@ def test_rows_due_for_a_fallback_wait_for_room() -> None:
     assert scenario.core.wakes_at() > scenario.now
 
 
-def test_fallbacks_without_the_model_are_one_clear_error(
-    servers: dict[str, scripted.ScriptedServer],
-) -> None:
-    for server in servers.values():
-        server.lacks = True
-    with (
-        scripted.pool_of(ONE, fallback=lambda: TWO) as pool,
-        pytest.raises(errors.ModelNotFoundError),
-    ):
-        scripted.MODEL(scripted.objects(4), pool=pool, timeout_s=60)
+def test_fallbacks_without_the_model_are_one_clear_error() -> None:
+    absent = errors.ModelNotFoundError("no such model")
+    scenario = Scenario(ONE, served=absent, fallback="repository")
+    waiter = scenario.ask()
+    assert scenario.fallbacks == 1
+    assert waiter.outcome is None
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(3)
+    assert isinstance(waiter.outcome, errors.ModelNotFoundError)

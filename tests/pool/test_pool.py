@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from tests.limits import without_threads
 from tests.pool.scripted import (
-    LOST,
     MODEL,
     ONE,
-    TWO,
     Behaviour,
     ScriptedServer,
     connect,
@@ -233,17 +231,6 @@ def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
         whole, parts = pool.statistics.total(), each.total()
         assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
         assert whole.latencies.sum() == 41
-
-
-def test_states_name_the_last_error(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.behaviour = lambda _: LOST
-    with pool_of(*servers) as pool:
-        MODEL(objects(40), pool=pool)
-        states = {s.url: s for s in pool.servers}
-        assert states[ONE].last_error is not None
-        assert states[TWO].usable
-        assert "s1" in repr(pool)
 
 
 @pytest.mark.parametrize("blocking", ["infer", "metadata", "live", "close"])
