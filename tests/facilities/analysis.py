@@ -20,8 +20,6 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distributed import Client
-
 
 MODEL = sonic.Model("tagger", {"x": sonic.Row(["eta"])}, {"y": ["top"]})
 FILE = DATA / "TTbar_1.root"
@@ -84,22 +82,6 @@ def interrupted(
         finally:
             over.set()
             disturbed.result()
-
-
-def check_cluster(
-    cluster: Any, client: Client, server: FakeServer, interrupt: Callable[[], None]
-) -> None:
-    """Run the analysis while a worker of two is lost, and with the one that is left."""
-
-    def run() -> dict[str, Any]:
-        return analyse(processor.DaskExecutor(client=client, status=False))
-
-    with sonic.connect(server.url, client=client, max_suspended_chunks=0):
-        client.wait_for_workers(2, timeout=100)
-        check(interrupted(run, server, interrupt))
-        cluster.scale(1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
 
 
 def serve_example() -> FakeServer:

@@ -305,31 +305,26 @@ def http_status(code: int, body: str = "", *, early: bool = False) -> CallFault:
     return fault
 
 
-def reset(code: int = ErrorCodes.CANCEL, after: str = "request") -> CallFault:
-    """Reset the stream after the call's "headers", "request", or the answer's "start", "half",
-    "message".
-    """
+def reset(code: int = ErrorCodes.CANCEL) -> CallFault:
+    """Reset the stream in the middle of the answer's message."""
 
     def end(call: Exchange) -> None:
         call.frames.reset_stream(call.stream_id, code)
         call.connection.flush()
 
-    return _cut(end, after)
+    return _cut(end)
 
 
-def disconnect(after: str = "request", *, by_reset: bool = False) -> CallFault:
-    """End the connection after a part, as in `reset`; by FIN, or by RST."""
-    return _cut(lambda call: call.connection.end(reset=by_reset), after)
+def disconnect(*, by_reset: bool = False) -> CallFault:
+    """End the connection in the middle of the answer's message; by FIN, or by RST."""
+    return _cut(lambda call: call.connection.end(reset=by_reset))
 
 
-def _cut(end: Callable[[Exchange], None], after: str) -> CallFault:
+def _cut(end: Callable[[Exchange], None]) -> CallFault:
     async def fault(call: Exchange) -> None:
-        if after != "headers":
-            message, _ = await call.answer()
-            if after != "request":
-                call.send_headers()
-            if after in ("half", "message"):
-                call.send_data(message[: len(message) // 2] if after == "half" else message)
+        message, _ = await call.answer()
+        call.send_headers()
+        call.send_data(message[: len(message) // 2])
         end(call)
 
     return fault

@@ -207,21 +207,6 @@ def test_faults_are_functions_of_the_answer_and_the_call(fake: FakeServer) -> No
         assert twice(MODEL(jets(*range(12)), pool=pool)) == list(range(12))
 
 
-def test_models_are_unloaded_and_loaded(fake: FakeServer) -> None:
-    with (
-        FakeServer(served(max_rows=4)) as other,
-        pool_of(fake, other) as pool,
-    ):
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        fake.unload("m")
-        before = other.statistics["m", "rows"]
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        assert other.statistics["m", "rows"] == before + 40
-        other.unload("m")
-        threading.Timer(1.0, fake.load, ["m"]).start()
-        assert twice(MODEL(jets(*range(3)), pool=pool)) == [0, 1, 2]
-
-
 def test_extensions_are_left_out() -> None:
     with FakeServer(served(max_rows=4), extensions=()) as fake, pool_of(fake) as pool:
         with pytest.raises(errors.RequestError, match="batch size 9 is larger than"):
