@@ -139,28 +139,6 @@ def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
     assert factor(MODEL(JETS)) == 3
 
 
-def test_threads_outside_several_blocks_have_to_say_which(
-    two: tuple[FakeServer, FakeServer],
-) -> None:
-    entered, asked = threading.Barrier(3), threading.Event()
-
-    def stay(url: str) -> None:
-        with sonic.connect(url):
-            entered.wait(60)
-            asked.wait(60)
-
-    with ThreadPoolExecutor(2) as threads:
-        for server in two:
-            threads.submit(stay, server.url)
-        entered.wait(60)
-        try:
-            for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
-                with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
-                    ask()
-        finally:
-            asked.set()
-
-
 def test_threads_do_not_guess_between_the_block_around_and_another_connection(
     two: tuple[FakeServer, FakeServer],
 ) -> None:

@@ -258,16 +258,6 @@ def test_scores_through_ipv6() -> None:
             assert pool.check().ok
 
 
-def test_unknown_models_and_versions(connection: Any, server: sonic.LocalServer) -> None:
-    with pytest.raises(errors.ModelNotFoundError, match="did you mean 'tagger'") as caught:
-        connection.metadata("taggr", None)
-    assert (caught.value.server, caught.value.model) == (server.url, "taggr")
-    with pytest.raises(errors.ModelNotFoundError, match=r"version 9; it has version 1"):
-        connection.metadata("tagger", "9")
-    with pytest.raises(errors.ModelNotFoundError):
-        connection.statistics("taggr", None)
-
-
 def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """By the first call: a connection is made without reading files."""
     path = tmp_path / "none.pem"
