@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
-from tests.doubling import MODEL, jets, served
+from tests.doubling import MODEL, jets, served, twice
 from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
 from tests.waiting import until
 
@@ -31,10 +31,6 @@ TAGGER = sonic.Model(
     outputs={"scores": ["qcd", "top"]},
 )
 CONSTITUENTS = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
-
-
-def twice(scores: ak.Array) -> list[float]:
-    return (scores.twice / 2).tolist()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
-from tests.doubling import MODEL, jets, served
+from tests.doubling import MODEL, jets, served, twice
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from tests.scored import Scored
 
 Code = grpc.StatusCode
-
-
-def twice(scores: ak.Array) -> list[float]:
-    return (scores.twice / 2).tolist()
 
 
 def pool_of(*servers: FakeServer, **options: Any) -> Pool:

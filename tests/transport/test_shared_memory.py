@@ -9,8 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,13 +131,6 @@ def test_memory_that_cannot_be_used_is_an_error(
         ):
             model()(objects(4000), pool=pool)
     assert files() == []
-
-
-def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
-    with pool_of(wide_server) as pool, ThreadPoolExecutor(12) as threads:
-        sent = [objects(3000, seed) for seed in range(12)]
-        for scores, rows in zip(threads.map(partial(model(), pool=pool), sent), sent, strict=True):
-            check(scores, rows)
 
 
 # The model works on a request until a file is removed, and creates another when it begins.
