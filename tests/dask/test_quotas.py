@@ -87,9 +87,13 @@ def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     assert free.room(1, 51.0) == 2
 
 
-def test_a_worker_that_hangs_loses_its_share_with_its_lease() -> None:
+def test_workers_that_leave_lose_their_shares_and_those_that_hang_with_their_leases() -> None:
     rounds = Rounds()
+    rounds.report("leaves")
     rounds.report("hangs", answers=0)
+    assert rounds.end().keys() >= {"leaves"}
+    rounds.allocator.leave("leaves")
+    assert "leaves" not in rounds.end()
     for _ in range(16):
         rounds.report("a")
         grants = rounds.end()

@@ -61,15 +61,14 @@ def interrupted(
     run: Callable[[], dict[str, Any]],
     server: FakeServer,
     interrupt: Callable[[], None],
-    workers: int = 2,
 ) -> dict[str, Any]:
-    """Run what scores one chunk at a time on each worker, and interrupt it when all wait."""
+    """Run what scores a chunk at a time on each of two workers; interrupt it when both wait."""
     before, over = len(server.requests), threading.Event()
 
     def disturb() -> None:
         try:
-            until(lambda: over.is_set() or len(server.requests) >= before + workers)
-            assert not over.is_set(), "the run was over before all workers had sent rows"
+            until(lambda: over.is_set() or len(server.requests) >= before + 2)
+            assert not over.is_set(), "the run was over before both workers had sent rows"
             interrupt()
         finally:
             server.release()
