@@ -250,24 +250,16 @@ def answering(
     *,
     headers: tuple[str, str] | None = None,
     ending: list[tuple[str, str]] | None = None,
-    ends_with_data: bool = False,
-    part_bytes: int = 2**14,
-    pause_s: float = 0.0,
 ) -> CallFault:
-    """Answer, but for what is said: with more headers, another message, other trailers or none,
-    or in parts.
-    """
+    """Answer, but for what is said: with more headers, another message, or other trailers."""
 
     async def fault(call: Exchange) -> None:
         message, good = await call.answer()
         if not message:
             return call.send_headers(*good, end=True)
         call.send_headers(*[headers] if headers else ())
-        message = change(message)
-        for start in range(0, len(message), part_bytes):
-            call.send_data(message[start : start + part_bytes], end=ends_with_data)
-            await asyncio.sleep(pause_s)
-        return None if ends_with_data else call.send_trailers(ending or good)
+        call.send_data(change(message))
+        return call.send_trailers(ending or good)
 
     return fault
 
@@ -344,7 +336,6 @@ def goaway(
     return fault
 
 
-no_trailers = answering(ends_with_data=True)
 no_status = answering(ending=[("x-served-by", "proxy")])
 no_message = answering(lambda _: b"")
 truncated = answering(lambda message: message[: len(message) // 2])
