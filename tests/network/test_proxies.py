@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.network.processes import needs
-from tests.network.proxies import REFUSED_INDEX, Envoy, HAProxy, Nginx, rate_limit, script
+from tests.network.proxies import Envoy, HAProxy, Nginx, rate_limit
 from tests.network.tritons import Triton
 
 from sonic_coffea.pool import Pool, Settings
@@ -102,7 +102,6 @@ CASES = {
         calls=1,
         opens=True,
     ),
-    "no index of models": Case(settings={"filters": [script(REFUSED_INDEX)]}, retried=False),
 }
 
 

@@ -133,3 +133,24 @@ def test_wrong_rows_are_not_masked(one: ScriptedServer) -> None:
             sonic.Model("other", MODEL.inputs, MODEL.outputs)(
                 objects(3), pool=pool, on_error="mask"
             )
+
+
+class Masking(sonic.SonicProcessor):
+    models = {"m": MODEL}  # noqa: RUF012  as users write it
+    on_error = "mask"
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"m": events}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {"scores": scores["m"].v0}
+
+
+def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
+    one.behaviour = refuses(5)
+    events = ak.unflatten(objects(10), [3, 0, 7])
+    with pool_of(ONE):
+        out = Masking().process(events)
+    assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
+    statistics = sonic.report(out).statistics
+    assert (statistics.masked, statistics.total().rows) == (4, 6)
