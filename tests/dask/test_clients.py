@@ -98,7 +98,7 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
     with server(2) as one, server(3) as other, Client(cluster) as client:
 
         def factors() -> list[Any]:
-            return client.map(by_reference, range(1, 100), pure=False)
+            return client.map(by_reference, range(1, 40), pure=False)
 
         with sonic.connect(one.url, client=client) as outer:
             sent = {2.0: factors()}
