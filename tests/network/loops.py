@@ -43,7 +43,8 @@ class Link:
         for writer in self.writers:
             if reset:
                 linger = struct.pack("ii", 1, 0)
-                with contextlib.suppress(OSError):  # it is closed already
+                # It may be closed already; TLS knows no socket then.
+                with contextlib.suppress(OSError, AttributeError):
                     sock = writer.get_extra_info("socket")
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.transport.abort()
