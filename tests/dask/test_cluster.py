@@ -18,6 +18,7 @@ import grpc
 import pytest
 from distributed import Client, LocalCluster, default_client
 from distributed.batched import BatchedSend
+from tests.dask.browser import browser
 from tests.dask.conftest import (
     MODEL,
     SlowServer,
@@ -416,6 +417,9 @@ def test_the_page_of_the_dashboard(one_worker: Client) -> None:
         assert float(shown["Model (ms)"]) > 45
         assert float(shown["RTT (ms)"]) > 45
         assert (shown["Retries"], shown["Failures"]) == ("0", "0")
+        with browser() as show:
+            text = show(url)
+            until(lambda: server.url in text() and "double v1" in text())
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
