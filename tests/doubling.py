@@ -23,3 +23,8 @@ def served(function: Any = double, **options: Any) -> dict[str, FakeModel]:
 
 def jets(*numbers: float) -> ak.Array:
     return ak.zip({"pt": np.asarray(numbers, np.float32)})
+
+
+def twice(scores: ak.Array) -> list[float]:
+    """Return the numbers that were doubled."""
+    return (scores.twice / 2).tolist()

@@ -187,7 +187,7 @@ FAULTS = {
     "close": Kind(lambda w, _: w.proxy.break_connections(), _nothing, _PROXY),
     "lose": Kind(lambda w, _: w.proxy.lose(), _found, _PROXY, 2),
     "refuse": Kind(_refuse, lambda w, _: w.proxy.accept(), _PROXY),
-    "cut": Kind(_set(cut="reset", cut_after_bytes=300_000), _set(cut_after_bytes=None), _PROXY),
+    "cut": Kind(_set(cut_after_bytes=300_000), _set(cut_after_bytes=None), _PROXY),
     "slow": Kind(_set(latency_s=0.05), _set(latency_s=0.0), _PROXY),
     "kill-envoy": Kind(lambda w, _: w.envoy.kill(), lambda w, _: w.envoy.start(), [("envoy",)], 2),
     "lead-to": Kind(

@@ -1,39 +1,50 @@
-"""A real Triton whose model takes its time, and dask clusters of processes."""
+"""Servers of a model that doubles, one of which takes its time, and dask clusters."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from tests.server.support import function
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 
 
-@pytest.fixture(scope="session")
-def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that doubles each row, in 50 ms for a request."""
-    folder = tmp_path_factory.mktemp("slow")
-    code = "import time\ndef double(x):\n    time.sleep(0.05)\n    return {'y': 2 * x}\n"
-    double = function(folder / "double.py", code, width=1)
-    options = {"max_batch_size": 64, "dynamic_batching": False}
-    return sonic.build_repository(folder / "repository", {"double": double}, **options)
+class SlowServer(FakeServer):
+    """Doubles each row, in 50 ms for a request, one after the other; its statistics say so."""
+
+    def __init__(self) -> None:
+        turn = threading.Lock()
+
+        def double(inputs: Any) -> dict[str, Any]:
+            with turn:
+                time.sleep(0.05)
+            return {"y": 2 * inputs["x"]}
+
+        super().__init__({"double": FakeModel.of(MODEL, double)})
+
+    def answer(self, method: str, request: Any, context: Any) -> Any:
+        answer = super().answer(method, request, context)
+        if method == "ModelStatistics":
+            counted = answer.model_stats[0].inference_stats
+            counted.compute_infer.ns = 50_000_000 * counted.success.count
+        return answer
 
 
-@pytest.fixture(scope="session")
-def slow_server(slow_repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(slow_repository) as server:
+@pytest.fixture(scope="module")
+def slow_server() -> Iterator[FakeServer]:
+    with SlowServer() as server:
         yield server
 
 

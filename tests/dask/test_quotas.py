@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -50,22 +47,6 @@ class Rounds:
         return {name: models[SERVED] for name, models in quotas.items() if SERVED in models}
 
 
-def test_active_clients_have_equal_shares_and_the_rest_goes_round() -> None:
-    rounds = Rounds()
-    granted: Counter[str] = Counter()
-    for round_ in range(30):
-        for client in "abc":
-            rounds.report(client, in_flight=9)
-        grants = rounds.end()
-        if round_ >= 15:
-            granted.update({name: grant.max_in_flight for name, grant in grants.items()})
-            quotas = {grant.max_in_flight for grant in grants.values()}
-            assert max(quotas) - min(quotas) <= 1
-            limit = int(rounds.allocator.capacities[SERVED].limit)
-            assert sum(grant.max_in_flight for grant in grants.values()) == limit
-    assert max(granted.values()) - min(granted.values()) <= 0.1 * min(granted.values())
-
-
 def test_clients_that_need_turns_hear_that_quotas_will_come() -> None:
     """Else they would go by their own limits before the rate of a server is known."""
     rounds = Rounds()
@@ -106,64 +87,18 @@ def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     assert free.room(1, 51.0) == 2
 
 
-def test_a_worker_that_leaves_or_hangs_keeps_no_share() -> None:
+def test_workers_that_leave_lose_their_shares_and_those_that_hang_with_their_leases() -> None:
     rounds = Rounds()
-    for _ in range(12):
-        rounds.report("a")
-        rounds.report("b", answers=0)
-        grants = rounds.end()
-    both = grants["a"].max_in_flight
-    rounds.allocator.leave("b")
-    for _ in range(12):
-        rounds.report("a")
-        grants = rounds.end()
-    assert grants.keys() == {"a"}
-    alone = grants["a"].max_in_flight
-    assert alone >= 2 * both - 1
-    # One that reports no more loses its share when its lease ends.
-    rounds.report("c", answers=0)
+    rounds.report("leaves")
+    rounds.report("hangs", answers=0)
+    assert rounds.end().keys() >= {"leaves"}
+    rounds.allocator.leave("leaves")
+    assert "leaves" not in rounds.end()
     for _ in range(16):
         rounds.report("a")
         grants = rounds.end()
-    assert grants["a"].max_in_flight >= alone
-
-
-def test_turns_stay_spread_after_some_clients_have_left() -> None:
-    rounds = Rounds()
-    names = [f"{number:02}" for number in range(40)]
-    for name in names:
-        rounds.allocator.join(name)
-    stay = random.Random(1).sample(names, 20)
-    for name in set(names) - set(stay):
-        rounds.allocator.leave(name)
-    for _ in range(4):
-        for name in stay:
-            rounds.report(name, refused=1)
-        grants = rounds.end()
-    (interval_s,) = {grant.interval_s for grant in grants.values()}
-    delays = sorted(grant.delay_s for grant in grants.values())
-    assert max(b - a for a, b in pairwise(delays)) < 2 * interval_s / len(stay)
-
-
-def test_a_pause_of_the_clients_does_not_lower_the_rate() -> None:
-    """While little is in flight, answers tell what was sent, not what the server can do."""
-    rounds = Rounds()
-    names = [f"{number:02}" for number in range(40)]
-
-    def run(number: int, answers: int, *, waiting: int) -> None:
-        for _ in range(number):
-            for name in names:
-                rounds.report(name, waiting=waiting, answers=answers)
-            rounds.end()
-
-    run(12, 3, waiting=4)
-    rate = rounds.allocator.capacities[SERVED].rate
-    assert rate > 100
-    for name in names[1:]:
-        rounds.report(name, waiting=0, answers=0, in_flight=0)
-    rounds.report(names[0], waiting=0, answers=1)
-    rounds.end()
-    assert rounds.allocator.capacities[SERVED].rate > rate / 2
+    assert grants.keys() == {"a"}
+    assert grants["a"].max_in_flight == int(rounds.allocator.capacities[SERVED].limit)
 
 
 def test_circuits_that_open_and_close_are_counted() -> None:
@@ -188,9 +123,9 @@ def simulate(workers: int, work: Work, *, until: float, warm: float, **options: 
     return simulation, simulation.throughput(since=warm), fairness(simulation.rows(since=warm))
 
 
-@pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize(
-    ("workers", "rows", "until"), [(1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30)]
+    ("workers", "rows", "until", "statistics"),
+    [(1, 1024, 20, True), (5, 1024, 20, False), (16, 100, 6, True), (100, 1024, 20, False)],
 )
 def test_a_server_is_saturated_and_shared_evenly(
     workers: int, rows: int, until: float, statistics: bool
@@ -210,8 +145,8 @@ def test_a_server_is_saturated_and_shared_evenly(
         # In the time that counts, some have three turns, and others four.
         pytest.param(1_000, 58, 34, Work(), {}, marks=MINUTES, id="a thousand"),
         # The time of the network is no queue.
-        pytest.param(16, 30, 10, Work(network_s=20e-3), {}, id="distant"),
-        pytest.param(20, 16, 8, Work(), {"servers": UNEQUAL}, id="unequal"),
+        pytest.param(16, 16, 8, Work(network_s=20e-3), {}, id="distant"),
+        pytest.param(20, 12, 6, Work(), {"servers": UNEQUAL}, id="unequal"),
     ],
 )
 def test_servers_are_saturated_however_many_and_far_they_are(
@@ -274,16 +209,17 @@ def test_workers_that_come_and_go_are_followed_within_5_s() -> None:
     assert simulation.in_flight < 20
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize(("first", "second"), [(10, 10), (40, 10), (10, 40)])
+@pytest.mark.parametrize(
+    ("first", "second", "statistics"), [(10, 10, False), (40, 10, True), (10, 40, False)]
+)
 def test_two_clusters_share_a_server_equally(first: int, second: int, statistics: bool) -> None:
     simulation = Simulation([SLOW], Work(), schedulers=2, statistics=statistics)
     simulation.join(first, within_s=1.0)
     simulation.join(second, at=20.0, within_s=1.0, scheduler=1)
-    simulation.run(140.0)
-    rows = simulation.rows(since=80.0)
+    simulation.run(110.0)
+    rows = simulation.rows(since=70.0)
     assert 0.4 < sum(rows[first:]) / sum(rows) < 0.6
-    assert simulation.throughput(since=80.0) > 0.9
+    assert simulation.throughput(since=70.0) > 0.9
     # A queue of a few batches, as of one scheduler.
     assert simulation.in_flight < 30
 
@@ -361,3 +297,24 @@ def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
     assert course.queue_s is not None
     assert round(course.queue_s, 6) == 0.01
     assert course.model_s == 0.3
+
+
+def test_a_pause_of_the_clients_does_not_lower_the_rate() -> None:
+    """While little is in flight, answers tell what was sent, not what the server can do."""
+    rounds = Rounds()
+    names = [f"{number:02}" for number in range(40)]
+
+    def run(number: int, answers: int, *, waiting: int) -> None:
+        for _ in range(number):
+            for name in names:
+                rounds.report(name, waiting=waiting, answers=answers)
+            rounds.end()
+
+    run(12, 3, waiting=4)
+    rate = rounds.allocator.capacities[SERVED].rate
+    assert rate > 100
+    for name in names[1:]:
+        rounds.report(name, waiting=0, answers=0, in_flight=0)
+    rounds.report(names[0], waiting=0, answers=1)
+    rounds.end()
+    assert rounds.allocator.capacities[SERVED].rate > rate / 2

@@ -20,8 +20,6 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distributed import Client
-
 
 MODEL = sonic.Model("tagger", {"x": sonic.Row(["eta"])}, {"y": ["top"]})
 FILE = DATA / "TTbar_1.root"
@@ -63,15 +61,14 @@ def interrupted(
     run: Callable[[], dict[str, Any]],
     server: FakeServer,
     interrupt: Callable[[], None],
-    workers: int = 2,
 ) -> dict[str, Any]:
-    """Run what scores one chunk at a time on each worker, and interrupt it when all wait."""
+    """Run what scores a chunk at a time on each of two workers; interrupt it when both wait."""
     before, over = len(server.requests), threading.Event()
 
     def disturb() -> None:
         try:
-            until(lambda: over.is_set() or len(server.requests) >= before + workers)
-            assert not over.is_set(), "the run was over before all workers had sent rows"
+            until(lambda: over.is_set() or len(server.requests) >= before + 2)
+            assert not over.is_set(), "the run was over before both workers had sent rows"
             interrupt()
         finally:
             server.release()
@@ -84,22 +81,6 @@ def interrupted(
         finally:
             over.set()
             disturbed.result()
-
-
-def check_cluster(
-    cluster: Any, client: Client, server: FakeServer, interrupt: Callable[[], None]
-) -> None:
-    """Run the analysis while a worker of two is lost, and with the one that is left."""
-
-    def run() -> dict[str, Any]:
-        return analyse(processor.DaskExecutor(client=client, status=False))
-
-    with sonic.connect(server.url, client=client, max_suspended_chunks=0):
-        client.wait_for_workers(2, timeout=100)
-        check(interrupted(run, server, interrupt))
-        cluster.scale(1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
 
 
 def serve_example() -> FakeServer:

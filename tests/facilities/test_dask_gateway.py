@@ -1,10 +1,9 @@
-"""No chunk is lost or counted twice on a real dask-gateway, whose workers are killed."""
+"""What the documentation says of a cluster that runs already, on a real dask-gateway."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dask_gateway import Gateway
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import check_cluster, serve, serve_example
+from tests.facilities.analysis import serve_example
 from tests.network.processes import Service, answers
 from tests.ports import held_port
 
@@ -68,16 +67,6 @@ def cluster_of(folder: Path) -> Iterator[tuple[str, Any]]:
             gateway.new_cluster() as cluster,
         ):
             yield address, cluster
-
-
-def test_no_chunk_is_lost_when_a_worker_is_killed(tmp_path: Path) -> None:
-    with serve() as server, cluster_of(tmp_path) as (_, cluster), cluster.get_client() as client:
-        cluster.scale(2)
-
-        def kill() -> None:
-            os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
-
-        check_cluster(cluster, client, server, kill)
 
 
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:

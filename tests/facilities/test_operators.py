@@ -21,6 +21,7 @@ from tests.network.proxies import envoy, nginx, nginx_files
 from tests.network.tritons import Triton, restore, tritons
 from tests.ports import held_port
 from tests.scored import same_scores
+from tests.transport.shared import write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "facilities"
-PANEL_COLUMNS = 24
 DASHBOARD = json.loads((EXAMPLES / "grafana.json").read_text())
 ALERTS = {
     rule["alert"]: rule
@@ -139,10 +139,7 @@ def test_scores_pass_the_nginx_of_the_example(
 ) -> None:
     root = trustme.CA()
     root.cert_pem.write_to_path(tmp_path / "root.pem")
-    issued = root.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "triton.key")
-    for certificate in issued.cert_chain_pems:
-        certificate.write_to_path(tmp_path / "triton.pem", append=True)
+    write_certificate(tmp_path, root.issue_cert("127.0.0.1"), "triton")
     with proxy("nginx.conf", triton, tmp_path, nginx(tmp_path)) as (secure_port, port):
         same_scores(score(port, tagger, jets), direct)
         same_scores(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
@@ -240,16 +237,3 @@ def test_alerts_fire_half_an_hour_after_their_fault(tmp_path: Path) -> None:
     argv = [str(program("promtool")), "test", "rules", str(tests)]
     ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-def test_grafana_can_draw_the_dashboard() -> None:
-    assert DASHBOARD["schemaVersion"] >= 36  # data sources by uid
-    variables = {v["name"] for v in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    for panel in panels:
-        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= PANEL_COLUMNS
-        letters = [target["refId"] for target in panel["targets"]]
-        assert len(set(letters)) == len(letters) > 0
-    used = re.findall(r"\$\{?(\w+)", json.dumps(panels))
-    assert set(used) == variables

@@ -20,7 +20,6 @@ from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import (
     analyse,
     check,
-    check_cluster,
     interrupted,
     serve,
     serve_example,
@@ -47,6 +46,9 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_path: Path) -> None:
+    def run() -> dict[str, Any]:
+        return analyse(processor.DaskExecutor(client=client, status=False))
+
     with (
         serve() as server,
         SLURMCluster(
@@ -58,9 +60,14 @@ def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_
             scheduler_options={"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
         ) as cluster,
         Client(cluster) as client,
+        sonic.connect(server.url, client=client, max_suspended_chunks=0),
     ):
         cluster.scale(jobs=2)
-        check_cluster(cluster, client, server, lambda: batch.cancel(min(batch.jobs("RUNNING"))))
+        client.wait_for_workers(2, timeout=100)
+        check(interrupted(run, server, lambda: batch.cancel(min(batch.jobs("RUNNING")))))
+        cluster.scale(1)
+        until(lambda: len(client.scheduler_info()["workers"]) == 1)
+        check(run())
     until(lambda: not batch.jobs())
 
 

@@ -250,24 +250,16 @@ def answering(
     *,
     headers: tuple[str, str] | None = None,
     ending: list[tuple[str, str]] | None = None,
-    ends_with_data: bool = False,
-    part_bytes: int = 2**14,
-    pause_s: float = 0.0,
 ) -> CallFault:
-    """Answer, but for what is said: with more headers, another message, other trailers or none,
-    or in parts.
-    """
+    """Answer, but for what is said: with more headers, another message, or other trailers."""
 
     async def fault(call: Exchange) -> None:
         message, good = await call.answer()
         if not message:
             return call.send_headers(*good, end=True)
         call.send_headers(*[headers] if headers else ())
-        message = change(message)
-        for start in range(0, len(message), part_bytes):
-            call.send_data(message[start : start + part_bytes], end=ends_with_data)
-            await asyncio.sleep(pause_s)
-        return None if ends_with_data else call.send_trailers(ending or good)
+        call.send_data(change(message))
+        return call.send_trailers(ending or good)
 
     return fault
 
@@ -305,31 +297,26 @@ def http_status(code: int, body: str = "", *, early: bool = False) -> CallFault:
     return fault
 
 
-def reset(code: int = ErrorCodes.CANCEL, after: str = "request") -> CallFault:
-    """Reset the stream after the call's "headers", "request", or the answer's "start", "half",
-    "message".
-    """
+def reset(code: int = ErrorCodes.CANCEL) -> CallFault:
+    """Reset the stream in the middle of the answer's message."""
 
     def end(call: Exchange) -> None:
         call.frames.reset_stream(call.stream_id, code)
         call.connection.flush()
 
-    return _cut(end, after)
+    return _cut(end)
 
 
-def disconnect(after: str = "request", *, by_reset: bool = False) -> CallFault:
-    """End the connection after a part, as in `reset`; by FIN, or by RST."""
-    return _cut(lambda call: call.connection.end(reset=by_reset), after)
+def disconnect(*, by_reset: bool = False) -> CallFault:
+    """End the connection in the middle of the answer's message; by FIN, or by RST."""
+    return _cut(lambda call: call.connection.end(reset=by_reset))
 
 
-def _cut(end: Callable[[Exchange], None], after: str) -> CallFault:
+def _cut(end: Callable[[Exchange], None]) -> CallFault:
     async def fault(call: Exchange) -> None:
-        if after != "headers":
-            message, _ = await call.answer()
-            if after != "request":
-                call.send_headers()
-            if after in ("half", "message"):
-                call.send_data(message[: len(message) // 2] if after == "half" else message)
+        message, _ = await call.answer()
+        call.send_headers()
+        call.send_data(message[: len(message) // 2])
         end(call)
 
     return fault
@@ -349,7 +336,6 @@ def goaway(
     return fault
 
 
-no_trailers = answering(ends_with_data=True)
 no_status = answering(ending=[("x-served-by", "proxy")])
 no_message = answering(lambda _: b"")
 truncated = answering(lambda message: message[: len(message) // 2])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.ports import held_port
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Coroutine
     from typing import Self
 
@@ -42,7 +43,8 @@ class Link:
         for writer in self.writers:
             if reset:
                 linger = struct.pack("ii", 1, 0)
-                with contextlib.suppress(OSError):  # it is closed already
+                # It may be closed already; TLS knows no socket then.
+                with contextlib.suppress(OSError, AttributeError):
                     sock = writer.get_extra_info("socket")
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.transport.abort()
@@ -59,9 +61,15 @@ class Listener:
         How many have been made.
     alive : set of Link
         Those that there are.
+    host : str
+        Where it listens, as in a URL.
+    tls : ssl.SSLContext, optional
+        What it speaks TLS with.
     """
 
     link: Callable[[Any, asyncio.StreamWriter], Link]
+    host = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
     def __init__(self) -> None:
         self.connections = 0
@@ -89,7 +97,7 @@ class Listener:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"grpc://127.0.0.1:{self._port}"
+        return f"grpc{'s' if self.tls else ''}://{self.host}:{self._port}"
 
     def refuse(self) -> None:
         """Listen no more: who connects is refused. Connections that there are go on."""
@@ -118,7 +126,7 @@ class Listener:
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = await asyncio.start_server(
-                self._serve, "127.0.0.1", self._port, reuse_address=True
+                self._serve, self.host.strip("[]"), self._port, reuse_address=True, ssl=self.tls
             )
 
     async def _close_listener(self) -> None:

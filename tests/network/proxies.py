@@ -90,21 +90,6 @@ static_resources:
   clusters: [$cluster]
 """)
 _TYPES = "type.googleapis.com/envoy.extensions"
-# A saturated service's index arrives without a body, as status CANCELLED.
-REFUSED_INDEX = """
-function envoy_on_request(handle)
-  local asked = handle:headers():get(":path")
-  local is_index = asked == "/inference.GRPCInferenceService/RepositoryIndex"
-  handle:streamInfo():dynamicMetadata():set("refusal", "index", is_index)
-end
-
-function envoy_on_response(handle)
-  if handle:streamInfo():dynamicMetadata():get("refusal")["index"] then
-    handle:body():setBytes("")
-    handle:headers():replace("grpc-status", "1")
-  end
-end
-"""
 
 
 def _filter(name: str, kind: str, **settings: Any) -> dict[str, Any]:
@@ -119,11 +104,6 @@ def rate_limit(place: str, tokens: int, per_fill: int, interval_s: float) -> dic
     of_requests = {"filter_enabled": always, "filter_enforced": always} if place == "http" else {}
     limit = {"stat_prefix": "local", "token_bucket": bucket, **of_requests}
     return _filter(f"{place}.local_ratelimit", "LocalRateLimit", **limit)
-
-
-def script(lua: str) -> dict[str, Any]:
-    """Run a script with each request; ``REFUSED_INDEX``, for one."""
-    return _filter("http.lua", "Lua", default_source_code={"inline_string": lua})
 
 
 def signed_tokens(jwks: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +137,7 @@ class Envoy(Proxy):
     route_timeout_s : float
         After which a request is given up; 0 for never.
     filters : sequence of mapping
-        Of requests: `rate_limit`, `script`, `signed_tokens`, `buffer`.
+        Of requests: `rate_limit`, `signed_tokens`, `buffer`.
     listener_filters : sequence of mapping
         Of connections: `rate_limit`.
     cluster : mapping

@@ -63,13 +63,12 @@ def answered(pool: Pool, more: int = 100) -> None:
     until(lambda: pool.statistics.total().requests >= before + more, what="answers")
 
 
-@pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
 def test_no_row_is_lost_while_servers_are_restarted(
-    two_tritons: list[Triton], proxy: Any, scored: Scored, policy: str
+    two_tritons: list[Triton], proxy: Any, scored: Scored
 ) -> None:
     """One after the other: each unloads its models while it answers."""
     with (
-        proxy(two_tritons, policy=policy) as running,
+        proxy(two_tritons) as running,
         Pool(Settings.make(running.url)) as pool,
         calls(lambda: scored(pool)),
     ):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.network.processes import needs
-from tests.network.proxies import REFUSED_INDEX, Envoy, HAProxy, Nginx, rate_limit, script
+from tests.network.proxies import Envoy, HAProxy, Nginx, rate_limit
 from tests.network.tritons import Triton
 
 from sonic_coffea.pool import Pool, Settings
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.scored import Scored
 
 OPEN = "open"
-ROUND_ROBIN = {"policy": "ROUND_ROBIN"}
 # One that is too busy with others: HTTP 429 for what is above 100 requests a second.
 BUSY = {
     "http": "limit_req_zone $binary_remote_addr zone=all:1m rate=100r/s; limit_req_status 429;",
@@ -64,7 +63,7 @@ class Case:
         What happens to a Triton, while calls are in flight.
     at_first : bool
         Whether it happens before there is a pool.
-    pools, channels, calls : int
+    pools, calls : int
         How many there are; each pool makes so many calls at a time.
     retried : bool, optional
         Whether requests are sent again, if that is sure.
@@ -79,7 +78,6 @@ class Case:
     trouble: Callable[[Triton], None] | None = None
     at_first: bool = False
     pools: int = 1
-    channels: int = 1
     calls: int = 2
     retried: bool | None = None
     opens: bool = False
@@ -88,16 +86,13 @@ class Case:
 
 CASES = {
     "Envoy": Case(retried=False),
-    "Envoy, in turns": Case(settings=ROUND_ROBIN, retried=False),
     "nginx": Case(Nginx, retried=False),
     "HAProxy": Case(HAProxy, retried=False),
     "one of two dies": Case(trouble=Triton.kill, retried=True),
     "one of two is dead": Case(trouble=Triton.kill, at_first=True),
     "one of two behind nginx dies": Case(Nginx, trouble=Triton.kill, retried=True),
     "one of two hangs": Case(trouble=Triton.stop, opens=True),
-    "one of two hangs, in turns": Case(settings=ROUND_ROBIN, trouble=Triton.stop, opens=True),
     "the end of the connection hangs": Case(HAProxy, trouble=Triton.stop, opens=True),
-    "the end of some connections hangs": Case(HAProxy, trouble=Triton.stop, opens=True, channels=4),
     "few requests at a time": Case(settings={"max_requests": 4}, calls=4, adapts=True),
     "few requests a second": Case(settings={"filters": [rate_limit("http", 20, 5, 0.05)]}),
     "few requests a second by nginx": Case(Nginx, BUSY, retried=True),
@@ -107,7 +102,6 @@ CASES = {
         calls=1,
         opens=True,
     ),
-    "no index of models": Case(settings={"filters": [script(REFUSED_INDEX)]}, retried=False),
 }
 
 
@@ -127,7 +121,7 @@ def test_rows_are_scored_once(
             case.trouble(two_tritons[0])
         # On a machine that is busy, a server may be late as if it hung.
         patient = {"hedge_after_s": 60.0} if case.retried is False else {}
-        settings = Settings.make(running.url, channels=case.channels, **patient)
+        settings = Settings.make(running.url, **patient)
         pools = [stack.enter_context(Pool(settings)) for _ in range(case.pools)]
         seen = stack.enter_context(circuits(*pools))
         scored(pools[0], timeout_s=120)

@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 LASTING = (errors.AccessError, errors.RequestError)
 # Waited for as long as a request may take; an answer that is late for the machine has time.
-WAITED_FOR, WAIT_S = (errors.OverloadError, errors.RouteTimeoutError), 3.0
-HANGS = ("no answer", "a slow answer")
+WAITED_FOR, WAIT_S = (errors.OverloadError, errors.RouteTimeoutError), 2.0
 # On a machine that is busy, an answer is late as if its server hung.
 PATIENT: dict[str, Any] = {"hedge_after_s": 60.0}
-PASSES = [c for c in CASES if c.kind not in LASTING and c.name not in HANGS]
-# gRPC says the same of a stream or connection that ends, whatever part of the answer had come.
-ONE_PART = [case for case in PASSES if " after " not in case.name or "after half" in case.name]
+PASSES = [c for c in CASES if c.kind not in LASTING and c.name != "no answer"]
 
 
 def pool_of(*servers: FakeServer | ToxicProxy, **options: Any) -> Pool:
@@ -63,7 +60,7 @@ def test_slowness_is_no_fault(healthy: FakeServer) -> None:
 # Faults that pass.
 
 
-@pytest.mark.parametrize("case", ONE_PART, ids=str)
+@pytest.mark.parametrize("case", PASSES, ids=str)
 def test_faults_that_pass_cost_no_rows(case: Case, faulty: FaultServer) -> None:
     with pool_of(faulty) as pool:
         if case.connects:
@@ -77,7 +74,7 @@ def test_faults_that_pass_cost_no_rows(case: Case, faulty: FaultServer) -> None:
 # One of each kind from each origin.
 FIRST = {
     (c.kind, c.name.split()[0]): c
-    for c in ONE_PART
+    for c in PASSES
     if c.words and not c.connects and c.kind is not errors.ModelNotFoundError
 }
 
@@ -138,17 +135,6 @@ def test_connections_that_broke_while_idle_cost_no_rows(faulty: FaultServer, res
         assert_right(MODEL(JETS, pool=pool))
 
 
-def test_calls_wait_while_connections_are_refused(healthy: FakeServer) -> None:
-    with ToxicProxy(healthy.url) as proxy, pool_of(proxy) as pool:
-        assert_right(MODEL(JETS, pool=pool))
-        proxy.refuse()
-        proxy.break_connections(reset=True)
-        pending = MODEL.submit(JETS, pool=pool)
-        until(lambda: pool.statistics.total().retries > 0)
-        proxy.accept()
-        assert_right(pending.result(timeout_s=60))
-
-
 # What hangs.
 
 
@@ -170,17 +156,6 @@ def test_silent_connections_are_replaced(faulty: FaultServer, way: str) -> None:
         if way == "the server":  # the network tells it nothing of what was closed
             pool.close()
             until(lambda: not faulty.alive)
-
-
-def test_servers_that_answer_probes_are_waited_for(faulty: FaultServer) -> None:
-    with pool_of(faulty, **PATIENT) as pool:
-        MODEL(JETS, pool=pool)
-        faulty.hold()
-        pending = MODEL.submit(JETS, pool=pool)
-        until(lambda: faulty.calls.count("ServerLive") > 1)
-        faulty.release()
-        assert_right(pending.result(timeout_s=60))
-        assert pool.statistics.total().failures == 0
 
 
 @pytest.mark.parametrize("fault", [wrong.deaf, wrong.mute])

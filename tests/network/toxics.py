@@ -6,8 +6,7 @@ What is set holds for the connections that there are, and for new ones, until it
         proxy.latency_s = 0.05          # each way
         proxy.bytes_per_s = 1_000_000   # each way
         proxy.slice_bytes = 100         # never more at once
-        proxy.cut_after_bytes = 5000    # of each connection, in both ways together
-        proxy.cut = "reset"             # what happens then: "close", "reset"
+        proxy.cut_after_bytes = 5000    # RST to each connection, in both ways together
         proxy.lose()                    # half-open: accepts everything, forwards nothing
         proxy.break_connections(reset=True)  # RST to everybody, now
         proxy.refuse()                  # nobody listens; `accept` ends it
@@ -21,7 +20,7 @@ from typing import Any
 from tests.network.loops import Link, Listener
 
 
-class _Forwarded(Link):
+class Forwarded(Link):
     """A client's connection, and the one to the server that it is led to."""
 
     def __init__(self, proxy: ToxicProxy, writer: asyncio.StreamWriter) -> None:
@@ -44,7 +43,7 @@ class _Forwarded(Link):
             if proxy.cut_after_bytes is not None:
                 size = min(size, proxy.cut_after_bytes - self._forwarded)
                 if size <= 0:
-                    return self.end(reset=proxy.cut == "reset")
+                    return self.end(reset=True)
             data = await reader.read(size)
             if writer is not self.writers[0]:
                 proxy.sent_bytes += len(data)
@@ -75,19 +74,16 @@ class ToxicProxy(Listener):
     slice_bytes : int or None
         The most bytes that are forwarded at once.
     cut_after_bytes : int or None
-        After how many forwarded bytes a connection is cut.
-    cut : str
-        How: "close" (FIN), or "reset" (RST).
+        After how many forwarded bytes a connection is cut, by RST.
     sent_bytes : int
         How much clients have sent.
     """
 
-    link = _Forwarded
+    link = Forwarded
     latency_s = 0.0
     bytes_per_s: float | None = None
     slice_bytes: int | None = None
     cut_after_bytes: int | None = None
-    cut = "close"
     sent_bytes = 0
     losing = False
 

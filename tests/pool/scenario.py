@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -92,6 +93,8 @@ class Scenario:
         When each of these was.
     packs : bool
         Whether requests are packed, and leave, at once.
+    asked : Counter
+        How often servers were asked for each model.
     delivered, failed : dict
         By slice: the URL that answered it, or the error.
 
@@ -117,6 +120,7 @@ class Scenario:
         self.failed: dict[RequestSlice, errors.SonicError] = {}
         self.retries = 0
         self.probes = 0
+        self.asked: Counter[ModelKey] = Counter()
         self.fallbacks = 0
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
@@ -250,6 +254,8 @@ class Scenario:
                     lost = isinstance(self.lives[url], errors.SonicError)
                     return [e.Probed(url, self.lives[url] if lost else None)]
             case e.Validate(url, key):
+                self.asked[key] += 1
+                assert self.asked[key] < 1000, "servers are asked without end"
                 if self.served[url] is not None:
                     return [e.Validated(url, key, self.served[url])]
                 self._silent.append((url, key))

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.scenario import KEY, LOST, ONE, Scenario, contract, failure
+from tests.pool.scenario import LOST, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.pool import _events as e
@@ -95,7 +95,7 @@ HANGS = object()
 
 def behind_one_url(outcome: Callable[[Attempt], Any], servers: int = 1, **options: Any) -> Balancer:
     scenario = Scenario(ONE, lives=True, **options)
-    scenario.submit(100_000)
+    scenario.submit(10_000)
     return Balancer(scenario, outcome, servers)
 
 
@@ -194,25 +194,6 @@ def test_large_requests_are_not_sent_again_while_being_sent() -> None:
     assert scenario.retries == 0
     scenario.answer(attempt)
     assert scenario.delivered == {request: ONE}
-
-
-def test_last_requests_reach_a_server_that_lives() -> None:
-    """Each time is as likely as not, where each second server hangs."""
-    scenario = Scenario(ONE, lives=True)
-    *_, last = scenario.submit(1000)
-    left, turns = 6, itertools.cycle([HANGS, None])
-
-    def outcome(attempt: Attempt) -> Any:
-        nonlocal left
-        if attempt.slice is not last:
-            return next(turns)
-        left -= 1
-        return HANGS if left >= 0 else None
-
-    balancer = Balancer(scenario, outcome, 1)
-    balancer.run(18.0)
-    assert left < 0
-    assert last in scenario.delivered
 
 
 @pytest.mark.parametrize(
@@ -391,6 +372,6 @@ def test_slow_start_doubles_the_limit_in_a_round_trip() -> None:
         scenario.now += RTT_S
         for attempt in list(scenario.in_flight):
             scenario.answer(attempt, RTT_S)
-        limits.append(scenario.endpoint(ONE).limits[KEY].value)
+        limits.append(len(scenario.in_flight))
     for before, after in itertools.pairwise(limits):
         assert after > 1.7 * before

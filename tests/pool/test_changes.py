@@ -50,15 +50,6 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServe
             pool.set_servers("s1:8001")
 
 
-def test_servers_are_changed_before_the_first_call(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
-    with pool_of(str(one.address)) as pool:
-        pool.set_servers(str(two.address))
-        assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
-        assert [s.url for s in pool.servers] == [str(two.address)]
-    assert one.described == []
-
-
 class HeldLog(logging.Handler):
     """Holds whoever logs the first message."""
 

@@ -24,17 +24,12 @@ PURE = (
 )
 
 
-IMPURE = ("_engine", "_servers", "_call", "_pool")
-
-
-@pytest.mark.parametrize("module", PURE.split())
-def test_the_core_knows_no_clock_thread_or_connection(module: str) -> None:
-    tree = ast.parse(Path(pool.__file__).with_name(f"{module}.py").read_text())
-    names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    parts = {name.split(".")[0] for name in names}
-    assert not parts & {"threading", "time", "socket", "grpc", "queue", "concurrent", "asyncio"}
-    assert not names & {f"sonic_coffea.pool.{m}" for m in IMPURE}
+def test_the_core_knows_no_clock_thread_or_connection() -> None:
+    for module in PURE.split():
+        tree = ast.parse(Path(pool.__file__).with_name(f"{module}.py").read_text())
+        nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {getattr(n, "module", None) or n.names[0].name for n in nodes}
+        assert not names & {"threading", "time", "socket", "grpc", "queue", "asyncio"}, module
 
 
 def test_in_flight_bytes_are_bounded() -> None:
@@ -46,15 +41,6 @@ def test_in_flight_bytes_are_bounded() -> None:
     # A request that is larger than the limit travels alone.
     scenario.submit(2, nbytes=100)
     assert len(scenario.in_flight) == 1
-
-
-def test_answers_within_one_tick_of_the_clock_are_delivered() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(3)
-    for attempt in list(scenario.in_flight):
-        scenario.answer(attempt, rtt_s=0.0)
-    scenario.answer_all()
-    assert set(scenario.delivered) == set(slices)
 
 
 def test_rows_of_a_lost_server_go_to_another() -> None:
@@ -118,15 +104,6 @@ def test_lost_servers_are_given_up_after_the_retry_timeout() -> None:
     scenario.wait(2)
     scenario.lose(ONE)
     assert again in scenario.failed
-
-
-@pytest.mark.parametrize("kind", [errors.RequestError, errors.AccessError, errors.DeadlineError])
-def test_failures_that_no_try_mends_are_not_tried_again(kind: Any) -> None:
-    scenario = Scenario()
-    (wrong,) = scenario.submit(1)
-    scenario.fail(scenario.in_flight[0], kind("no"))
-    assert isinstance(scenario.failed[wrong], kind)
-    assert not scenario.in_flight
 
 
 def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
@@ -281,7 +258,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
             elif action in FAILURES:
                 scenario.fail(attempt, FAILURES[action])
             else:
-                scenario.answer(attempt)
+                scenario.answer(attempt, rtt_s=0.01 * number)  # 0: within one tick of the clock
     for _ in range(100):
         scenario.answer_all()
         scenario.wait(1)
@@ -351,24 +328,17 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     assert len(scenario.at(ONE)) == 5
 
 
-def test_schedulers_that_send_no_quotas_are_not_waited_for() -> None:
+@pytest.mark.parametrize("heard_of", [0, 3])
+def test_schedulers_that_fall_silent_are_not_waited_for(heard_of: int) -> None:
+    """Counted from the first request, or from the last message without quotas."""
     scenario = Scenario(ONE)
     scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
-    scenario.wait(9.0)  # counted from the first request
+    scenario.wait(9.0)
     scenario.submit(12)
+    for _ in range(heard_of):
+        scenario.wait(0.4)
+        scenario.tell(e.QuotasReceived({}, 0.5))
     scenario.wait(0.4)
     assert len(scenario.in_flight) == 1
     scenario.wait(0.1)
-    assert len(scenario.in_flight) == 4
-
-
-def test_schedulers_that_are_heard_of_have_quotas_later() -> None:
-    scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
-    scenario.submit(12)
-    for _ in range(3):
-        scenario.wait(0.4)
-        scenario.tell(e.QuotasReceived({}, 0.5))
-    assert len(scenario.in_flight) == 1
-    scenario.wait(0.5)
     assert len(scenario.in_flight) == 4

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
-from tests.doubling import MODEL, jets, served
-from tests.pool import scripted
-from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract
+from tests.doubling import MODEL, jets, served, twice
+from tests.pool.scenario import LOST, ONE, TWO, Scenario, contract, failure
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -32,10 +31,6 @@ TAGGER = sonic.Model(
     outputs={"scores": ["qcd", "top"]},
 )
 CONSTITUENTS = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
-
-
-def twice(scores: ak.Array) -> list[float]:
-    return (scores.twice / 2).tolist()
 
 
 @pytest.fixture
@@ -266,13 +261,23 @@ def test_rows_due_for_a_fallback_wait_for_room() -> None:
     assert scenario.core.wakes_at() > scenario.now
 
 
-def test_fallbacks_without_the_model_are_one_clear_error(
-    servers: dict[str, scripted.ScriptedServer],
-) -> None:
-    for server in servers.values():
-        server.lacks = True
-    with (
-        scripted.pool_of(ONE, fallback=lambda: TWO) as pool,
-        pytest.raises(errors.ModelNotFoundError),
-    ):
-        scripted.MODEL(scripted.objects(4), pool=pool, timeout_s=60)
+def test_fallbacks_without_the_model_are_one_clear_error() -> None:
+    absent = errors.ModelNotFoundError("no such model")
+    scenario = Scenario(ONE, served=absent, fallback="repository")
+    waiter = scenario.ask()
+    assert scenario.fallbacks == 1
+    assert waiter.outcome is None
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(3)
+    assert isinstance(waiter.outcome, errors.ModelNotFoundError)
+
+
+def test_fallbacks_that_load_the_model_are_waited_for_though_no_server_was_ever_reached() -> None:
+    scenario = Scenario(ONE, served=failure(errors.ServerLostError, unreached=True), fallback="dir")
+    scenario.served[TWO] = None
+    waiter = scenario.ask()
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(10)
+    assert waiter.outcome is None
+    scenario.say(TWO, contract())
+    assert waiter.outcome == contract()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.limits import without_threads
 from tests.pool.scripted import (
-    LOST,
     MODEL,
     ONE,
-    TWO,
     Behaviour,
     ScriptedServer,
     connect,
@@ -235,17 +230,6 @@ def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
         assert whole.latencies.sum() == 41
 
 
-def test_states_name_the_last_error(servers: dict[str, ScriptedServer]) -> None:
-    (one, _) = servers.values()
-    one.behaviour = lambda _: LOST
-    with pool_of(*servers) as pool:
-        MODEL(objects(40), pool=pool)
-        states = {s.url: s for s in pool.servers}
-        assert states[ONE].last_error is not None
-        assert states[TWO].usable
-        assert "s1" in repr(pool)
-
-
 @pytest.mark.parametrize("blocking", ["infer", "metadata", "live", "close"])
 def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], blocking: str) -> None:
     """It blocks where its token, its shared memory or its connection is needed."""
@@ -285,54 +269,31 @@ def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
         assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
 
 
-# In a process of its own, as other tests of this process may have pools in use.
-CODE = """
-import json, sys
-from tests.pool.scripted import MODEL, ONE, ScriptedServer, objects, pool_of
+def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set_it(
+    one: ScriptedServer,
+) -> None:
+    default_s, intervals_s = sys.getswitchinterval(), []
 
-ScriptedServer(ONE)
-seen = {}
+    def note() -> None:
+        intervals_s.append(sys.getswitchinterval())
 
-def note(when):
-    seen[when] = sys.getswitchinterval()
-
-with pool_of(ONE) as pool:
-    note("before its first use")
-    MODEL(objects(1), pool=pool)
-    note("in use")
-    with pool_of(ONE) as other:
-        MODEL(objects(1), pool=other)
-    note("one of two closed")
-note("closed")
-
-with pool_of(ONE) as pool:
-    MODEL(objects(1), pool=pool)
-    sys.setswitchinterval(0.003)
-note("set meanwhile")
-
-with pool_of(ONE) as pool:
-    MODEL(objects(1), pool=pool)
-    note("set before")
-note("set before, and closed")
-print(json.dumps(seen))
-"""
-
-
-def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
-    assert json.loads(done.stdout) == {
-        "before its first use": 0.005,
-        "in use": 0.0005,
-        "one of two closed": 0.0005,
-        "closed": 0.005,
-        "set meanwhile": 0.003,
-        "set before": 0.003,
-        "set before, and closed": 0.003,
-    }
+    try:
+        with pool_of(ONE) as pool:
+            note()
+            MODEL(objects(1), pool=pool)
+            with pool_of(ONE) as other:
+                MODEL(objects(1), pool=other)
+            note()
+        note()
+        assert intervals_s == [0.005, 0.0005, 0.005]
+        with pool_of(ONE) as pool:
+            MODEL(objects(1), pool=pool)
+            sys.setswitchinterval(0.003)
+        note()
+        with pool_of(ONE) as pool:
+            MODEL(objects(1), pool=pool)
+            note()
+        note()
+        assert intervals_s[3:] == [0.003] * 3
+    finally:
+        sys.setswitchinterval(default_s)

@@ -13,29 +13,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
 import pytest
+from tests.doubling import MODEL, jets, served
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODEL = sonic.Model("times", {"x": sonic.Row("pt")}, {"y": ["product"]})
-JETS = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
+JETS = jets(1.0, 2.0)
 
 
 def server(factor: float, **options: Any) -> FakeServer:
     """Return a server that multiplies by its own factor, which tells whose scores these are."""
-    times = FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]})
-    return FakeServer({"times": times}, **options)
+    return FakeServer(served(lambda inputs: {"y": factor * inputs["x"]}), **options)
 
 
 def factor(scores: Any) -> float:
-    first, second = scores.product.tolist()
+    first, second = scores.twice.tolist()
     assert second == 2 * first
     return float(first)
 
@@ -137,28 +135,6 @@ def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
         sonic.connect(other.url)  # for the rest of the block
         assert factor(MODEL(JETS)) == 3
     assert factor(MODEL(JETS)) == 3
-
-
-def test_threads_outside_several_blocks_have_to_say_which(
-    two: tuple[FakeServer, FakeServer],
-) -> None:
-    entered, asked = threading.Barrier(3), threading.Event()
-
-    def stay(url: str) -> None:
-        with sonic.connect(url):
-            entered.wait(60)
-            asked.wait(60)
-
-    with ThreadPoolExecutor(2) as threads:
-        for server in two:
-            threads.submit(stay, server.url)
-        entered.wait(60)
-        try:
-            for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
-                with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
-                    ask()
-        finally:
-            asked.set()
 
 
 def test_threads_do_not_guess_between_the_block_around_and_another_connection(

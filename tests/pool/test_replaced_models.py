@@ -266,17 +266,3 @@ def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> 
             with pytest.raises(errors.ContractError, match="servers have different files"):
                 pending.result()
             assert pending.statistics.cache_hits == 0
-
-
-def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(
-    server: FakeServer, tmp_path: Path
-) -> None:
-    with sonic.connect(server.url, cache=tmp_path / "scores") as pool:
-        # By the file, whatever was there meanwhile.
-        for digest, score, requests in (("a", 0.25, 1), ("b", 0.75, 2), ("a", 0.25, 2)):
-            server.models["tagger"] = fake(digest, score)
-            for _ in range(2):
-                scores = MODEL(JETS, pool=pool)
-                assert scores.top.tolist() == [[score, score], [], [score]]
-                assert digest_of(scores) == digest
-            assert len(server.requests) == requests

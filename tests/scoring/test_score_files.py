@@ -22,6 +22,7 @@ import awkward as ak
 import dask
 import grpc
 import numpy as np
+import psutil
 import pytest
 import uproot
 from distributed import Client, LocalCluster
@@ -444,6 +445,27 @@ def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_pat
     assert process.wait() == -signal.SIGKILL
     assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
+
+
+@pytest.mark.server
+def test_interrupts_end_commands_whose_workers_start(arguments: list[Any], tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to all processes; only that of the command takes it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sonic_coffea", *map(str, [*arguments, "--workers", "2"])],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def has_worker() -> bool:
+        children = (p.info for p in psutil.process_iter(["cmdline", "ppid"]))
+        return any(p["ppid"] == process.pid and "spawn_main" in str(p["cmdline"]) for p in children)
+
+    until(has_worker)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
 
 
 FEATURES = """

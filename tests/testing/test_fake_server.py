@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
-from tests.doubling import MODEL, jets, served
+from tests.doubling import MODEL, jets, served, twice
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from tests.scored import Scored
 
 Code = grpc.StatusCode
-
-
-def twice(scores: ak.Array) -> list[float]:
-    return (scores.twice / 2).tolist()
 
 
 def pool_of(*servers: FakeServer, **options: Any) -> Pool:
@@ -205,21 +201,6 @@ def test_faults_are_functions_of_the_answer_and_the_call(fake: FakeServer) -> No
         with pytest.raises(errors.RequestError, match=r"no room for \[4, 1\]"):
             MODEL(jets(*range(4)), pool=pool)
         assert twice(MODEL(jets(*range(12)), pool=pool)) == list(range(12))
-
-
-def test_models_are_unloaded_and_loaded(fake: FakeServer) -> None:
-    with (
-        FakeServer(served(max_rows=4)) as other,
-        pool_of(fake, other) as pool,
-    ):
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        fake.unload("m")
-        before = other.statistics["m", "rows"]
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        assert other.statistics["m", "rows"] == before + 40
-        other.unload("m")
-        threading.Timer(1.0, fake.load, ["m"]).start()
-        assert twice(MODEL(jets(*range(3)), pool=pool)) == [0, 1, 2]
 
 
 def test_models_are_fake_ones() -> None:

@@ -35,14 +35,11 @@ def test_a_pool_shows_its_servers(fake: FakeServer) -> None:
         assert "&lt;gone&gt;" in pool._repr_html_()
 
 
-@pytest.mark.server
-def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
-    server = sonic.LocalServer(repository)
-    assert "stopped" in server._repr_html_()
-    with server:
-        page = server._repr_html_()
-        assert server.url in page
-        assert "tagger v1 READY" in page
+def test_a_local_server_shows_what_it_serves(server: sonic.LocalServer, repository: Path) -> None:
+    assert "stopped" in sonic.LocalServer(repository)._repr_html_()
+    page = server._repr_html_()
+    assert server.url in page
+    assert "tagger v1 READY" in page
 
 
 def test_what_is_interrupted_is_not_lost(

@@ -89,17 +89,6 @@ def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
         assert proxy.connections == channels
 
 
-@pytest.mark.parametrize(
-    "code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED], ids=str
-)
-def test_routes_that_are_cut_slow_the_sender_down(fake: FakeServer, code: Any) -> None:
-    with Pool(Settings.make(fake.url, **PATIENT)) as pool:
-        MODEL(JETS, pool=pool)
-        fake.fail(code, CUT, times=3, every=5)
-        assert MODEL(JETS, pool=pool).twice.tolist() == TWICE
-        assert (pool.statistics.total().retries, pool.statistics.masked) == (3, 0)
-
-
 def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
     fake.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (

@@ -1,4 +1,4 @@
-"""Large tensors, regions of shared memory, certificates, a relay, and a model of fake servers."""
+"""Large tensors, regions of shared memory, certificates, and a model of fake servers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import fnmatch
 import glob
 import os
-import socket
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,29 +142,3 @@ def write_certificate(folder: Path, issued: trustme.LeafCert, name: str) -> tupl
     cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(str(key))
     return cert, key
-
-
-def forward(
-    listener: socket.socket, url: str, accept: Callable[[socket.socket], socket.socket]
-) -> None:
-    """Pass bytes on from connections, as `accept` returns them, to a server of this machine."""
-    _, _, port = url.rpartition(":")
-
-    def relay(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError), one, other:
-            while data := one.recv(65536):
-                other.sendall(data)
-
-    def take(client: socket.socket) -> None:
-        with contextlib.suppress(OSError), accept(client) as outer:
-            inner = socket.create_connection(("127.0.0.1", int(port)))
-            threading.Thread(target=relay, args=(inner, outer), daemon=True).start()
-            relay(outer, inner)
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                threading.Thread(target=take, args=(client,), daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
-from tests.transport.shared import SERVED, forward, score, write_certificate
+from tests.network.toxics import Forwarded, ToxicProxy
+from tests.transport.shared import SERVED, score, write_certificate
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,6 +19,7 @@ from sonic_coffea.errors import AccessError, ConfigError
 from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -27,19 +27,24 @@ if TYPE_CHECKING:
 CLIENT = "client@example.org"
 
 
-@dataclass
-class Front:
+class Shown(Forwarded):
+    """A connection whose client has shown a certificate."""
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        certificate = self.writers[0].get_extra_info("peercert")
+        self.server.shown.append(certificate["serialNumber"])
+        await super().serve(reader)
+
+
+class Front(ToxicProxy):
     """Ends TLS before a server, and remembers the certificates that clients show."""
 
-    authority: trustme.CA
-    folder: Path
-    server: FakeServer
-    port: int
-    shown: list[int] = field(default_factory=list)
+    link = Shown
 
-    @property
-    def url(self) -> str:
-        return f"grpcs://127.0.0.1:{self.port}"
+    def __init__(self, server: FakeServer, authority: trustme.CA, folder: Path) -> None:
+        super().__init__(server.url)
+        self.behind, self.authority, self.folder = server, authority, folder
+        self.shown: list[int] = []
 
     @property
     def root(self) -> Path:
@@ -64,20 +69,11 @@ def serving(folder: Path, authority: trustme.CA, issued: trustme.LeafCert) -> It
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
-    with (
-        FakeServer(SERVED) as server,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
-        front = Front(authority, folder, server, listener.getsockname()[1])
-
-        def accept(plain: socket.socket) -> socket.socket:
-            tls = context.wrap_socket(plain, server_side=True)
-            front.shown.append(tls.getpeercert()["serialNumber"])
-            return tls
-
-        forward(listener, server.url, accept)
-        yield front
-        listener.shutdown(socket.SHUT_RDWR)
+    with FakeServer(SERVED) as server:
+        front = Front(server, authority, folder)
+        front.tls = context
+        with front:
+            yield front
 
 
 @pytest.fixture
@@ -110,7 +106,7 @@ def test_servers_that_cannot_be_trusted_are_sent_nothing(wrong: str, tmp_path: P
             pytest.raises(AccessError, match="trust each other"),
         ):
             score(pool)
-        assert front.server.calls == []
+        assert front.behind.calls == []
 
 
 def test_certificates_are_read_again_when_they_change_as_a_whole(
@@ -162,7 +158,7 @@ def test_what_a_server_will_never_take_fails_at_once(
 
 
 def test_a_port_with_tls_is_told_from_a_lost_server(front: Front) -> None:
-    with sonic.connect(f"grpc://127.0.0.1:{front.port}", retry_timeout_s=1000.0) as pool:
+    with sonic.connect(front.url.replace("grpcs", "grpc"), retry_timeout_s=1000.0) as pool:
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"did you mean grpcs://127\.0\.0\.1"):
                 score(pool)
@@ -170,7 +166,7 @@ def test_a_port_with_tls_is_told_from_a_lost_server(front: Front) -> None:
 
 def test_a_proxy_whose_server_is_lost_is_not_blamed_on_the_certificate(front: Front) -> None:
     """It hangs up after the handshake, too."""
-    front.server.stop()
+    front.behind.stop()
     with (
         sonic.connect(front.url, retry_timeout_s=0.5, **front.client()) as pool,
         pytest.raises(errors.ServerLostError),

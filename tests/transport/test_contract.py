@@ -20,7 +20,6 @@ SERVED = Contract(
         TensorSpec(name="scores", datatype="FP32", shape=(2,)),
         TensorSpec(name="mass", datatype="FP64", shape=()),
         TensorSpec(name="any", datatype="FP32", shape=(-1,)),
-        TensorSpec(name="words", datatype="BYTES", shape=(1,)),
     ),
 )
 INPUTS: dict[str, Any] = {"features": (FLOAT, (4, 64)), "ids": (np.dtype("int64"), ())}
@@ -36,19 +35,10 @@ def test_what_fits_is_silent() -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "problem"),
     [
-        ({"feature": (FLOAT, (4, 64))}, {}, "no input 'feature'; did you mean 'features'?"),
-        ({}, {"score": (2, FLOAT)}, "no output 'score'; did you mean 'scores'?"),
-        (
-            {"features": (DOUBLE, (4, 64))},
-            {},
-            "input 'features' is FP64 [N, 4, 64], the model takes FP32 [N, 4, ?]",
-        ),
         ({"features": (FLOAT, (5, 64))}, {}, "is FP32 [N, 5, 64]"),
         ({"features": (FLOAT, (4,))}, {}, "is FP32 [N, 4], the model"),
         ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
-        ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives FP32 [N, 2]"),
         ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
-        ({}, {"words": (1, FLOAT)}, "is declared float32, the model gives string (BYTES)"),
         ({}, {"mass": (1, np.dtype(object))}, "is declared string, the model gives float64 (FP64)"),
         ({"ids": (np.dtype(object), ())}, {}, "is BYTES [N], the model takes INT64 [N]"),
     ],
@@ -61,19 +51,3 @@ def test_what_does_not_fit_is_named(
     assert problem in caught.value.message.partition("\n")[0]
     assert (caught.value.server, caught.value.model) == ("grpc://s:1", "m")
     assert caught.value.version == "3"
-
-
-def test_an_input_that_nothing_is_declared_for_is_named() -> None:
-    with pytest.raises(errors.ContractError, match="nothing is given .* input 'ids'"):
-        SERVED.check({"features": INPUTS["features"]}, {}, server="grpc://s:1")
-
-
-def test_declared_and_served_stand_side_by_side() -> None:
-    with pytest.raises(errors.ContractError) as caught:
-        SERVED.check({"feature": (FLOAT, (4, 64))}, {"scores": (2, None)}, server="s")
-    lines = [line.split("  ") for line in caught.value.message.splitlines()[1:]]
-    table = [[cell.strip() for cell in line if cell] for line in lines]
-    assert ["declared", "on the server"] in table
-    assert ["input feature", "FP32 [N, 4, 64]", "-"] in table
-    assert ["input features", "-", "FP32 [N, 4, ?]"] in table
-    assert ["output scores", "any type [N, 2]", "FP32 [N, 2]"] in table

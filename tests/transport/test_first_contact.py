@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.network.toxics import Forwarded, ToxicProxy
 from tests.ports import held_port
-from tests.transport.shared import SERVED, forward, score
+from tests.transport.shared import SERVED, score
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
+    import asyncio
     from pathlib import Path
 
 
@@ -36,24 +37,30 @@ def test_servers_that_are_not_there_are_not_waited_for(
         score(pool)
 
 
+class Tunnel(Forwarded):
+    """What a client asks a web proxy to lead to; it is led to the target."""
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        self.server.asked.append((await reader.readuntil(b"\r\n\r\n")).splitlines()[0])
+        self.writers[0].write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await super().serve(reader)
+
+
+class WebProxy(ToxicProxy):
+    link = Tunnel
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.asked: list[bytes] = []
+
+
 def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that the option names, and not that of the environment."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    asked: list[bytes] = []
-    with (
-        FakeServer(SERVED) as server,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
-
-        def accept(client: socket.socket) -> socket.socket:
-            asked.append(client.recv(65536).splitlines()[0])
-            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            return client
-
-        forward(listener, server.url, accept)
-        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with sonic.connect("grpc://inside.example:8001", proxy=proxy) as pool:
+    with FakeServer(SERVED) as server, WebProxy(server.url) as proxy:
+        url = proxy.url.replace("grpc", "http")
+        with sonic.connect("grpc://inside.example:8001", proxy=url) as pool:
             score(pool)
         with sonic.connect(server.url) as pool:
             score(pool)
-    assert asked == [b"CONNECT inside.example:8001 HTTP/1.1"]
+    assert proxy.asked == [b"CONNECT inside.example:8001 HTTP/1.1"]

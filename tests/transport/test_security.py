@@ -1,8 +1,7 @@
-"""TLS, mutual TLS, a header that a server demands, and compression, with real Tritons."""
+"""Mutual TLS, a header that a server demands, and compression, with real Tritons."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,87 +16,54 @@ from sonic_coffea import errors
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.scored import Scored
 
 
-HEADERS = {"triton-grpc-protocol-key": "secret"}
-
-
-@dataclass
-class Secured:
-    """A Triton with TLS, and the files that it takes to speak to it."""
-
-    url: str
-    files: dict[str, str]
-    mutual: bool
-
-    def options(self, **changed: Any) -> ConnectionOptions:
-        return ConnectionOptions(**{**self.files, "headers": HEADERS, **changed})
-
-
-@pytest.fixture(scope="module", params=["tls", "mutual"])
-def secured(
-    request: pytest.FixtureRequest,
-    repository: Path,
-    installation: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Secured]:
-    folder, authority = tmp_path_factory.mktemp("tls"), trustme.CA()
-    root = folder / "ca.pem"
+def test_scores_over_mutual_tls_to_who_has_the_certificate_and_the_header(
+    repository: Path, installation: Any, tmp_path: Path, scored: Scored
+) -> None:
+    root, authority = tmp_path / "ca.pem", trustme.CA()
     authority.cert_pem.write_to_path(str(root))
-    cert, key = write_certificate(folder, authority.issue_cert("127.0.0.1"), "server")
-    mine = write_certificate(folder, authority.issue_cert("client@example.org"), "client")
+    cert, key = write_certificate(tmp_path, authority.issue_cert("127.0.0.1"), "server")
+    mine = write_certificate(tmp_path, authority.issue_cert("client@example.org"), "client")
     arguments = [
         "--grpc-use-ssl=true",
         f"--grpc-server-cert={cert}",
         f"--grpc-server-key={key}",
         f"--grpc-root-cert={root}",
+        "--grpc-use-ssl-mutual=true",
         "--grpc-restricted-protocol=health,metadata:key=secret",
-        f"--grpc-use-ssl-mutual={'true' if request.param == 'mutual' else 'false'}",
     ]
-    files = dict(zip(("tls_root", "tls_cert", "tls_key"), map(str, (root, *mine)), strict=True))
+    options: dict[str, Any] = {
+        **dict(zip(("tls_root", "tls_cert", "tls_key"), map(str, (root, *mine)), strict=True)),
+        "headers": {"triton-grpc-protocol-key": "secret"},
+    }
     with held_port() as port:
-        secured = Secured(f"grpcs://127.0.0.1:{port}", files, request.param == "mutual")
-        server = Triton(repository, folder, port, arguments=arguments)
+        url = f"grpcs://127.0.0.1:{port}"
+
+        def connect(**changed: Any) -> Any:
+            return connect_transport(url, options=ConnectionOptions(**{**options, **changed}))
+
+        server = Triton(repository, tmp_path, port, arguments=arguments)
         server.launch()
         try:
-            with connect_transport(secured.url, options=secured.options()) as connection:
+            with connect() as connection:
                 until(connection.ready, what="the server")
-            yield secured
+            with sonic.connect(url, **options) as pool:
+                scored(pool)
+            with connect(headers={"triton-grpc-protocol-key": "guess"}) as connection:
+                with pytest.raises(errors.AccessError, match="restricted"):
+                    connection.info()
+                assert not connection.ready()
+            with (
+                connect(tls_cert=None, tls_key=None) as connection,
+                pytest.raises(errors.AccessError, match="tls_cert= and tls_key="),
+            ):
+                connection.metadata("tagger", None)
         finally:
             server.end()
-
-
-def test_scores_over_tls(secured: Secured, scored: Scored) -> None:
-    with sonic.connect(secured.url, headers=HEADERS, **secured.files) as pool:
-        scored(pool)
-
-
-def test_only_the_header_that_a_server_demands_opens_it(secured: Secured) -> None:
-    options = secured.options(headers=dict.fromkeys(HEADERS, "guess"))
-    with connect_transport(secured.url, options=options) as connection:
-        with pytest.raises(errors.AccessError, match="restricted"):
-            connection.info()
-        assert not connection.ready()
-
-
-@pytest.mark.parametrize("wrong", ["none", "stranger"])
-def test_only_mutual_tls_wants_a_certificate(wrong: str, secured: Secured, tmp_path: Path) -> None:
-    files: Any = (None, None)
-    if wrong == "stranger":
-        stranger = trustme.CA().issue_cert("client@example.org")
-        files = map(str, write_certificate(tmp_path, stranger, "stranger"))
-    cert, key = files
-    options = secured.options(tls_cert=cert, tls_key=key)
-    with connect_transport(secured.url, options=options) as connection:
-        if not secured.mutual:
-            assert connection.metadata("tagger", None).max_rows == 64
-            return
-        with pytest.raises(errors.AccessError, match="tls_cert= and tls_key="):
-            connection.metadata("tagger", None)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])

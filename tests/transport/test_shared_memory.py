@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,13 +133,6 @@ def test_memory_that_cannot_be_used_is_an_error(
     assert files() == []
 
 
-def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
-    with pool_of(wide_server) as pool, ThreadPoolExecutor(12) as threads:
-        sent = [objects(3000, seed) for seed in range(12)]
-        for scores, rows in zip(threads.map(partial(model(), pool=pool), sent), sent, strict=True):
-            check(scores, rows)
-
-
 # The model works on a request until a file is removed, and creates another when it begins.
 _HELD = """open("{begun}", "w").close()
         while os.path.exists("{held}"):
@@ -214,24 +206,15 @@ def test_what_a_client_left_is_removed(wide_server: sonic.LocalServer, how: str)
         assert regions()
 
 
-_FORKS = """
-import os, sys
-import sonic_coffea as sonic
-from tests.transport.shared import check, model, objects
-with sonic.connect(sys.argv[1], shared_memory=True) as pool:
-    check(model()(objects(4000)), objects(4000))
-    child = os.fork()
-    if child == 0:
-        pool.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    check(model()(objects(4000)), objects(4000))
-    assert pool.statistics.total().retries == 0
-"""
-
-
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_that_closes_leaves_its_parents_regions(
     wide_server: sonic.LocalServer,
 ) -> None:
-    client = subprocess.Popen([sys.executable, "-c", _FORKS, wide_server.url])
-    assert client.wait(100) == 0
+    with pool_of(wide_server) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        child = multiprocessing.get_context("fork").Process(target=pool.close)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        check(model()(objects(4000), pool=pool), objects(4000))
+        assert pool.statistics.total().retries == 0

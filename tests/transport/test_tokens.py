@@ -149,14 +149,6 @@ def test_a_function_is_called_once_until_its_token_is_near_its_end(
         assert (len(called) == 1) is once
 
 
-def test_a_function_is_called_again_when_its_token_is_refused() -> None:
-    tokens = iter(["first", "second"])
-    with guarded("first") as server, sonic.connect(server.url, token=lambda: next(tokens)) as pool:
-        score(pool)
-        server.headers = {"authorization": "Bearer second"}
-        score(pool)
-
-
 def test_a_token_that_no_server_ever_took_is_an_error_at_once() -> None:
     with (
         guarded("right") as server,

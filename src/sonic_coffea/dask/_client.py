@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool import Pool, Settings
 
 logger = logging.getLogger(__name__)
-
-# A terminal sends Ctrl-C to all processes; that of the client stops the others in order.
-_DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 # By client, the plugins that it has registered, by name; the last is that of its next tasks.
 _registered: WeakKeyDictionary[Client, dict[str, SonicPlugin]] = WeakKeyDictionary()
@@ -52,18 +51,38 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
                 ) from None
         else:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sonic-dask-"))
-            local = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                dashboard_address="127.0.0.1:0",
-                local_directory=scratch,
-                preload=[_DEAF],
-                # What fails is raised here; a worker that is stopped in a heartbeat, or with work
-                # left, would log it.
-                silence_logs=logging.CRITICAL,
-            )
-            client = Client(stack.enter_context(local))
+            with _interrupts_held():
+                local = LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    dashboard_address="127.0.0.1:0",
+                    local_directory=scratch,
+                    # What fails is raised here; a worker that is stopped in a heartbeat, or with
+                    # work left, would log it.
+                    silence_logs=logging.CRITICAL,
+                )
+                stack.enter_context(local)
+            client = Client(local)
         yield stack.enter_context(client)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Take Ctrl-C at the end, and never in threads and processes that start meanwhile.
+
+    A terminal sends it to all processes; that of the client stops the others in order.
+    """
+    if sys.platform == "win32":  # where nothing holds them
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its first start would let them through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def register(client: Client, pool: Pool) -> Pool:

@@ -44,11 +44,6 @@ class ServerState:
     circuit: str
     last_error: str | None
 
-    @property
-    def usable(self) -> bool:
-        """Whether requests may be sent to it."""
-        return self.circuit != "open"
-
 
 @dataclass(slots=True)
 class Telemetry:

@@ -387,9 +387,11 @@ class ServedModels:
         returns = missing and (known.transient or known.described)
         transient = returns or any(map(passes, reasons))
         self._start_fallback(key, now, at_once=not transient)
-        # A worker may join a cluster while the servers are being restarted.
+        # A worker may join a cluster while servers are restarted; a fallback may load its model.
         joined = self.starts_at > -math.inf
-        reached = joined or any(other.described for other in self._known.values())
+        fallback = self._endpoints.by_url.get(self._endpoints.fallback or "")
+        loading = fallback is not None and fallback.signatures[key].asked
+        reached = joined or loading or any(other.described for other in self._known.values())
         never = not reached and all(getattr(error, "unreached", False) for error in reasons)
         patience_s = self._settings.retry_timeout_s
         patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
