@@ -22,6 +22,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+# What leads from one state of a server to the next. A failure is one that another start would not
+# mend; a server that was ready once is started again after any end that nobody asked for.
+_NEXT = {
+    ("starting", "ready"): "running",
+    ("starting", "crash"): "backing off",
+    ("starting", "failure"): "ended",
+    ("starting", "stop"): "stopped",
+    ("running", "crash"): "backing off",
+    ("running", "failure"): "ended",
+    ("running", "stop"): "stopped",
+    ("backing off", "retry"): "starting",
+    ("backing off", "stop"): "stopped",
+}
 _SHM = "/dev/shm"  # noqa: S108  where POSIX shared memory is
 # As the kernel numbers them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -46,7 +59,7 @@ def main() -> None:
 class Supervisor:
     """Runs the server of a job until it is stopped, or fails for good.
 
-    Each state has a method that returns the next one. Each new state is reported, with `said`.
+    Each state has a method that returns an event. Each new state is reported, with `said`.
     """
 
     def __init__(self, job: dict[str, Any], requests: list[int]) -> None:
@@ -67,7 +80,7 @@ class Supervisor:
         state = "starting"
         try:
             while state not in ("stopped", "ended"):
-                state = acts[state]()
+                state = _NEXT[state, acts[state]()]
                 if state != "running":
                     self.end()
                 if state != "starting":
@@ -98,9 +111,9 @@ class Supervisor:
         while server.poll() is None:
             if _listens(self.job["address"]):
                 self.was_ready = True
-                return "running"
+                return "ready"
             if self.is_to_stop(0.02):
-                return "stopped"
+                return "stop"
             if time.monotonic() > self.deadline:
                 late = f"was not ready after {self.job['startup_timeout_s']:g} s"
                 return self.fail(late, again=self.was_ready)
@@ -111,7 +124,7 @@ class Supervisor:
         started, server = time.monotonic(), self.server
         while server is not None and server.poll() is None:
             if self.is_to_stop(0.1):
-                return "stopped"
+                return "stop"
         # A server that has run for a minute did not fail at its start.
         if time.monotonic() - started > 60.0:
             self.failures = 0
@@ -121,25 +134,21 @@ class Supervisor:
         until = time.monotonic() + self.pause_s
         while (left_s := until - time.monotonic()) > 0:
             if self.is_to_stop(min(left_s, 0.1)):
-                return "stopped"
-        return "starting"
+                return "stop"
+        return "retry"
 
     def fail(self, problem: str, *, again: bool) -> str:
-        """Record why the server ended; return the next state: whether it is started again.
-
-        A start is tried again after what another start would mend; a server that was ready once,
-        after any end that nobody asked for.
-        """
+        """Record why the server ended; return the event, which says whether it starts again."""
         self.said["problem"] = problem
         if not again:
-            return "ended"
+            return "failure"
         if self.failures == 5:
             self.said["problem"] = f"{problem}, again and again, and is not started again"
-            return "ended"
+            return "failure"
         self.pause_s = self.job["first_pause_s"] * 2**self.failures
         self.failures += 1
         self.said["problem"] = f"{problem}, and is started again in {self.pause_s:g} s"
-        return "backing off"
+        return "crash"
 
     def start(self) -> subprocess.Popen[bytes]:
         job, supervisor = self.job, os.getpid()
