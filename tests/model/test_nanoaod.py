@@ -222,6 +222,30 @@ def test_indices_of_the_file_lead_to_the_same_object(is_kept: bool) -> None:
     assert sonic.Padded([mine], 1).pack(some)[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
 
 
+def paired(jets: ak.Array) -> ak.Array:
+    """The jets of two events in every other event."""
+    counts = ak.to_numpy(ak.num(jets)).reshape(-1, 2).sum(axis=1)
+    return ak.unflatten(ak.flatten(jets), np.stack([counts, 0 * counts], axis=1).ravel())
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (
+            lambda jets: jets[np.roll(np.arange(len(jets)), 1)],
+            "are of different events of the",
+        ),
+        (paired, "an event has objects of several events"),
+    ],
+    ids=["of the event before", "of two events"],
+)
+def test_jets_of_other_events_have_no_constituents_here(mix: Any, message: str) -> None:
+    events = sample_of(entry_stop=50)
+    mixed = ak.with_field(events, mix(events.FatJet), "FatJet")
+    with pytest.raises(errors.InputError, match=message):
+        sonic.constituents(mixed)
+
+
 def read_without_data(events: ak.Array) -> set[tuple[Any, ...]]:
     """Return the columns that a lazy graph reads for the vertices, whose type it has."""
     form = ak.to_packed(events).layout.form_with_key_path()

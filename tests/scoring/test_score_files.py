@@ -216,6 +216,26 @@ def by_global(events: Any) -> Any:
     return nested()
 
 
+def arrays(by: float) -> Any:
+    """Where the array of another function was in memory, there is the next one's."""
+    by_event = {"shift": [ak.Array([by])]}
+    return lambda events: shifted(events, by_event["shift"][0][0])
+
+
+def by_imported(by: float) -> Any:
+    """A function that imports another when it is called, of a file that is edited."""
+
+    def imported(events: Any) -> Any:
+        from shifts_by_day import shift  # type: ignore[import-not-found]
+
+        return shift(events)
+
+    Path("shifts_by_day.py").write_text(f"def shift(events): return events.FatJet.mass + {by}")
+    importlib.invalidate_caches()
+    linecache.checkcache()
+    return imported
+
+
 def with_global(by: float) -> Any:
     globals()["OFFSET"] = by
     return by_global
@@ -227,14 +247,20 @@ def with_global(by: float) -> Any:
         lambda by: {"features": lambda events: shifted(events, by)},
         lambda by: {"features": partial(shifted, by=by)},
         lambda by: {"features": with_global(by)},
+        lambda by: {"features": arrays(by)},
+        lambda by: {"features": by_imported(by)},
         lambda by: {"features": MethodType(of_object, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": ["eta"] if by else []},
     ],
-    ids=["closure", "partial", "global", "method", "on_error", "keep"],
+    ids=["closure", "partial", "global", "arrays", "imported", "method", "on_error", "keep"],
 )
-def test_chunks_of_other_options_have_other_files(options: Any, tmp_path: Path) -> None:
+def test_chunks_of_other_options_have_other_files(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run is resumed with chunks of the same declaration, function and options alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     first, same, other = (
         Scoring(MODEL, tmp_path, "FatJet", **options(by)).kind for by in (0.0, 0.0, 1.0)
     )
@@ -258,6 +284,12 @@ def of_fields(*fields: str) -> sonic.Model:
     return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
 
 
+def by_mass(events: Any) -> Any:
+    """Jets whose numbers are others than those of the file, in their order."""
+    jets = shifted(events, 1.0)
+    return jets[ak.argsort(jets.mass, ascending=False)]
+
+
 MISFIT = "expected a score for each FatJet"
 
 
@@ -268,6 +300,9 @@ MISFIT = "expected a score for each FatJet"
         ({"features": lambda e: ak.zip({"pt": e.genWeight, "mass": e.genWeight})}, MISFIT),
         ({"features": lambda e: e.FatJet[e.FatJet.pt > 300]}, MISFIT),
         ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
+        ({"features": lambda e: e.FatJet[:, ::-1]}, f"{MISFIT} in its place"),
+        ({"features": lambda e: sonic.Request({"x": by_mass(e)})}, f"{MISFIT} in its place"),
+        ({"features": lambda e: e[::-1], "collection": None}, "each event in its place"),
         ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
         ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),
         ({"model": of_fields("msoftdop")}, "did you mean 'msoftdrop'"),

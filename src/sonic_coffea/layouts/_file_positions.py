@@ -41,11 +41,14 @@ class FilePositions:
         The event of each object, and its position; -1 for an object that is None.
     sizes : array of int64
         How many objects the file has in each event; -1 where nothing tells.
+    rows : array of int64
+        The number of each event in the file; -1 where nothing tells.
     """
 
     events: Int64
     positions: Int64
     sizes: Int64
+    rows: Int64
 
     def places(self, events: Int64, positions: Tensor) -> tuple[Int64, NDArray[np.bool_]]:
         """Return where objects of the file are now in their events, and which it never had.
@@ -210,16 +213,16 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
     """
     objects = events[name]
     counts = ak.to_numpy(ak.fill_none(ak.num(objects), 0))
-    event, sizes = np.repeat(np.arange(len(counts)), counts), np.full(len(counts), -1)
+    event, unknown = np.repeat(np.arange(len(counts)), counts), np.full(len(counts), -1)
     if POSITION in objects.fields:
-        return FilePositions(event, _flat(objects[POSITION], -1), sizes)
+        return FilePositions(event, _flat(objects[POSITION], -1), unknown, unknown)
     if file is None:
         layout = objects.layout
         while not layout.is_list and not layout.is_record:
             layout = layout.content
         if layout.is_list and layout.content.is_indexed:
             raise _unknown(name, "they were cut or sorted, and the events do not know their file")
-        return FilePositions(event, _flat(ak.local_index(objects, axis=1), -1), counts)
+        return FilePositions(event, _flat(ak.local_index(objects, axis=1), -1), counts, unknown)
     known = file[name]
     number = (
         _flat(ak.Array(_numbered(objects.layout)), -1)
@@ -228,8 +231,12 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
     )
     offsets = offsets_of(ak.to_numpy(ak.num(known)))
     is_there, row = number >= 0, np.searchsorted(offsets, number, side="right") - 1
-    sizes[event[is_there]] = np.diff(offsets)[row[is_there]]
-    return FilePositions(event, np.where(is_there, number - offsets[row], -1), sizes)
+    rows = unknown.copy()
+    rows[event[is_there]] = row[is_there]
+    if np.any(rows[event[is_there]] != row[is_there]):
+        raise _unknown(name, "an event has objects of several events")
+    sizes = np.where(rows < 0, -1, np.append(np.diff(offsets), -1)[rows])
+    return FilePositions(event, np.where(is_there, number - offsets[row], -1), sizes, rows)
 
 
 def _numbered(node: Content) -> Content:

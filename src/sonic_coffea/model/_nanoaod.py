@@ -273,11 +273,18 @@ def _of_links(both: Mapping[str, Any], jets: str, association: Association) -> a
         linked = stored[numbers]
     else:
         links = links[used]
-        owner, chosen = _chosen(file_positions(events, jets, file), linked_jets[used])
+        jets_at, stored_at = (file_positions(events, name, file) for name in (jets, objects))
+        owner, chosen = _chosen(jets_at, linked_jets[used])
         n_jets = ak.to_numpy(ak.num(events[jets]))
         event = np.repeat(np.arange(len(n_jets)), n_jets)[owner]
         number = ak.to_numpy(ak.flatten(numbers[used]))[chosen]
-        stored_at = file_positions(events, objects, file)
+        is_known = (jets_at.rows >= 0) & (stored_at.rows >= 0)
+        for mixed in np.flatnonzero(is_known & (jets_at.rows != stored_at.rows))[:1].tolist():
+            raise InputError(
+                f"{jets!r} and {objects!r} of event {mixed} are of different events of the file; "
+                "find the constituents before you mix events",
+                events=(mixed, mixed + 1),
+            )
         place, wrong = stored_at.places(event, number)
         for link in np.flatnonzero(wrong)[:1].tolist():
             raise InputError(

@@ -96,7 +96,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         may read the constituents: ``"constituents.pt"``.
     features : callable, optional
         A function of the events that returns the model's inputs, or a `Request` of them: one for
-        each object of the collection.
+        each object of the collection, in their order.
     keep : sequence of str
         Fields of the objects that are written beside the scores.
     client : distributed.Client, optional

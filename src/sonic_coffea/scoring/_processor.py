@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import hashlib
+import importlib.util
 import inspect
 import marshal
 import re
@@ -27,6 +29,8 @@ from sonic_coffea.model import Choice, Model, constituents, export
 from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
 
 INDEX = "index"
+# A field that tells whether a function of the user has moved objects; no file has it.
+_NOTED = "index in score_files"
 
 
 @dataclass(eq=False)
@@ -69,8 +73,28 @@ class Scoring(SonicProcessor):
         """Send the objects of the collection, or what the user's function makes of the events."""
         objects = self._checked(events)
         if self.features is not None:
-            return {"scores": self.features(events)}
+            return {"scores": self._featured(events, objects)}
         return {"scores": _sent(events, objects, self.collection, self.model)}
+
+    def _featured(self, events: Any, objects: Any) -> Any:
+        """Return what the user's function makes of the events; refuse objects in another order.
+
+        Their scores would be written beside other objects.
+        """
+        where = ak.local_index(objects, axis=0 if self.collection is None else 1)
+        noted = ak.with_field(objects, where, _NOTED)
+        if self.collection is not None:
+            noted = ak.with_field(events, noted, self.collection)
+        sent = self.features(noted)  # type: ignore[misc]
+        given = sent.objects if isinstance(sent, Request) else sent
+        for records in given.values() if isinstance(given, Mapping) else [given]:
+            places = records[_NOTED] if _NOTED in getattr(records, "fields", ()) else where
+            if ak.any(places != ak.local_index(places, axis=-1), axis=None):
+                raise InputError(
+                    f"expected a score for each {self.collection or 'event'} in its place, but "
+                    "features= cuts or sorts them; ak.mask those that are not to be scored"
+                )
+        return sent
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
@@ -192,9 +216,9 @@ def identity(function: Callable[..., Any]) -> str:
     """Return a text that differs between functions that may return different results.
 
     It covers the module of the function, the arguments of a `partial`, default values, the
-    variables of enclosing functions, and the globals and modules that the function names; of
-    functions of the same module, too. What other modules import is left out. A value that dask
-    cannot hash reproducibly is different each time.
+    variables of enclosing functions, the globals and modules that the function names, and the
+    modules that it imports when it is called; of functions of the same module, too. What other
+    modules import is left out. A value that dask cannot hash reproducibly is different each time.
     """
     seen: set[int] = set()
     innermost: Any = function
@@ -208,8 +232,12 @@ def identity(function: Callable[..., Any]) -> str:
             used = value.func, *value.args, *value.keywords.items()
         elif inspect.ismethod(value):
             used = value.__func__, value.__self__
+        elif isinstance(value, (list, tuple, dict)):
+            each = [*value, *value.values()] if isinstance(value, dict) else value
+            used = [*filter(_is_unlike, each)]
+            yield tokenize([None if _is_unlike(one) else one for one in each])
         elif not inspect.isroutine(value) and not isinstance(value, (ModuleType, type)):
-            yield tokenize(value)
+            yield tokenize(ak.to_buffers(value) if isinstance(value, ak.Array) else value)
             used = (type(value),)
         elif id(value) not in seen:
             seen.add(id(value))
@@ -222,6 +250,11 @@ def identity(function: Callable[..., Any]) -> str:
     return str(tokenize(list(texts(function))))
 
 
+def _is_unlike(value: Any) -> bool:
+    """Return whether dask takes another value for the same: by its name, or address in memory."""
+    return callable(value) or isinstance(value, (list, tuple, dict, ak.Array))
+
+
 def _used(function: Any) -> Iterator[Any]:
     """Yield the values that a function reads beside its arguments."""
     yield function.__defaults__
@@ -230,14 +263,25 @@ def _used(function: Any) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
-    for name in sorted(_names(function.__code__)):
-        yield function.__globals__.get(name)
+    steps = (step for step in _steps(function.__code__) if step.opcode in dis.hasname)
+    for kind, name in {(step.opname, step.argval): None for step in steps}:
+        yield _text_of_module(name) if kind == "IMPORT_NAME" else function.__globals__.get(name)
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names in a function, and in those that are defined in it."""
-    inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return {*code.co_names}.union(*inner)
+def _steps(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of a function, and of those that are defined in it."""
+    yield from dis.get_instructions(code)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _steps(const)
+
+
+def _text_of_module(name: str) -> str | None:
+    """Return the text of a module that a function imports when it is called; it is not loaded."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+        return str(getattr(spec and spec.loader, "get_source", repr)(name))
+    return None
 
 
 def _source(value: Any) -> str:
