@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import Pool, Settings, install
+from sonic_coffea.pool import Pool, Settings, entered_elsewhere, install
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -92,5 +92,5 @@ def connect(
         return pool
     from sonic_coffea.dask import register
 
-    connected: Pool = client.sync(register, client, pool)
+    connected: Pool = client.sync(register, client, pool, entered_elsewhere())
     return connected

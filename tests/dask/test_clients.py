@@ -144,6 +144,30 @@ def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> Non
     assert found == {factor: {float(factor)} for factor in range(2, 5)}
 
 
+def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: LocalCluster) -> None:
+    """By a model that is passed: the scheduler knows which client has sent a task, and no more."""
+    both = threading.Barrier(2, timeout=60)
+
+    def run(factor: int) -> None:
+        with server(factor) as mine, sonic.connect(mine.url, client=client):
+            both.wait()
+            lost = client.submit(by_reference, 1, pure=False).exception()
+            passed = client.submit(by_model, 1, MODEL).result(), Processor()
+            assert passed[0] == client.submit(by_processor, 1, passed[1]).result() == factor
+            assert isinstance(lost, errors.ConfigError)
+            assert "give each thread a client of its own" in str(lost)
+            both.wait()
+
+    with (
+        server(4) as outer,
+        Client(cluster) as client,
+        sonic.connect(outer.url, client=client),
+        ThreadPoolExecutor() as threads,
+    ):
+        list(threads.map(run, (2, 3)))
+        assert client.submit(by_reference, 1, pure=False).result() == 4.0
+
+
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 

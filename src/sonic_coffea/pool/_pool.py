@@ -201,6 +201,10 @@ class Pool:
         """The threads that are in a ``with`` block of the pool."""
         return frozenset(block.thread for block in tuple(self._entered))
 
+    def is_entered_beside(self, blocks: Sequence[Block]) -> bool:
+        """Whether it has a ``with`` block that is none of these."""
+        return any(block not in blocks for block in tuple(self._entered))
+
     @property
     def statistics(self) -> Statistics:
         """A snapshot of the statistics of all requests so far."""
