@@ -55,13 +55,13 @@ ON_ERROR = ("raise", "mask")
 # The name of the objects among the arrays of a partition.
 _OBJECTS = "objects="
 
-_recorded: ContextVar[list[Pending] | None] = ContextVar("sonic_recorded", default=None)
+_recorded: ContextVar[tuple[list[Pending], ...]] = ContextVar("sonic_recorded", default=())
 
 
 @contextlib.contextmanager
 def recorded(calls: list[Pending]) -> Iterator[None]:
-    """Append the calls that this thread makes meanwhile to a list."""
-    token = _recorded.set(calls)
+    """Append the calls that this thread makes meanwhile to a list, and to those around it."""
+    token = _recorded.set((*_recorded.get(), calls))
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ class Submission:
         pending.give_back = giving_back(objects)
         if isinstance(objects, Variations):
             pending.give_back = {name: giving_back(each) for name, each in objects.items()}
-        if (calls := _recorded.get()) is not None:
+        for calls in _recorded.get():
             calls.append(pending)
         return pending
 
