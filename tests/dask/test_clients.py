@@ -116,7 +116,9 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
             sonic.connect(other.url, client=client)
             assert by_reference(1) == 3.0
             sent[3.0] += factors()
-        last.close()
+            last.close()
+            assert by_reference(1) == 2.0
+            sent[2.0] += factors()
         sent[2.0] += factors()
         for factor, futures in sent.items():
             assert set(client.gather(futures)) == {factor}
