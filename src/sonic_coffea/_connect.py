@@ -51,7 +51,8 @@ def connect(
     Pool
         The pool of these settings, and the process's default until the next `connect`. When it is
         closed, the default is the one before it, if that is open. As a context manager, it is the
-        pool of the models that this thread calls.
+        pool of the models that this thread calls. In a task of dask whose client is connected, it
+        counts only as a context manager.
 
     Raises
     ------
