@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import Pool, Settings, install
+from sonic_coffea.pool import Pool, Settings, entered_elsewhere, install
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,7 +51,8 @@ def connect(
     Pool
         The pool of these settings, and the process's default until the next `connect`. When it is
         closed, the default is the one before it, if that is open. As a context manager, it is the
-        pool of the models that this thread calls.
+        pool of the models that this thread calls. In a task of dask whose client is connected, it
+        counts only as a context manager.
 
     Raises
     ------
@@ -92,5 +93,5 @@ def connect(
         return pool
     from sonic_coffea.dask import register
 
-    connected: Pool = client.sync(register, client, pool)
+    connected: Pool = client.sync(register, client, pool, entered_elsewhere())
     return connected

@@ -116,12 +116,63 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
             sonic.connect(other.url, client=client)
             assert by_reference(1) == 3.0
             sent[3.0] += factors()
-        last.close()
+            last.close()
+            assert by_reference(1) == 2.0
+            sent[2.0] += factors()
         sent[2.0] += factors()
         for factor, futures in sent.items():
             assert set(client.gather(futures)) == {factor}
 
 
+<<<<<<< HEAD
+=======
+def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
+    found: dict[int, set[float]] = {}
+
+    def run(factor: int) -> None:
+        with (
+            server(factor) as mine,
+            Client(cluster, set_as_default=False) as client,
+            sonic.connect(mine.url, client=client),
+        ):
+            numbers = range(100 * factor, 100 * factor + 40)
+            futures = client.map(by_processor, numbers, processor=Processor())
+            futures += client.map(by_reference, numbers)
+            found[factor] = set(client.gather(futures))
+
+    threads = [threading.Thread(target=run, args=[factor]) for factor in range(2, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {factor: {float(factor)} for factor in range(2, 5)}
+
+
+def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: LocalCluster) -> None:
+    """By a model that is passed: the scheduler knows which client has sent a task, and no more."""
+    both = threading.Barrier(2, timeout=60)
+
+    def run(factor: int) -> None:
+        with server(factor) as mine, sonic.connect(mine.url, client=client):
+            both.wait()
+            lost = client.submit(by_reference, 1, pure=False).exception()
+            passed = client.submit(by_model, 1, MODEL).result(), Processor()
+            assert passed[0] == client.submit(by_processor, 1, passed[1]).result() == factor
+            assert isinstance(lost, errors.ConfigError)
+            assert "give each thread a client of its own" in str(lost)
+            both.wait()
+
+    with (
+        server(4) as outer,
+        Client(cluster) as client,
+        sonic.connect(outer.url, client=client),
+        ThreadPoolExecutor() as threads,
+    ):
+        list(threads.map(run, (2, 3)))
+        assert client.submit(by_reference, 1, pure=False).result() == 4.0
+
+
+>>>>>>> 32ef1e593eee896daeee271ca1fb3aa5b2555586
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 

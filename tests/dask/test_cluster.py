@@ -92,7 +92,45 @@ def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -
     assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
 
 
+<<<<<<< HEAD
 def test_a_full_memory_keeps_the_thread(slow_server: FakeServer) -> None:
+=======
+class Overlapping(sonic.SonicProcessor):
+    """Waits for scores in `overlap`, while dask starts other chunks."""
+
+    models = {"double": MODEL}  # noqa: RUF012  as users write it
+
+    def acquire(self, events: Any) -> Any:
+        return {"double": events}
+
+    def overlap(self, events: Any) -> Any:
+        return twice(MODEL(events))
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {"twice": twice(scores["double"]), "overlap": scores.overlap}
+
+
+def test_chunks_that_are_started_meanwhile_count_for_themselves(one_worker: Client) -> None:
+    def process(number: int) -> Any:
+        return Overlapping().process(jets(number, 1))
+
+    def score(number: int) -> Any:
+        return twice(MODEL(jets(number, 1)))
+
+    with fake_server(one_worker, max_suspended_chunks=4) as (server, _):
+        server.hold()
+        futures = [one_worker.submit(each, n) for n in range(8) for each in (process, score)]
+        until(lambda: len(server.requests) > 4)
+        server.release()
+        outputs = one_worker.gather(futures[::2])
+        assert one_worker.gather(futures[1::2]) == [[2.0 * number] for number in range(8)]
+    for number, output in enumerate(outputs):
+        assert output["twice"] == output["overlap"] == [2.0 * number]
+        assert sonic.report(output).statistics.total().rows == 2
+
+
+def test_a_full_memory_keeps_the_thread(slow_server: sonic.LocalServer) -> None:
+>>>>>>> 32ef1e593eee896daeee271ca1fb3aa5b2555586
     # A process with numpy in it needs more; dask itself would pause the worker.
     parts = ("target", "spill", "pause", "terminate")
     with (

@@ -132,8 +132,11 @@ def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
         with sonic.connect(other.url):
             assert factor(MODEL(JETS)) == 3
         assert factor(MODEL(JETS)) == 2
-        sonic.connect(other.url)  # for the rest of the block
+        last = sonic.connect(other.url)  # for the rest of the block, or until it is closed
         assert factor(MODEL(JETS)) == 3
+        last.close()
+        assert factor(MODEL(JETS)) == 2
+        sonic.connect(other.url)
     assert factor(MODEL(JETS)) == 3
 
 

@@ -11,6 +11,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from coffea.processor import accumulate
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -163,6 +164,28 @@ def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
         with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
             pending.result()
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
+
+
+class Tagging(sonic.SonicProcessor):
+    models = {"tagger": MODEL}  # noqa: RUF012  as users write it
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"tagger": events}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {"top": ak.flatten(scores["tagger"].top).tolist()}
+
+
+def test_reports_of_runs_that_see_two_files_say_so(server: FakeServer, pool: sonic.Pool) -> None:
+    """Each chunk is scored by one file, and the sum of the chunks by both."""
+    chunks = [Tagging().process(JETS)]
+    server.models["tagger"] = fake("b", 0.75)
+    assert MODEL.check(pool).digest == "b"
+    chunks += [Tagging().process(JETS), Tagging().process(JETS)]
+    out = accumulate(chunks)
+    assert out["top"] == 3 * [0.25] + 6 * [0.75]
+    assert any("tagger v1 had 2 files" in advice for advice in sonic.report(out).advice)
+    assert sonic.report(accumulate(chunks[1:])).advice == []
 
 
 def test_calls_that_two_versions_score_name_both(

@@ -224,6 +224,24 @@ def test_scores_of_one_model_go_into_the_next(block_size: int | None) -> None:
     assert statistics.objects == 9
 
 
+class Outer(Photons):
+    """Has another processor work on its events, also while the servers infer."""
+
+    def overlap(self, events: Any) -> Any:
+        return Photons().process(events)
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {"first": scores.overlap, "second": Photons().process(events)}
+
+
+def test_statistics_include_those_of_a_processor_inside() -> None:
+    output = Outer().process(EVENTS)
+    assert output["first"]["mva"] == output["second"]["mva"] == [[20.0, 30.0], [], [50.0]]
+    rows = {model: t.rows for (_, model, _), t in sonic.report(output).statistics}
+    assert rows == {"correct": 9, "identify": 12}
+    assert sonic.report(output["first"]).statistics.objects == 9
+
+
 def test_stages_of_a_filter_get_the_events_that_pass() -> None:
     assert Filtered().process(EVENTS)["mva"] == [[], [50.0]]
 

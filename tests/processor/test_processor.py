@@ -15,6 +15,7 @@ import awkward as ak
 import numpy as np
 import pytest
 from coffea import processor
+from coffea.nanoevents.methods import vector
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
@@ -298,6 +299,14 @@ def test_errors_of_users_show_their_lines() -> None:
         def acquire(self, events: Any) -> Any:
             return {"a": events.Jett}
 
+    class Unreadable(Two):
+        def acquire(self, events: Any) -> Any:
+            return {"a": events.Jet}
+
+    jets = ak.zip({"pt": [1.0]}, with_name="PtEtaPhiMLorentzVector")
+    vectors = ak.Array(ak.zip({"Jet": jets}, depth_limit=1), behavior=vector.behavior)
+    with pytest.raises(AttributeError, match="missing azimuthal coordinates"):
+        Unreadable().process(vectors)
     with pytest.raises(AttributeError, match="'Own' object has no attribute 'nothing'"):
         Own().process(ak.Array([1]))
     with pytest.raises(errors.FieldError, match="did you mean 'Jet'") as caught:

@@ -36,6 +36,7 @@ def tally_of(*trips_s: float, **numbers: Any) -> Tally:
 def some_statistics() -> Statistics:
     counts = {"chunks": 2, "events": 50, "objects": 100, "elements": 60, "padding": 40}
     statistics = Statistics(**counts, truncated=5, datasets={"TTbar": 50})
+    statistics.digests.add(("m", "1", "a"))
     numbers = {"rows": 100, "requests": 4, "sent_bytes": 4_000_000, "pack_s": 0.04}
     statistics.record("grpc://s:1", "m", "1", tally_of(0.010, 0.011, 0.012, 0.5, **numbers))
     return statistics
@@ -83,6 +84,7 @@ def test_plain_forms_add_by_the_rules_of_coffea() -> None:
     first, second = some_statistics(), some_statistics()
     assert pickle.loads(pickle.dumps(first)).to_dict() == first.to_dict()
     second.record("grpc://t:1", "n", "2", Tally(rows=7))
+    second.digests = {("n", "2", "b")}  # one, as the repr of a set has no order
     forms = [first.to_plain(), second.to_plain(), second.to_plain()]
     before = copy.deepcopy(forms)
     total = Statistics.from_plain(accumulate(forms))
@@ -234,7 +236,7 @@ def test_lost_rows_are_not_scored(break_it: Any, lost: int, deduplicate: bool) -
     assert ("deduplicated" in page) == deduplicate
 
 
-def bad(**numbers: float) -> Statistics:
+def bad(**numbers: Any) -> Statistics:
     statistics, tally = Statistics(objects=10_000, elements=100), tally_of(*[0.01] * 100)
     counts = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
     for name, value in counts.items():
@@ -250,6 +252,8 @@ def bad(**numbers: float) -> Statistics:
         ({"padding": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
         ({"truncated": 20}, {}, "17% of the constituents are truncated: compare the length"),
         ({"masked": 7}, {}, "7 rows are masked (None)"),
+        ({"digests": {("m", "1", "a"), ("m", "2", "b"), ("n", "1", "c")}}, {}, None),
+        ({"digests": {("m", "1", "a"), ("m", "1", "b")}}, {}, "m v1 had 2 files: it was replaced"),
         ({"retries": 5}, {}, "5% of the requests were sent again"),
         ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
         ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
@@ -264,7 +268,7 @@ def bad(**numbers: float) -> Statistics:
         ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
     ],
 )
-def test_advice(numbers: dict[str, float], timings: dict[str, float], sentence: str | None) -> None:
+def test_advice(numbers: dict[str, Any], timings: dict[str, float], sentence: str | None) -> None:
     counted = ModelStatistics(requests=100, rows=10_000, **timings)  # type: ignore[arg-type]
     of_servers = {("grpc://s:1", "m"): counted} if timings else {}
     report = sonic.Report(bad(**numbers), timings=of_servers)

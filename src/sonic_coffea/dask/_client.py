@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,15 +20,17 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea.dask._scheduler import CONNECTED, TURN, SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import HostCheck, check_here, in_turn
+from sonic_coffea.pool import HostCheck, check_here, entered_elsewhere, in_turn
 
 if TYPE_CHECKING:
     from sonic_coffea.pool import Pool, Settings
 
 logger = logging.getLogger(__name__)
 
-# By client, the plugins that it has registered, by name; the last is that of its next tasks.
+# By client, the plugins that it has registered, by name; and that of its next tasks, "" if that is
+# ambiguous.
 _registered: WeakKeyDictionary[Client, dict[str, SonicPlugin]] = WeakKeyDictionary()
+_next: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -85,14 +87,17 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-async def register(client: Client, pool: Pool) -> Pool:
-    """Give every present and future worker a pool like that of this process."""
+async def register(client: Client, pool: Pool, elsewhere: Collection[Pool] = ()) -> Pool:
+    """Give every present and future worker a pool like that of this process.
+
+    Other threads are in blocks of the pools `elsewhere`.
+    """
     plugin = SonicPlugin(pool.settings)
     if client not in _registered:
         _registered[client] = {}
         _keep_registered(client)
-    _registered[client].pop(plugin.name, None)
     _registered[client][plugin.name] = plugin
+    _next[client] = _turn(client, plugin.name, elsewhere)
     await _send(client, plugin)
     pool.check_elsewhere = partial(check_workers, client)
     pool.plugin, pool.take_turns = plugin.name, _take_turns
@@ -109,23 +114,33 @@ async def _send(client: Client, plugin: SonicPlugin) -> None:
             "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
     await client.register_plugin(plugin)
-    _take_turn(client, plugin)
+    _take_turn(client, _next[client])
 
 
-def _take_turn(client: Client, plugin: SonicPlugin) -> None:
+def _turn(client: Client, plugin: str, elsewhere: Collection[Pool]) -> str:
+    """Return a plugin for the next tasks of a client, or "" if other threads may mean another.
+
+    The scheduler knows which client has sent a task, and not which thread.
+    """
+    others = {pool.plugin for pool in elsewhere} & _registered[client].keys()
+    return "" if others - {plugin} else plugin
+
+
+def _take_turn(client: Client, plugin: str) -> None:
     """Have a plugin be that of the client's next tasks, and of none that it has sent before."""
-    if plugin.is_known and client.scheduler_comm is not None:
-        client.scheduler_comm.send({"op": TURN, "plugin": plugin.name})
+    is_known = any(each.is_known for each in _registered[client].values())
+    if is_known and client.scheduler_comm is not None:
+        client.scheduler_comm.send({"op": TURN, "plugin": plugin})
 
 
 def _take_turns(pool: Pool) -> None:
     """Have the next tasks of a pool's clients scored by the pool of the block around this."""
-    turns = [other.plugin for other in in_turn()]
+    turns, elsewhere = [other.plugin for other in in_turn()], entered_elsewhere()
     for client, plugins in list(_registered.items()):
         names = [name for name in turns if name in plugins]
-        if pool.plugin in plugins and names and names[-1] != next(reversed(plugins)):
-            plugins[names[-1]] = plugin = plugins.pop(names[-1])
-            client.loop.add_callback(_take_turn, client, plugin)
+        if pool.plugin in plugins and names:
+            _next[client] = turn = _turn(client, names[-1], elsewhere)
+            client.loop.add_callback(_take_turn, client, turn)
 
 
 def _keep_registered(client: Client) -> None:

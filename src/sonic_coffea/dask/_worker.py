@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "sonic-coffea"
 """The topic of events, for `Client.get_events`; and the annotation of a task with the name of the
-worker plugin that has the settings of its client."""
+worker plugin that has the settings of its client, "" if that is ambiguous."""
 FINAL = "sonic-coffea-final"
 """The topic of tasks that are not to be tried again."""
 JOIN = f"sonic_join_{__version__}"
@@ -219,6 +219,11 @@ def _pool_of_task() -> Pool | None:
                 plugin.pool = install(plugin.settings, claim=False)
             pool: Pool = plugin.pool
             return pool
+        if not name:
+            raise ConfigError(
+                "threads of the client that sent this task were in `with sonic.connect(...)` of "
+                "several pools; give each thread a client of its own, or pass the model to the task"
+            )
     elif len(pools) < 2:
         return pools[0] if pools else None
     raise ConfigError(

@@ -108,8 +108,13 @@ class Pending:
     @property
     def statistics(self) -> Statistics:
         """Statistics of the call's requests so far."""
-        each = (part.call.statistics for part in self.parts)
-        return sum(each, Statistics() + self.unsent)
+        total = Statistics() + self.unsent
+        for part in self.parts:
+            total += part.call.statistics
+            if part.digest is not None:
+                contract = part.call.contract
+                total.digests.add((contract.model, contract.version, part.digest))
+        return total
 
     def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""

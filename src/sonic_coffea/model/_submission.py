@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +55,25 @@ ON_ERROR = ("raise", "mask")
 # The name of the objects among the arrays of a partition.
 _OBJECTS = "objects="
 
-_recorded: ContextVar[list[Pending] | None] = ContextVar("sonic_recorded", default=None)
+
+class _Recorded(threading.local):
+    """The lists of a thread. Its context would reach the tasks that dask starts while it waits."""
+
+    lists: tuple[list[Pending], ...] = ()
+
+
+_recorded = _Recorded()
 
 
 @contextlib.contextmanager
 def recorded(calls: list[Pending]) -> Iterator[None]:
-    """Append the calls that this thread makes meanwhile to a list."""
-    token = _recorded.set(calls)
+    """Append the calls that this thread makes meanwhile to a list, and to those around it."""
+    around = _recorded.lists
+    _recorded.lists = (*around, calls)
     try:
         yield
     finally:
-        _recorded.reset(token)
+        _recorded.lists = around
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +118,7 @@ class Submission:
         pending.give_back = giving_back(objects)
         if isinstance(objects, Variations):
             pending.give_back = {name: giving_back(each) for name, each in objects.items()}
-        if (calls := _recorded.get()) is not None:
+        for calls in _recorded.lists:
             calls.append(pending)
         return pending
 

@@ -14,6 +14,7 @@ from sonic_coffea.pool._process import take_part
 from sonic_coffea.pool._registry import (
     WithPool,
     current,
+    entered_elsewhere,
     forget,
     in_turn,
     install,
@@ -48,6 +49,7 @@ __all__ = [
     "check",
     "check_here",
     "current",
+    "entered_elsewhere",
     "forget",
     "in_turn",
     "install",

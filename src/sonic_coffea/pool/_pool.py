@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 class Block:
     """A ``with`` block in which a pool scores the calls.
 
-    A `connect` that was not entered names the pool for the rest of the block around it. Event loops
-    carry contexts into other threads, and past the end of a block, where it does not count.
+    A `connect` that was not entered names the pool for the rest of the block around it, or until
+    that pool is closed. Event loops carry contexts into other threads, and past the end of a block,
+    where it does not count.
     """
 
     pool: Pool
@@ -50,14 +51,19 @@ class Block:
     over: bool = False
     thread: int = field(default_factory=threading.get_ident)
 
+    @property
+    def counts(self) -> bool:
+        """Whether its pool scores the calls of this thread."""
+        is_named = self.entered or not self.pool.closed
+        return is_named and not self.over and self.thread == threading.get_ident()
+
 
 _blocks: ContextVar[tuple[Block, ...]] = ContextVar("sonic_blocks", default=())
 
 
 def blocks_around() -> list[Block]:
     """Return the blocks of this thread, or asyncio task, the innermost last."""
-    thread = threading.get_ident()
-    return [block for block in _blocks.get() if not block.over and block.thread == thread]
+    return [block for block in _blocks.get() if block.counts]
 
 
 def enter(pool: Pool, *, entered: bool = True) -> Block:
@@ -200,6 +206,10 @@ class Pool:
     def threads(self) -> frozenset[int]:
         """The threads that are in a ``with`` block of the pool."""
         return frozenset(block.thread for block in tuple(self._entered))
+
+    def is_entered_beside(self, blocks: Sequence[Block]) -> bool:
+        """Whether it has a ``with`` block that is none of these."""
+        return any(block not in blocks for block in tuple(self._entered))
 
     @property
     def statistics(self) -> Statistics:

@@ -172,6 +172,13 @@ def in_turn() -> list[Pool]:
     return [*_open(), *(block.pool for block in blocks_around())]
 
 
+def entered_elsewhere() -> list[Pool]:
+    """Return the pools in whose ``with`` blocks other threads, or asyncio tasks, are."""
+    around = blocks_around()
+    with _lock:
+        return [pool for pool in _pools if pool.is_entered_beside(around)]
+
+
 def _open() -> list[Pool]:
     with _lock:
         return [pool for pool in _connected if not pool.closed]

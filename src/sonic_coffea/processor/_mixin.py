@@ -308,8 +308,8 @@ def _nearest_fields_named() -> Iterator[None]:
     try:
         yield
     except AttributeError as error:
-        # awkward names the missing field, not the others.
-        if not isinstance(error.obj, ak.Array) or not error.name:
+        # awkward names the missing field, not the others; or one that is there, and cannot be read.
+        if not isinstance(error.obj, ak.Array) or error.name in (None, *error.obj.fields):
             raise
         missing = FieldError(
             f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime
@@ -256,6 +257,15 @@ def advise(
     rows = _ratio(total.rows, total.requests)
     # The first requests wait for code that is compiled, and for servers that warm up.
     warm = total.requests > 50
+    files = Counter((model, version) for model, version, _ in s.digests)
+    yield from _that_apply(
+        {
+            f"{printable(model)} v{printable(version)} had {number} files: it was replaced during "
+            "the run, and the result mixes their scores; give each file a version of its own, and "
+            "run again": number > 1
+            for (model, version), number in sorted(files.items())
+        }
+    )
     yield from _that_apply(
         {
             f"{s.masked:,} rows are masked (None), as no server scored them: the log says "

@@ -121,6 +121,8 @@ class Statistics:
         Elements along the consumed axes: sent, cut off, and added to fill a tensor.
     datasets : dict of str to int
         Events of each dataset, where the processor's events name theirs.
+    digests : set of (str, str, str)
+        Model, version and digest of each file that has made scores, where servers tell it.
     """
 
     chunks: int = 0
@@ -133,6 +135,7 @@ class Statistics:
     truncated: int = 0
     padding: int = 0
     datasets: dict[str, int] = field(default_factory=dict)
+    digests: set[tuple[str, str, str]] = field(default_factory=set)
     tallies: defaultdict[TallyKey, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _lock: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
@@ -172,6 +175,7 @@ class Statistics:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for name, events in other.datasets.items():
                 self.datasets[name] = self.datasets.get(name, 0) + events
+            self.digests |= other.digests
             for key, tally in other:
                 self.tallies[key] += tally
         return self
@@ -185,7 +189,7 @@ class Statistics:
         return Statistics.from_plain, (self.to_plain(),)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return a dict of dicts, numbers and NumPy arrays, which needs no class of ours.
+        """Return a dict of dicts, sets, numbers and NumPy arrays, which needs no class of ours.
 
         ``served`` holds tallies by (server, model, version). coffea's rules add two such dicts to
         the right sum.
@@ -193,13 +197,15 @@ class Statistics:
         with self._lock:
             counts = {name: getattr(self, name) for name in _COUNTS}
             served = {key: tally.to_plain() for key, tally in self.tallies.items()}
-            return {**counts, "datasets": self.datasets.copy(), "served": served}
+            named = {"datasets": self.datasets.copy(), "digests": self.digests.copy()}
+            return {**counts, **named, "served": served}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         counts = {name: plain.get(name, 0) for name in _COUNTS}
         statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
+        statistics.digests |= plain.get("digests", set())
         for key, numbers in plain["served"].items():
             statistics.tallies[key] += Tally(**numbers)
         return statistics
@@ -211,6 +217,7 @@ class Statistics:
             **{name: getattr(now, name) for name in _COUNTS},
             "scored": now.scored,
             "datasets": now.datasets,
+            "digests": sorted(now.digests),
             "total": now.total().to_dict(),
             "served": [
                 {"server": server, "model": model, "version": version, **tally.to_dict()}
