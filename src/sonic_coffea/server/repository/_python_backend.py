@@ -66,7 +66,8 @@ class Pulse:
         at, now = self._last, time.monotonic()
         if now - at > _STALL_S:
             self._last = self._stalled_until = now
-            if at < self._awaited_until:
+            # A request may have come meanwhile, after which Triton may send no more.
+            if at < self._awaited_until or now - at > max(1.0, _STALL_S):
                 self._end()
 
     @staticmethod
