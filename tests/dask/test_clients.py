@@ -124,8 +124,6 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
             assert set(client.gather(futures)) == {factor}
 
 
-<<<<<<< HEAD
-=======
 def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
     found: dict[int, set[float]] = {}
 
@@ -172,7 +170,6 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: Loca
         assert client.submit(by_reference, 1, pure=False).result() == 4.0
 
 
->>>>>>> 32ef1e593eee896daeee271ca1fb3aa5b2555586
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 

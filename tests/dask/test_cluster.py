@@ -92,9 +92,6 @@ def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -
     assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
 
 
-<<<<<<< HEAD
-def test_a_full_memory_keeps_the_thread(slow_server: FakeServer) -> None:
-=======
 class Overlapping(sonic.SonicProcessor):
     """Waits for scores in `overlap`, while dask starts other chunks."""
 
@@ -129,8 +126,7 @@ def test_chunks_that_are_started_meanwhile_count_for_themselves(one_worker: Clie
         assert sonic.report(output).statistics.total().rows == 2
 
 
-def test_a_full_memory_keeps_the_thread(slow_server: sonic.LocalServer) -> None:
->>>>>>> 32ef1e593eee896daeee271ca1fb3aa5b2555586
+def test_a_full_memory_keeps_the_thread(slow_server: FakeServer) -> None:
     # A process with numpy in it needs more; dask itself would pause the worker.
     parts = ("target", "spill", "pause", "terminate")
     with (
