@@ -8,33 +8,27 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.pool import in_turn
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sonic_coffea.pool import Pool
 
 _COUNTS = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
 _TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")
 
 
-@cache
-def offer_metrics() -> None:
-    """Offer the figures of the process's pools, once: a process has one registry."""
-    with contextlib.suppress(ImportError):  # dask offers no metrics then, either
-        from prometheus_client import REGISTRY
-
-        REGISTRY.register(_Collector())
-
-
-class _Collector:
+class _PoolCollector:
     """The figures of the process's pools."""
+
+    pools: Callable[[], Sequence[Pool]]
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        pools = in_turn()
+        pools = self.pools()
         served = list(sum((pool.statistics for pool in pools), Statistics()))
         labels = ["server", "model", "version"]
         for name in _COUNTS + _TIMES:
@@ -50,3 +44,18 @@ class _Collector:
         for url, number in in_flight.items():
             gauge.add_metric([url], number)
         yield gauge
+
+
+def offer_metrics(pools: Callable[[], Sequence[Pool]]) -> None:
+    """Offer the figures of pools, in place of those of an earlier call."""
+    _PoolCollector.pools = staticmethod(pools)
+    _register()
+
+
+@cache
+def _register() -> None:
+    """Register the collector, once in a process: it has one registry."""
+    with contextlib.suppress(ImportError):  # dask offers no metrics then, either
+        from prometheus_client import REGISTRY
+
+        REGISTRY.register(_PoolCollector())

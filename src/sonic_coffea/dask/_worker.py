@@ -98,7 +98,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
         take_part(partial(suspend, suspended), memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
-        offer_metrics()
+        offer_metrics(partial(_pools, worker))
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join(self.pool)
 
