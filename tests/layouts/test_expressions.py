@@ -155,7 +155,7 @@ def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:
     names = ("pt", "eta", "phi", "mass")
     columns = rng.uniform((900, 2.0, 1.0, 0.1), (1100, 2.01, 1.01, 0.2), (2, 50, 4))
     pair = [dict(zip(names, jets.astype(np.float32).T, strict=True)) for jets in columns]
-    a, b = (vector.array({n: c.astype(np.float64) for n, c in jets.items()}) for jets in pair)
+    a, b = (vector.zip({n: c.astype(np.float64) for n, c in jets.items()}) for jets in pair)
     expected = (a + b).mass
     mass_of = sonic.Row([sonic.Feature("m", expression="mass(a, b)")])
     got = mass_of.pack(ak.zip(dict(zip("ab", map(ak.zip, pair), strict=True)), depth_limit=1))[:, 0]
