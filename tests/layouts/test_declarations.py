@@ -178,7 +178,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (row([]), "Row needs at least one field"),
     (row([3]), "Row needs at least one field beside constants"),
     (row(["a", True]), "expected field names, numbers or sonic.Feature, got True"),
-    (row(["a", NAN]), "expected field names, numbers or sonic.Feature, got"),
+    *((row(["a", value]), "Row: expected a finite number, got") for value in (NAN, 10**400)),
     (row("pt", "float31"), "did you mean 'float32'"),
     (padded("a", axis_order="NF"), "axis_order to be 'FL' or 'LF' or 'L'"),
     (padded(["a", "b"], axis_order="L"), "has no axis for several fields"),

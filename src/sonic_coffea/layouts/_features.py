@@ -351,9 +351,10 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
         return field
     if isinstance(field, tuple):
         return [Feature(field)]
-    is_number = isinstance(field, (int, float, np.number)) and not isinstance(field, bool)
-    if is_number and np.isfinite(field) and float(field) == field:
-        return [Feature(repr(float(field)), expression=repr(float(field)))]
+    if isinstance(field, (int, float, np.number)) and not isinstance(field, bool):
+        number = checked("finite", field, f"{layout}: expected")
+        if number == field:
+            return [Feature(repr(number), expression=repr(number))]
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 
