@@ -9,8 +9,6 @@ import sys
 # variable when it is loaded.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line."""

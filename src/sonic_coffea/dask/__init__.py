@@ -4,10 +4,3 @@ from __future__ import annotations
 
 from sonic_coffea.dask._client import check_workers, cluster, register
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
-
-__all__ = [
-    "SonicSchedulerPlugin",
-    "check_workers",
-    "cluster",
-    "register",
-]

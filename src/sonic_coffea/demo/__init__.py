@@ -3,5 +3,3 @@
 from __future__ import annotations
 
 from sonic_coffea.demo.workflow import run
-
-__all__ = ["run"]

@@ -15,18 +15,3 @@ from sonic_coffea.model._nanoaod import (
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.model._scaffold import scaffold
 from sonic_coffea.model._submission import recorded
-
-__all__ = [
-    "Choice",
-    "Folds",
-    "Model",
-    "Pending",
-    "constituents",
-    "export",
-    "has_constituents",
-    "lost_tracks",
-    "recorded",
-    "scaffold",
-    "secondary_vertices",
-    "within_cone",
-]

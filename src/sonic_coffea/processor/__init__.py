@@ -4,14 +4,3 @@ from __future__ import annotations
 
 from sonic_coffea.processor._mixin import Request, Scores, SonicFilter, SonicProcessor
 from sonic_coffea.processor._run import EVENT_ID, chunk_name, located, run_files
-
-__all__ = [
-    "EVENT_ID",
-    "Request",
-    "Scores",
-    "SonicFilter",
-    "SonicProcessor",
-    "chunk_name",
-    "located",
-    "run_files",
-]

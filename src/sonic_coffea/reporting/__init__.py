@@ -5,12 +5,3 @@ from __future__ import annotations
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._report import Report, report
 from sonic_coffea.reporting._tally import STATISTICS_KEY, Statistics, Tally
-
-__all__ = [
-    "STATISTICS_KEY",
-    "Report",
-    "Statistics",
-    "Tally",
-    "report",
-    "tables",
-]

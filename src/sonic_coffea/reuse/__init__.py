@@ -5,5 +5,3 @@ from __future__ import annotations
 from sonic_coffea.reuse._cache import ScoreCache
 from sonic_coffea.reuse._part import Part
 from sonic_coffea.reuse._variations import Variations
-
-__all__ = ["Part", "ScoreCache", "Variations"]

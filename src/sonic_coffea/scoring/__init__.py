@@ -3,5 +3,3 @@
 from __future__ import annotations
 
 from sonic_coffea.scoring._files import ScoredFiles, export_files, score_files
-
-__all__ = ["ScoredFiles", "export_files", "score_files"]
