@@ -227,6 +227,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (output(scale=NAN), "Output: expected scale to be a finite number, got nan"),
     (output(["a"], shape=(1,)), "labels or a shape"),
     (output(axes=2), "and per='constituent', got axes=2"),
+    *((output(axes=(n, "x")), "axis has an input's elements") for n in (0, True, "+", "1+")),
     (output(choose="argmax"), "needs per='constituent'"),
     (chosen(shape=(2,)), "chooses constituents has .* neither a shape"),
     (chosen(dtype="string"), "neither a shape, strings"),

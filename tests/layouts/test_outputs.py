@@ -169,7 +169,8 @@ def test_choices_may_be_of_each_class_and_of_nodes() -> None:
     scores = np.asarray([[0.1, 0.9], [0.7, 0.2], [0.5, 0.5]], np.float32)
     inputs = bind_inputs({"x": sonic.Flat("pt", sort_by="pt")}, LISTS)
     assembly = ByRow("y", of_elements(["b", "c"], choose="argmax"), inputs)
-    assembly.place(slice(0, 3), 3, {"y": scores})
+    for rows, elements in ((slice(1, 2), slice(2, 2)), (slice(0, 3), slice(0, 3))):
+        assembly.place(rows, rows.stop - rows.start, {"y": scores[elements]})
     chosen = inputs.rows.unflatten(assembly.content())
     assert chosen.b.tolist() == [0, None, 0]
     assert chosen.c.tolist() == [1, None, 0]
@@ -188,12 +189,13 @@ SEVERAL = "has other places beside those of the elements of input 'x', which is 
         (of_elements(axes=2), TOKENS, "which is of several collections"),
         (of_elements(axes=("1+x",)), TOKENS, SEVERAL),
         (of_elements(axes=("x+1",)), FLAT, "has other places .* which is not padded"),
+        (of_elements(), {"x": sonic.Row("a.pt")}, "but no input has a jagged axis"),
     ],
 )
 def test_outputs_that_their_input_does_not_allow(output: Any, inputs: Any, message: str) -> None:
     lists = ak.Array([[{"pt": 1.0}]])
     array = ak.zip({"a": lists, "b": lists}, depth_limit=1)
-    with pytest.raises(errors.ConfigError, match=f"output 'y': .*{message}"):
+    with pytest.raises(errors.ConfigError, match=f"output 'y'.*{message}"):
         ByRow("y", output, bind_inputs(inputs, array))
 
 
@@ -209,6 +211,8 @@ OTHER = r"came back with shape .* for 1 rows of"
         (of_elements(["a"], axes=2), PADDED, (3, 3, 2), None),
         (of_elements(shape=(2,)), PADDED, (3, 3), None),
         (sonic.Output(shape=(2,)), PADDED, (3,), None),
+        (sonic.Output(["a", "b"]), PADDED, (3,), "expected 2 values for labels a, b"),
+        (of_elements(["a", "b"], axes=("labels", "x")), PADDED, (), None),
         (of_elements(choose="argmax"), PADDED, (3, 2), None),
         (of_elements(["a", "b"], axes=2, choose="argmax"), PADDED, (3, 3, 2), None),
         (of_elements(None, "i8", choose="slot"), PADDED, (3,), None),
@@ -224,6 +228,16 @@ def test_answers_of_another_shape_are_refused(
     with pytest.raises(errors.ResponseError, match=message):
         ByRow("y", output, inputs).place(
             inputs.selection(0, 1), 1, {"y": np.zeros((1, *shape), output.dtype)}
+        )
+
+
+@pytest.mark.parametrize("splits", [[0, 3], [0, 2, 4], [1, 2, 3], [0, 4, 3]])
+def test_answers_are_split_whole(splits: Any) -> None:
+    """Of three values and two rows."""
+    inputs = bind_inputs({"x": sonic.Row("pt")}, ak.Array([{"pt": 1.0}, {"pt": 2.0}]))
+    with pytest.raises(errors.ResponseError, match="output 's' (came back|does not split the 3)"):
+        ByRow("y", sonic.Output(shape=(), splits="s"), inputs).place(
+            slice(0, 2), 2, {"y": np.zeros((3, 1), "f4"), "s": np.asarray(splits)}
         )
 
 
@@ -253,6 +267,7 @@ OUTPUTS = {
     "assignment": (of_elements(["q", "b"], axes=2, choose="argmax", of="x"), (3, 2, 2)),
     "chosen": (of_elements(None, "int64", choose="slot", of="x"), (3, 1)),
     "clusters": (sonic.Output(shape=(3,), splits="s"), (3, 3)),
+    "groups": (sonic.Output(groups={"a": [0, 2], "b": slice(1, 3)}), (3, 3)),
 }
 JETS = ak.Array([[{"pf": [{"pt": 1.0}, {"pt": 2.0}]}, {"pf": []}], [], [{"pf": [{"pt": 3.0}]}]])
 

@@ -292,7 +292,7 @@ class Output:
             return values
         scores = values.astype(real_of(values.dtype))
         over = slice(None) if self.over is None else self.over
-        part: Any = (..., over if isinstance(over, slice) else list(over)) if scores.ndim else ...
+        part = ..., over if isinstance(over, slice) else list(over)
         x = scores[part]
         with np.errstate(all="ignore"):
             if self.function == "softmax":
