@@ -191,6 +191,13 @@ def test_misfits_are_named_before_they_are_sent(
     assert connected.statistics.total().requests == 0
 
 
+def test_numpy_calls_lose_no_rows(url: str) -> None:
+    """They are public, too, and the first array does not say how many rows there are."""
+    inputs = {"mask": ONES[:2, :1], "features": ONES}
+    with pytest.raises(errors.InputError, match="different numbers of rows: mask 2, features 3"):
+        Raw(url, PLAIN).numpy_call(["scores"], inputs)
+
+
 @pytest.mark.parametrize("dtype", ["float64", ">f4", "bool"])
 def test_other_numbers_are_converted_with_a_warning(
     url: str, arrays: dict[str, Any], dtype: str

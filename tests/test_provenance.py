@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_servers_that_scored_nothing_are_not_named() -> None:
             scores = pending.result()
         assert {server for (server, *_), _ in pending.statistics} == {failing.url, good.url}
     assert provenance.of_scores(scores)["models"][0]["servers"] == [good.url]
+
+
+def test_digests_are_of_the_models_that_scored_rows() -> None:
+    models = [sonic.Model(name, {"x": sonic.Row(["pt"])}, {"y": ["top"]}) for name in ("a", "b")]
+    served = {m.name: replace(FakeModel.of(m), digest=f"file of {m.name}") for m in models}
+    events = ak.Array([[{"pt": 1.0}], [{"pt": 2.0}]])
+    with FakeServer(served) as server, sonic.connect(server.url):
+        one, both = (sonic.Folds(models)(events, fold=fold) for fold in ([0, 0], [1, 0]))
+    assert one.attrs["sonic"]["digest"] == "file of a"
+    assert both.attrs["sonic"]["digest"] == "file of a, file of b"
 
 
 def test_combined_scores_name_all_that_made_them(tmp_path: Path) -> None:

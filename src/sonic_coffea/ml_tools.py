@@ -195,12 +195,8 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
             dict.fromkeys(output_list, (None, None)),
             server=", ".join(self.pool.settings.servers),
         )
-        rows = {name: len(tensor) for name, tensor in input_dict.items()}
-        if len(set(rows.values())) > 1:
-            shown = ", ".join(f"{name} {n}" for name, n in rows.items())
-            raise InputError(f"inputs have different numbers of rows: {shown}", model=self.model)
         for name, tensor in input_dict.items():
-            if rows[name] and tensor.dtype != types[name]:
+            if len(tensor) and tensor.dtype != types[name]:
                 warnings.warn(
                     f"input {name!r} of model {self.model!r} is {tensor.dtype} and is converted to "
                     f"{types[name]}, which the model takes",
@@ -230,6 +226,10 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         SonicError
             If rows could not be scored, naming server, model and rows.
         """
+        rows = {name: len(tensor) for name, tensor in input_dict.items()}
+        if len(set(rows.values())) > 1:
+            shown = ", ".join(f"{name} {n}" for name, n in rows.items())
+            raise InputError(f"inputs have different numbers of rows: {shown}", model=self.model)
         pool, contract = self.pool, self._contract()
         inputs = _Tensors(contract, input_dict)
         if not len(inputs):

@@ -100,6 +100,12 @@ def test_rows_may_have_lists_of_constituents() -> None:
     inputs = bind_inputs({"x": layout, "mask": sonic.Mask(beside="x", axis_order="L")}, events)
     assert inputs.pack(0, 4)["mask"].tolist() == [[1, 1], [1, 0], [0, 0], [1, 1]]
     np.testing.assert_array_equal(inputs.pack(1, 3)["x"], wanted[1:3])
+    # As after ak.mask that leaves all jets, or not.
+    masked = ak.with_field(events, ak.mask(events.Jet, ak.num(events.Jet.pf, axis=2) >= 0), "Jet")
+    np.testing.assert_array_equal(layout.pack(masked), wanted)
+    masked = ak.with_field(events, ak.mask(events.Jet, ak.num(events.Jet.pf, axis=2) > 0), "Jet")
+    with pytest.raises(InputError, match=r"'Jet.pf.pt' has None among its lists; use ak.drop_none"):
+        layout.pack(masked)
     with pytest.raises(InputError, match="'Jet.pf.pt' has no lists of lists, which outer= needs"):
         layout.pack(events[0])
     with pytest.raises(ConfigError, match="has no inverse"):

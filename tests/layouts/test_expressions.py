@@ -140,6 +140,21 @@ def test_sums_of_conditions_are_refused() -> None:
     assert count.pack(columns).tolist() == [[1], [2]]
 
 
+def test_conditions_and_float16_are_computed_in_more_than_16_bits() -> None:
+    """numpy takes the logarithm of True, and squares a float16, in float16."""
+    columns = {"a": np.asarray([300.0, 0.1], np.float16), "b": [True, False]}
+    first, second = columns["a"].astype(float)
+    for expression, expected in {
+        "exp(b)": [math.e, 1],
+        "log1p(a > 1)": [math.log(2), 0],
+        "hypot(b, a > 1)": [math.sqrt(2), 0],
+        "a * a": [first**2, second**2],
+        "exp(a / 100)": [math.exp(first / 100), math.exp(second / 100)],
+    }.items():
+        np.testing.assert_allclose(computed(expression, **columns), expected, rtol=1e-6)
+    assert computed("~(max(b, a > 1))", **columns).tolist() == [0, 1]
+
+
 UNREADABLE = ("", "pt\0", "pt eta", "pt;1", "pt @ eta", "pt << 2", "pt[0] if 1 else 2", "'a'", "1j")
 
 

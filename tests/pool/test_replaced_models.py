@@ -200,6 +200,17 @@ def test_calls_that_two_versions_score_name_both(
     assert caplog.text.count("no server has version 1 of model tagger any more") == 1
 
 
+def test_all_processes_choose_the_newest_version(server: FakeServer) -> None:
+    """Each pool asks the servers in an order of its own."""
+    newer = dataclasses.replace(fake("b", 0.75), versions=("9", "10"))
+    with FakeServer({"tagger": newer}) as other:
+        for _ in range(8):
+            with sonic.connect([server.url, other.url]) as pool:
+                made_by = MODEL(JETS, pool=pool).attrs["sonic"]
+            assert (made_by["version"], made_by["digest"]) == ("10", "b")
+            assert made_by["servers"] == [other.url]
+
+
 def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(
     server: FakeServer, pool: sonic.Pool, tmp_path: Path
 ) -> None:

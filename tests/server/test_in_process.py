@@ -68,12 +68,26 @@ def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
     numbers = sonic.Model("numbers", {"x": sonic.Row(["a"])}, {"y": None})
     declared = sonic.Model.from_onnx(tmp_path / "numbers.onnx", inputs={"x": ["a"]})
     assert declared.inputs == numbers.inputs
+    # Others may write `reshape` for any shape.
+    (tmp_path / "r" / "pairs" / "1").mkdir(parents=True)
+    save_onnx(
+        tmp_path / "r" / "pairs" / "1" / "model.onnx",
+        "(float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }",
+    )
+    (tmp_path / "r" / "pairs" / "config.pbtxt").write_text("""
+        backend: "onnxruntime" max_batch_size: 8
+        input { name: "x" data_type: TYPE_FP32 dims: [1, 2] reshape: { shape: [2] } }
+        output { name: "y" data_type: TYPE_FP32 dims: [2, 1] reshape: { shape: [2] } }
+    """)
+    row = sonic.Row(["a", "b"], axis_order="LF")
+    pairs = sonic.Model("pairs", {"x": row}, {"y": sonic.Output(shape=(2, 1))})
     with serve(tmp_path / "r") as server:
         for servers in (server, tmp_path / "r", [server, str(tmp_path / "r")]):
             with sonic.connect(servers):
                 assert squeezed(events).tolist() == [[3.0], [], [7.0]]
                 assert numbers(events).tolist() == [[-1.0], [], [-3.0]]
                 assert numbers.check().inputs[0].shape == (1,)
+                assert pairs(events).tolist() == [[[[-1], [-2]]], [], [[[-3], [-4]]]]
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):

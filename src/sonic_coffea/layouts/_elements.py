@@ -31,6 +31,7 @@ from sonic_coffea.layouts._structure import (
     read,
     real_of,
     through,
+    widened,
     without_options,
 )
 
@@ -192,7 +193,7 @@ class Elements:
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
             with of_field(term[0]):
-                values[term] = exact(taken)
+                values[term] = exact(widened(taken))
             if absent is not None:
                 gaps = absent if gaps is None else gaps | absent
         result = np.asarray(compute(values))

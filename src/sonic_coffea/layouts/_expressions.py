@@ -117,6 +117,17 @@ def _held(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
     return result
 
 
+def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes with conditions as with integers, and not in float16."""
+
+    def compute(*arguments: Any) -> Any:
+        result = function(*arguments)
+        is_half = np.asarray(result).dtype == np.float16
+        return function(*(1 * each for each in arguments)) if is_half else result
+
+    return compute
+
+
 def _several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *arguments: reduce(function, arguments)
 
@@ -211,7 +222,7 @@ def expression_of(text: str, what: str = "expression") -> Expression:
     code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
     # NumPy 1 imports the class of an error; `_read` lets no expression do so.
     known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
-    known |= {name: function for name, (function, _, _) in FUNCTIONS.items()}
+    known |= {name: _wide(function) for name, (function, _, _) in FUNCTIONS.items()}
     known |= {kind.__name__: operation for kind, operation in _OPERATORS.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:

@@ -346,14 +346,17 @@ class Padded(FieldsLayout):
         if self.outer is None:
             return bound
         rows, name = bound.rows, self.features[0].text
-        if not rows.levels or not rows.levels[-1].is_list:
+        levels = without_options(rows.levels)
+        if not levels:
             raise InputError(f"field {name!r} has no lists of lists, which outer= needs")
+        if any(np.any(option.data < 0) for option in rows.levels[len(levels) :]):
+            raise InputError(f"field {name!r} has None among its lists; use ak.drop_none")
         if self.pad == "before" and any(by_row for _, _, by_row in bound.columns.terms.values()):
             raise InputError(
                 f"field {name!r} is padded before an expression that reads numbers of the whole "
                 "list, which lists of padding lack; leave pad='before' or outer= out"
             )
-        lists = Columns(Structure(rows.events, rows.levels[:-1]), rows.levels[-1].data)
+        lists = Columns(Structure(rows.events, levels[:-1]), levels[-1].data)
         return Bound(self, lists, inner=bound.columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:

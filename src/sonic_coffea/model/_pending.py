@@ -234,7 +234,7 @@ class Pending:
         return {
             **each[0],
             **{key: joined(key) for key in ("model", "version", "config_hash")},
-            "digest": join_digests(record["digest"] for record in each),
+            "digest": join_digests(part.digest for part in self.parts),
             "servers": sorted({server for record in each for server in record["servers"]}),
         }
 

@@ -129,11 +129,15 @@ def serves(actual: Contract, expected: Contract) -> bool:
 def merge(contracts: Mapping[str, Contract]) -> Contract:
     """Return the contract of several servers, by URL, with the limits of the strictest.
 
-    If two have different models of this name, raise: scores would depend on the server.
+    It is of the newest version, so that all processes choose the same one. If two servers have
+    different models of this name, raise: scores would depend on the server.
     """
-    # A contract that lists its tensors comes before those without.
-    ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)
-    (first, expected), *others = ordered
+    # A contract that lists its tensors comes before those without, and "10" before "9".
+    (first, expected), *others = sorted(
+        contracts.items(),
+        key=lambda item: (item[1].lists_tensors, len(item[1].version), item[1].version),
+        reverse=True,
+    )
     for url, actual in others:
         if _differ(actual, expected):
             raise ContractError(
@@ -150,7 +154,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     limits = [c.max_rows for c in contracts.values() if c.max_rows is not None]
     preferred = set.intersection(*(set(c.preferred_rows) for c in contracts.values()))
     # A server without a digest may have any file.
-    digests = {c.digest for c in contracts.values()}
+    digests = {c.digest for c in contracts.values() if c.version == expected.version}
     merged = replace(
         expected,
         digest=expected.digest if len(digests) == 1 else "",

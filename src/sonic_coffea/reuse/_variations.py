@@ -15,8 +15,9 @@ class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.
 
     Rows that a variation does not change are sent once; graphs (`Flat`) are all sent. The scores
-    come back as a dict of arrays, each in the structure of its variation. Variations of
-    dask-awkward arrays are scored separately.
+    come back as a dict of arrays, each in the structure of its variation. A field that has other
+    types in some variations is computed in their common type, such as float64, in all. Variations
+    of dask-awkward arrays are scored separately.
 
     Parameters
     ----------

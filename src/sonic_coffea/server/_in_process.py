@@ -220,16 +220,21 @@ def _open(
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
     declared = {t["name"]: t for t in (*manifest["inputs"], *manifest["outputs"])}
-    numbers = {name for name, t in declared.items() if rows and len(t["shape"]) == 1}
     # TorchScript takes tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
+    config = {**tensor_config(manifest, rows), **config}
+    shapes = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
+    shapes |= {t["name"]: t["dims"] for t in config["output"] if "reshape" in t}
+
+    def shaped(name: str, tensor: NDArray[Any]) -> NDArray[Any]:
+        shape = map(int, shapes.get(name, tensor.shape[bool(rows) :]))
+        return tensor.reshape(*tensor.shape[: bool(rows)], *shape)
 
     def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
-        feed = {n: feed[n].reshape(-1) if n in numbers else feed[n] for n in inputs}
+        feed = {name: shaped(name, feed[name]) for name in inputs}
         outputs = run_declared(run, feed, requested, declared)
-        return {n: t.reshape(-1, 1) if n in numbers else t for n, t in outputs.items()}
+        return {name: shaped(name, tensor) for name, tensor in outputs.items()}
 
-    config = {**tensor_config(manifest, rows), **config}
     contract = configured_contract(folder.name, version, config)
     return contract if is_as_built else replace(contract, digest=""), run_rows
 
