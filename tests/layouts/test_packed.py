@@ -103,6 +103,11 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Padded([("Jet", "Jet.PT")], 2, sort_by=("Jet", "Jet.PT")), DELPHES, [[[2, 1]], [[0, 0]]]),
     (MUON, {"Jet": LINKED[:, ::-1], "Muon": MUONS}, [[5, 20], [3, -1], [4, 70]]),
     (
+        MUON,
+        {"Jet": LINKED[:, ::-1], "Muon": ak.mask(MUONS, MUONS.pt != 2.0)},
+        [[5, -1], [3, -1], [4, 70]],
+    ),
+    (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
         {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},
         [[[4, 3]]],
