@@ -29,11 +29,15 @@ NOT_RUN = ("make ", "pip install ")
 # Runs the blocks of pages, each page in its folder, with names of its own; tracebacks point at the
 # lines of the page. Read from the command line, so that dask's workers do not run the page again
 # when they start. Tests of a page are run by pytest, with the blocks above them. What blocks print
-# is kept by their line.
+# is kept by their line. Clusters have one worker: each that starts takes a core some seconds.
 DRIVER = """
 import atexit, contextlib, io, json, os, subprocess, sys
-page, printed = None, {}
-for block in json.load(open(sys.argv[1])):
+page, printed, blocks = None, {}, json.load(open(sys.argv[1]))
+os.chdir(blocks[0]["folder"])  # from where workers import, wherever this process is later
+import distributed
+of_pages = distributed.LocalCluster
+distributed.LocalCluster = lambda n_workers=1, **options: of_pages(n_workers=1, **options)
+for block in blocks:
     if block["page"] != page:
         page, namespace, above = block["page"], {"__name__": "__main__"}, ""
         os.chdir(block["folder"])
