@@ -76,6 +76,7 @@ PACKAGE = ["--editable", ".", "--group", "test"]
 
 # Slow tests run with all others.
 WITHOUT_SERVERS = ["-m", "not server and not slow and not benchmark"]
+WITH_LAZY = ["-m", "lazy or not (server or slow or benchmark)"]
 # Old versions warn of each other.
 OLD = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
 
@@ -136,10 +137,10 @@ def image(session: nox.Session) -> None:
     if changed := before - _installed(session):
         session.error(f"the image had other versions before: {', '.join(sorted(changed))}")
     session.install(*WHEELS, "--editable", ".[lazy]", "--group", "test")
-    if not session.posargs:
-        _test(session, *WITHOUT_SERVERS, *OLD, tests=IMAGE_TESTS)
     session.run("sonic-coffea", "server", "install")
-    _test(session, *OLD, tests=LAZY)
+    chosen = [] if session.posargs else WITH_LAZY
+    # Nothing is compiled yet: each process that starts does so, for as long as the tests take.
+    _test(session, "--numprocesses=2", *chosen, *OLD, tests=[*IMAGE_TESTS, *LAZY])
 
 
 @nox.session(python=list(FRAMEWORKS))

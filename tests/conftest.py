@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.path.parent.name == "lazy" or "use-dask-awkward" in item.name:
+            item.add_marker(pytest.mark.lazy)
         if "installation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
     long = [item for item in items if getattr(item, "originalname", "") == "test_page_runs"]

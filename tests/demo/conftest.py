@@ -69,7 +69,7 @@ def rewrite(
 def standing() -> Iterator[tuple[Any, Any]]:
     """A server and a cluster of the demo, which last for several runs."""
     console = Console(stderr=True)
-    with workflow._server(console) as server, cluster(2) as client:
+    with workflow._server(console) as server, cluster(1) as client:
         yield server, client
 
 

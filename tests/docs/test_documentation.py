@@ -217,7 +217,7 @@ def test_the_analysis_scores_every_jet_as_direct_inference(
 ) -> None:
     """That of the examples, on a dask cluster."""
     files = [sample_files()[name][0] for name in ("TTbar", "QCD")]
-    arguments = [*files, "--workers", "2", "--output", "top.coffea"]
+    arguments = [*files, "--workers", "1", "--output", "top.coffea"]
     execute([EXAMPLES / "top_analysis.py", *arguments], tmp_path, environment)
     analysed = load(tmp_path / "top.coffea")
     sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from tests.commands import run
 
 from sonic_coffea.demo.samples import DATA
 
@@ -122,5 +123,5 @@ def test_notebooks_show_the_right_numbers(
     assert list(work.iterdir()) == []
     # dask keeps a folder of its own there.
     assert [path for path in scratch.iterdir() if path.name.startswith("tmp")] == []
-    servers = execute(["-m", "sonic_coffea", "status", "--json"], work, plain)
-    assert json.loads(servers) == []
+    state = plain["SONIC_COFFEA_STATE_DIR"]
+    assert json.loads(run("status", "--json", SONIC_COFFEA_STATE_DIR=state).stdout) == []

@@ -7,15 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import parsl
 import pytest
 from coffea import processor
 from dask_jobqueue import SLURMCluster
 from distributed import Client
-from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
-from parsl.launchers import SimpleLauncher
-from parsl.providers import SlurmProvider
 from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import (
     analyse,
@@ -74,6 +69,13 @@ def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_
 def test_parsl_loses_no_chunk_when_a_job_is_cancelled(
     batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It takes each process of tests a second to import.
+    import parsl
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.launchers import SimpleLauncher
+    from parsl.providers import SlurmProvider
+
     # It starts programs of its own by their names, here and in the jobs.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     provider = SlurmProvider(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
-import xgboost
 from tests.commands import run
 from tests.onnx_files import save_onnx
 
@@ -40,6 +39,8 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import xgboost  # which imports scikit-learn
+
     path: Path = tmp_path_factory.mktemp("files") / "EB.json"
     x = np.random.default_rng(3).normal(size=(60, 3)).astype("f4")
     data = xgboost.DMatrix(x, x[:, 0] > 0, feature_names=NAMES)
@@ -129,6 +130,8 @@ def test_masks_of_one_of_several_inputs_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
+    import xgboost
+
     model = sonic.Model.from_xgboost("id_EB", trees, labels=["signal"])
     assert model.inputs == {"features": sonic.Row(NAMES)}
     sonic.build_repository(tmp_path / "r", {"id_EB": trees})

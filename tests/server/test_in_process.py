@@ -7,7 +7,6 @@ import json
 import awkward as ak
 import numpy as np
 import pytest
-import xgboost
 from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
@@ -91,6 +90,8 @@ def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
 
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
+    import xgboost  # which imports scikit-learn
+
     flat = ak.flatten(jets)
     x = np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
     trees = xgboost.train(
