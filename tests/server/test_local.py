@@ -162,6 +162,30 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     assert "stopped" in repr(server)
 
 
+TWO_SERVERS = """
+import os, sys
+import sonic_coffea as sonic
+from sonic_coffea.server import local_servers
+os.close(int(sys.argv[2]))
+servers = [sonic.LocalServer(sys.argv[1], stop_timeout_s=0.0).start() for _ in range(2)]
+listed = {record["url"] for record in local_servers()}
+text = str({server.url for server in servers} <= listed)
+for server in servers:
+    server.stop()
+with open(sys.argv[3], "w") as file:
+    file.write(text)
+"""
+
+
+@pytest.mark.usefixtures("installation")
+@pytest.mark.parametrize("stream", ["0", "2"])
+def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path, stream):
+    """As daemons are; otherwise the next server takes the folder for one that was left."""
+    command = [sys.executable, "-c", TWO_SERVERS, str(light), stream, str(tmp_path / "listed")]
+    subprocess.run(command, check=True, timeout=100)
+    assert (tmp_path / "listed").read_text() == "True"
+
+
 @pytest.mark.usefixtures("installation")
 def test_folders_that_others_can_enter_are_refused(light, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)

@@ -40,7 +40,10 @@ def make_folder(path: Path) -> int:
     try:
         # Another process must not find the folder before it is locked.
         hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
-        descriptor = os.open(hidden, os.O_RDONLY)
+        opened = os.open(hidden, os.O_RDONLY)
+        # Where this process has no standard streams, those of the supervisor would replace it.
+        descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(opened)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(path)
     except OSError as error:
