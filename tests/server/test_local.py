@@ -186,6 +186,24 @@ def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path,
     assert (tmp_path / "listed").read_text() == "True"
 
 
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+import sonic_coffea as sonic
+try:
+    sonic.LocalServer(sys.argv[1]).start()
+except sonic.errors.ServerStartError as error:
+    print(error)
+"""
+
+
+@pytest.mark.usefixtures("installation")
+def test_full_disks_are_named(light):
+    command = [sys.executable, "-c", FULL, str(light)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert "cannot write the server's log: [Errno 27] File too large" in done.stdout
+
+
 @pytest.mark.usefixtures("installation")
 def test_folders_that_others_can_enter_are_refused(light, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
