@@ -204,6 +204,17 @@ def test_full_disks_are_named(light):
     assert "cannot write the server's log: [Errno 27] File too large" in done.stdout
 
 
+def test_paths_may_have_characters_of_shells(light, serve, installation, tmp_path, monkeypatch):
+    """Triton's Python backend starts the processes of models by bash."""
+    odd = tmp_path / "it's a $(folder)"
+    shutil.copytree(light, odd / "repository")
+    (odd / "servers").symlink_to(installation.root.parent)
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(odd / "servers"))
+    with serve(odd / "repository", startup_timeout_s=30.0) as server:
+        rows = np.ones((1, 2), np.float32)
+        assert infer(server, "echo", x=rows)["y"].tolist() == rows.tolist()
+
+
 @pytest.mark.usefixtures("installation")
 def test_folders_that_others_can_enter_are_refused(light, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
