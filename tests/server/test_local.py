@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import dask.config
 import numpy as np
 import onnxruntime
 import psutil
@@ -133,6 +134,17 @@ def test_ports_are_for_others_and_warn(light, serve, caplog, host):
 def test_options_that_no_server_can_have_are_refused(light, options, message):
     with pytest.raises(ConfigError, match=message):
         LocalServer(light, **options)
+
+
+@pytest.mark.parametrize(
+    ("configured", "message"),
+    [("podman", "a dict as sonic.local in dask's"), ({"image": 5}, "image as a name or a path")],
+)
+def test_configurations_of_another_form_are_refused(light, configured, message):
+    with dask.config.set({"sonic.local": configured}), pytest.raises(ConfigError, match=message):
+        LocalServer(light)
+    with dask.config.set({"sonic.local": None}):  # as a key of YAML without a value is
+        LocalServer(light)
 
 
 def test_stop_is_idempotent_and_leaves_nothing(light, installation):
