@@ -18,9 +18,10 @@ from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
 
-def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sonic_coffea", *arguments],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=120,
@@ -94,6 +95,14 @@ def test_grpc_writes_nothing_to_the_terminal() -> None:
         "error: no connection to the server could be made: nothing listens at this port of the "
         "host; `sonic-coffea check grpcs://127"
     )
+
+
+def test_output_may_have_only_ascii_and_programs_no_docstrings() -> None:
+    model = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    with FakeServer({"tagger": FakeModel.of(model)}) as server:
+        done = in_a_process("check", server.url, PYTHONIOENCODING="ascii", PYTHONOPTIMIZE="2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2713 readiness: ready" in done.stdout
 
 
 def test_tables_are_whole_in_files_and_on_narrow_terminals(

@@ -9,6 +9,8 @@ import os
 import random
 import sqlite3
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -573,6 +575,22 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     ((found, scores),) = cache.get(keys)
     assert set(found) == set(keys)
     assert scores["y"].tolist() == [[39.0] * 4] * 200
+
+
+FULL = """
+import pathlib, resource, sys
+import numpy as np
+from sonic_coffea.reuse import ScoreCache
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+ScoreCache(sys.argv[1], 10**6).put([([b"key"], {"y": np.ones((1, 2), np.float32)})])
+"""
+
+
+def test_files_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL, str(tmp_path / "scores")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "scores is not used: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def fill(path: str, number: int) -> int:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import dask.config
 import numpy as np
 import onnxruntime
 import psutil
@@ -135,6 +136,17 @@ def test_options_that_no_server_can_have_are_refused(light, options, message):
         LocalServer(light, **options)
 
 
+@pytest.mark.parametrize(
+    ("configured", "message"),
+    [("podman", "a dict as sonic.local in dask's"), ({"image": 5}, "image as a name or a path")],
+)
+def test_configurations_of_another_form_are_refused(light, configured, message):
+    with dask.config.set({"sonic.local": configured}), pytest.raises(ConfigError, match=message):
+        LocalServer(light)
+    with dask.config.set({"sonic.local": None}):  # as a key of YAML without a value is
+        LocalServer(light)
+
+
 def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     # With time for requests to finish, as users have it.
     server = LocalServer(light)
@@ -160,6 +172,59 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     with pytest.raises(ServerError, match="stopped"):
         _ = server.metadata
     assert "stopped" in repr(server)
+
+
+TWO_SERVERS = """
+import os, sys
+import sonic_coffea as sonic
+from sonic_coffea.server import local_servers
+os.close(int(sys.argv[2]))
+servers = [sonic.LocalServer(sys.argv[1], stop_timeout_s=0.0).start() for _ in range(2)]
+listed = {record["url"] for record in local_servers()}
+text = str({server.url for server in servers} <= listed)
+for server in servers:
+    server.stop()
+with open(sys.argv[3], "w") as file:
+    file.write(text)
+"""
+
+
+@pytest.mark.usefixtures("installation")
+@pytest.mark.parametrize("stream", ["0", "2"])
+def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path, stream):
+    """As daemons are; otherwise the next server takes the folder for one that was left."""
+    command = [sys.executable, "-c", TWO_SERVERS, str(light), stream, str(tmp_path / "listed")]
+    subprocess.run(command, check=True, timeout=100)
+    assert (tmp_path / "listed").read_text() == "True"
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+import sonic_coffea as sonic
+try:
+    sonic.LocalServer(sys.argv[1]).start()
+except sonic.errors.ServerStartError as error:
+    print(error)
+"""
+
+
+@pytest.mark.usefixtures("installation")
+def test_full_disks_are_named(light):
+    command = [sys.executable, "-c", FULL, str(light)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert "cannot write the server's log: [Errno 27] File too large" in done.stdout
+
+
+def test_paths_may_have_characters_of_shells(light, serve, installation, tmp_path, monkeypatch):
+    """Triton's Python backend starts the processes of models by bash."""
+    odd = tmp_path / "it's a $(folder)"
+    shutil.copytree(light, odd / "repository")
+    (odd / "servers").symlink_to(installation.root.parent)
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(odd / "servers"))
+    with serve(odd / "repository", startup_timeout_s=30.0) as server:
+        rows = np.ones((1, 2), np.float32)
+        assert infer(server, "echo", x=rows)["y"].tolist() == rows.tolist()
 
 
 @pytest.mark.usefixtures("installation")

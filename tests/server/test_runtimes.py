@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,10 +120,11 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 
 
 def test_shared_installations_serve_other_versions_of_the_package(index, monkeypatch, tmp_path):
+    monkeypatch.delenv("SONIC_COFFEA_STATE_DIR", raising=False)
     installed = install.ensure()
     # Another version has other scripts, and so another folder.
     installed.backend_directory.rename(installed.root / "backends-other")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of the user"))
     installed.root.chmod(0o555)
     try:
         code = "from sonic_coffea.server import ensure; print(ensure(exit).backend_directory)"
@@ -136,6 +139,43 @@ def test_shared_installations_serve_other_versions_of_the_package(index, monkeyp
         "sonic_outputs.py",
         "sonic_runner.py",
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_installations_of_others_serve_with_backends_of_this_user(index, monkeypatch, tmp_path):
+    """Triton changes the mode of a backend's files as it starts, which only their owner may."""
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "of the user"))
+    installed = install.ensure()
+    assert installed.backend_directory.is_relative_to(installed.root)
+    os.chown(installed.root, 4321, -1)
+    copies = install.ensure(pytest.fail).backend_directory
+    assert copies.is_relative_to(tmp_path / "of the user")
+    assert (copies / "python" / "triton_python_backend_stub").stat().st_uid == os.geteuid()
+
+
+def without_home(monkeypatch):
+    def getpwuid(_):
+        raise KeyError
+
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "SONIC_COFFEA_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+
+
+def test_users_without_a_home_name_a_directory(monkeypatch):
+    without_home(monkeypatch)
+    monkeypatch.delenv("SONIC_COFFEA_SERVER_DIR", raising=False)
+    with pytest.raises(ServerStartError, match="home directory .* SONIC_COFFEA_SERVER_DIR"):
+        install.ensure()
+
+
+@pytest.mark.usefixtures("installation")
+def test_users_without_a_home_have_logs_and_servers(light, serve, installation, monkeypatch):
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(installation.root.parent))
+    without_home(monkeypatch)
+    with serve(light) as server:
+        assert server.metadata.models[0].name == "echo"
+        assert server.log_path.is_relative_to(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(

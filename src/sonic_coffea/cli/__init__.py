@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -12,6 +13,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a log or a terminal may have only ASCII
     try:
         # Here, as Ctrl-C may also be pressed in the half second that this takes.
         from sonic_coffea.cli._main import app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -32,7 +33,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """
     own = inspect.signature(function, eval_str=True).parameters
     makers = {name: rule for name, p in own.items() if callable(rule := _hint_and_rule(p)[1])}
-    texts = {name: text for f in (*makers.values(), function) for name, text in _documented(f)}
+    # python -OO leaves docstrings out.
+    texts = defaultdict[str, tuple[str, str]](lambda: ("", ""))
+    for documented in (*makers.values(), function):
+        texts.update(_documented(documented))
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
         made = makers.get(name)

@@ -144,11 +144,11 @@ class ScoreCache:
     def _make(self) -> None:
         """Make the file, whole, unless another process is first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Private from its first moment on.
-        file, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
-        os.close(file)
-        try:
-            with contextlib.closing(sqlite3.connect(name)) as database:
+        prefix = f".{self.path.name}-"
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=prefix) as folder:
+            part = Path(folder, "scores")
+            part.touch(0o600)  # private from its first moment on
+            with contextlib.closing(sqlite3.connect(part)) as database:
                 database.executescript(
                     "PRAGMA auto_vacuum = FULL;"
                     "PRAGMA journal_mode = WAL;"
@@ -157,9 +157,7 @@ class ScoreCache:
                     f"PRAGMA user_version = {_FORM};"
                 )
             with contextlib.suppress(FileExistsError):
-                os.link(name, self.path)
-        finally:
-            Path(name).unlink()
+                os.link(part, self.path)
 
     def _shrink(self, database: sqlite3.Connection) -> None:
         """Remove the oldest scores from a full file, a fifth more than has to go."""

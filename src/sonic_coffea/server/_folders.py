@@ -40,7 +40,10 @@ def make_folder(path: Path) -> int:
     try:
         # Another process must not find the folder before it is locked.
         hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
-        descriptor = os.open(hidden, os.O_RDONLY)
+        opened = os.open(hidden, os.O_RDONLY)
+        # Where this process has no standard streams, those of the supervisor would replace it.
+        descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(opened)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(path)
     except OSError as error:
@@ -91,11 +94,7 @@ def new_log() -> Path:
     sonic_coffea.errors.ServerStartError
         If there is no folder for it, or no space.
     """
-    override = os.environ.get(STATE_VARIABLE)
-    # Not in the folder of servers, where it would look like one that a server left.
-    temporary = Path(tempfile.gettempdir(), f"sonic-coffea-{os.getuid()}-state")
-    places = [platformdirs.user_state_path("sonic-coffea"), temporary]
-    folder = _first_private([Path(override)] if override else places) / "logs"
+    folder = state_folder() / "logs"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in folder.glob("triton-*.log"):
@@ -114,6 +113,18 @@ def new_log() -> Path:
     return Path(name)
 
 
+def state_folder() -> Path:
+    """Return this user's folder for logs and copies of backends, made if need be."""
+    if override := os.environ.get(STATE_VARIABLE):
+        return _first_private([Path(override).absolute()])
+    # Not in the folder of servers, where it would look like one that a server left.
+    name = f"sonic-coffea-{os.getuid()}-state"
+    places = [Path(os.environ.get("TMPDIR", "/tmp"), name), Path("/tmp", name)]  # noqa: S108
+    with contextlib.suppress(RuntimeError):  # this user has no home
+        places.insert(0, platformdirs.user_state_path("sonic-coffea"))
+    return _first_private(places)
+
+
 def _socket_folder() -> Path:
     """Return the folder of this user's servers on this machine, made if need be.
 
@@ -127,7 +138,9 @@ def _socket_folder() -> Path:
     if override:
         # Beside the default folder: inside it, this would look like a folder that a server left.
         name += f"-{hashlib.sha256(override.encode()).hexdigest()[:8]}"
-    places = ["/tmp", tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")]  # noqa: S108
+    # Not `tempfile.gettempdir`, which fails where a disk is full.
+    theirs, run = (os.environ.get(variable, "") for variable in ("TMPDIR", "XDG_RUNTIME_DIR"))
+    places = ["/tmp", theirs, "/var/tmp", run]  # noqa: S108
     return _first_private(Path(place, name) for place in places if place)
 
 

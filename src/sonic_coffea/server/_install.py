@@ -26,6 +26,7 @@ from typing import Any
 import platformdirs
 
 from sonic_coffea.errors import ServerStartError, printable
+from sonic_coffea.server._folders import state_folder
 from sonic_coffea.server.repository.formats import NATIVE, scripts_of
 
 Progress = Callable[[str], None]
@@ -96,8 +97,12 @@ class ServerInstall:
 
 def install_root() -> Path:
     """Return the directory that installations are in; it need not exist."""
-    override = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(override).absolute() if override else platformdirs.user_data_path("sonic-coffea")
+    if override := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(override).absolute()
+    try:
+        return platformdirs.user_data_path("sonic-coffea")
+    except RuntimeError as error:
+        raise ServerStartError(f"{error}, or {DIRECTORY_VARIABLE} for Triton") from None
 
 
 def find() -> ServerInstall | None:
@@ -262,9 +267,10 @@ def _add_backends(install: ServerInstall) -> None:
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
     backends = root / f"backends-{_SCRIPTS_DIGEST}"
-    if root.exists() and not backends.exists() and not os.access(root, os.W_OK):
-        # An operator installed the server for all users, with another version of this package.
-        backends = platformdirs.user_cache_path("sonic-coffea") / root.name / backends.name
+    if root.exists() and not (os.access(root, os.W_OK) and root.stat().st_uid == os.geteuid()):
+        # An operator installed the server for all users. Triton sets the mode of a backend's
+        # files, which only their owner can.
+        backends = state_folder() / root.name / backends.name
     packages = root / "lib" / f"python{tag}" / "site-packages"
     return ServerInstall(
         root=root,

@@ -136,8 +136,11 @@ class LocalServer:
             expect(is_time, f"{name} as a number of seconds up to 86400 (a day)", value)
         self.repository = Path(repository).absolute()
         self._port, self._host = port, host
-        configured = dask.config.get("sonic.local", {})
+        configured = dask.config.get("sonic.local", None) or {}
+        is_dict = isinstance(configured, Mapping)
+        expect(is_dict, "a dict as sonic.local in dask's config", configured)
         image = image or configured.get("image")
+        expect(isinstance(image, str | os.PathLike | None), "image as a name or a path", image)
         self._image = None if image is None else os.fspath(image)
         self._runtime = runtime or configured.get("runtime") or "auto"
         self._env = {} if threads is None else dict.fromkeys(_THREADS, str(threads))

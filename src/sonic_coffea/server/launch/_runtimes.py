@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +41,10 @@ def pip(name: str, image: str | None, progress: install.Progress) -> Launch:
     def launch(repository: Path, folder: Path, arguments: list[str], env: Env) -> dict[str, Any]:
         # The wheel has no repository agents.
         links = without_agents(repository, folder / "repository", arguments)
+        links = _one_word(links, folder / "models")
+        backends = _one_word(installation.backend_directory, folder / "backends")
         argv = [str(installation.tritonserver), *_serve(links, folder, arguments, *install.SCRIPTS)]
-        argv.append(f"--backend-directory={installation.backend_directory}")
+        argv.append(f"--backend-directory={backends}")
         return {"argv": argv, "env": {**installation.environment(), **env}, "mounts": True}
 
     return launch
@@ -133,6 +136,14 @@ def choose(runtime: str, image: str | None = None) -> str:
     reason = against.pop("pip", None) or against[runtime]
     engines = f", and there is none of {', '.join(against)}" if runtime == "auto" else ""
     raise ServerStartError(f"{reason}{engines}; {install.ALTERNATIVES}")
+
+
+def _one_word(path: Path, link: Path) -> Path:
+    """Return a path, or a link to it, that is one word to bash, by which Triton starts models."""
+    if shlex.quote(str(path)) == str(path):
+        return path
+    link.symlink_to(path)
+    return link
 
 
 def _serve(repository: Path, folder: Path, arguments: list[str], *backends: str) -> list[str]:
