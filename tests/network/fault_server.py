@@ -325,13 +325,18 @@ def _cut(end: Callable[[Exchange], None]) -> CallFault:
 def goaway(
     code: int = ErrorCodes.NO_ERROR, words: bytes = b"", *, takes: bool = False
 ) -> CallFault:
-    """Send GOAWAY that does not take this call, or this one last; and end the connection."""
+    """Send GOAWAY that does not take this call, or this one last, and end the connection.
+
+    Of one that takes no call, the client ends it: otherwise what it still sends could be refused
+    before it reads why.
+    """
 
     async def fault(call: Exchange) -> None:
         await call.complete.wait()
         last_stream = call.stream_id if takes else max(call.stream_id - 2, 0)
         call.connection.goaway(code, last_stream=last_stream, words=words)
-        call.connection.end()
+        if takes:
+            call.connection.end()
 
     return fault
 
