@@ -89,6 +89,18 @@ def test_lone_lost_servers_are_tried_with_one_request_after_a_back_off() -> None
     assert scenario.core.states(scenario.now)[0].circuit == "closed"
 
 
+def test_servers_that_only_lose_are_lost_soon_however_little_is_sent() -> None:
+    """Since the first loss, from which their time to come back counts."""
+    scenario = Scenario(ONE)
+    scenario.submit(1)
+    begun, breaker = scenario.now, scenario.endpoint(ONE).breaker
+    while breaker.failing_since is None:
+        scenario.wait(0.4)
+        scenario.lose(ONE, most=1)
+        assert scenario.now - begun < SILENCE_S + 1
+    assert breaker.failing_since == begun + 0.4
+
+
 def test_lost_servers_are_given_up_after_the_retry_timeout() -> None:
     scenario = Scenario(ONE, retry_timeout_s=5)
     (lost,) = scenario.submit(1)
