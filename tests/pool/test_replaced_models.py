@@ -297,6 +297,19 @@ def test_responses_that_do_not_fit_have_the_contract_asked_anew(
             MODEL(JETS, pool=pool)
 
 
+def test_models_that_did_not_fit_are_asked_for_again(server: FakeServer) -> None:
+    server.models["other"] = dataclasses.replace(
+        fake("c", 0.5), outputs={"z": ("float32", (1,))}
+    )
+    other = sonic.Model("other", MODEL.inputs, MODEL.outputs)
+    with sonic.connect(server.url) as pool:
+        with pytest.raises(errors.ContractError, match="has no output 'y'"):
+            other(JETS, pool=pool)
+        server.models["other"] = fake("c", 0.5)
+        MODEL(JETS, pool=pool)
+        assert digest_of(other(JETS, pool=pool)) == "c"
+
+
 def test_another_version_than_was_asked_for_is_refused(
     server: FakeServer, pool: sonic.Pool
 ) -> None:
