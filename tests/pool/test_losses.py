@@ -23,6 +23,7 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
@@ -154,3 +155,14 @@ def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
     assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
     statistics = sonic.report(out).statistics
     assert (statistics.masked, statistics.total().rows) == (4, 6)
+
+
+def test_rows_fail_that_a_server_never_answers_though_it_lives() -> None:
+    """However often they are sent a second time."""
+    options = {"request_timeout_s": 1, "retry_timeout_s": 0.5, "hedge_after_s": 0.05}
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url, **options):
+        MODEL(objects(4))
+        server.hold()
+        with pytest.raises(errors.DeadlineError, match="server did not answer in time"):
+            MODEL(objects(4), timeout_s=5)
+        assert len(server.requests) > 2

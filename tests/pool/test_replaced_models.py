@@ -298,9 +298,7 @@ def test_responses_that_do_not_fit_have_the_contract_asked_anew(
 
 
 def test_models_that_did_not_fit_are_asked_for_again(server: FakeServer) -> None:
-    server.models["other"] = dataclasses.replace(
-        fake("c", 0.5), outputs={"z": ("float32", (1,))}
-    )
+    server.models["other"] = dataclasses.replace(fake("c", 0.5), outputs={"z": ("float32", (1,))})
     other = sonic.Model("other", MODEL.inputs, MODEL.outputs)
     with sonic.connect(server.url) as pool:
         with pytest.raises(errors.ContractError, match="has no output 'y'"):
