@@ -22,7 +22,7 @@ from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._servers import open_transport
+from sonic_coffea.pool._servers import as_ours, open_transport
 from sonic_coffea.pool._settings import is_in_process
 from sonic_coffea.reporting import tables
 
@@ -483,9 +483,7 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
     outcomes = []
     for future in futures:
         error = future.exception() if future.done() else late
-        if error is not None and not isinstance(error, SonicError):
-            raise error
-        outcomes.append(error or future.result())
+        outcomes.append(future.result() if error is None else as_ours(error, errors.RequestError))
     return outcomes
 
 
