@@ -114,7 +114,8 @@ def test_without_any_server_all_is_none(one: ScriptedServer) -> None:
         pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
         assert str(pending.result().type) == "8 * ?{v0: float32}"
-        assert pending.statistics.masked == 8
+        for statistics in (pending.statistics, pool.statistics):
+            assert (statistics.objects, statistics.masked) == (8, 8)
         hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
         with pytest.raises(errors.ServerLostError, match=hint) as caught:
             MODEL(ak.unflatten(objects(8), [2, 0, 6]), pool=pool)

@@ -43,6 +43,7 @@ from sonic_coffea.layouts import (
 from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
+from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
@@ -287,7 +288,9 @@ class Submission:
         for version, rows in self._by_version(model, inputs):
             contract = self._contract(model, pool, version, rows)
             if contract is None:
-                pending.lose(rows.selection(0, len(rows)), len(rows))
+                lost = Statistics(objects=len(rows), masked=len(rows))
+                pool.count(lost)
+                pending.lose(rows.selection(0, len(rows)), lost)
                 continue
             self._set_shapes(model, outputs, contract)
             part = Part(

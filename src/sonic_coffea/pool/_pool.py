@@ -216,6 +216,10 @@ class Pool:
         """A snapshot of the statistics of all requests so far."""
         return self._engine.statistics.copy()
 
+    def count(self, statistics: Statistics) -> None:
+        """Add to the statistics, such as rows that are given up before they are sent."""
+        self._engine.statistics += statistics
+
     @property
     def servers(self) -> list[ServerState]:
         """The state of each server."""
@@ -311,7 +315,7 @@ class Pool:
             return e.Submitted(slices)
 
         call.begin(sum(request.rows for request in slices), self._engine.abandon)
-        self._engine.statistics += call.statistics
+        self.count(call.statistics)
         if slices:
             self._engine.post(submitted)
 
