@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -23,6 +25,8 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.pool import QUIET_S
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
@@ -110,7 +114,8 @@ def test_without_any_server_all_is_none(one: ScriptedServer) -> None:
         pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
         assert str(pending.result().type) == "8 * ?{v0: float32}"
-        assert pending.statistics.masked == 8
+        for statistics in (pending.statistics, pool.statistics):
+            assert (statistics.objects, statistics.masked) == (8, 8)
         hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
         with pytest.raises(errors.ServerLostError, match=hint) as caught:
             MODEL(ak.unflatten(objects(8), [2, 0, 6]), pool=pool)
@@ -154,3 +159,33 @@ def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
     assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
     statistics = sonic.report(out).statistics
     assert (statistics.masked, statistics.total().rows) == (4, 6)
+
+
+def test_the_digest_is_unknown_if_this_process_cannot_ask_for_it() -> None:
+    class Told(ScriptedServer):
+        def metadata(self, model: str, version: str | None) -> Contract:
+            if self.requests:
+                raise OSError("too many open files")
+            return replace(super().metadata(model, version), digest="a")
+
+    server = Told(ONE)
+    server.gate.clear()
+    with pool_of(ONE) as pool:
+        pending = MODEL.submit(objects(4), pool=pool)
+        until(lambda: server.requests)
+        time.sleep(QUIET_S)
+        server.gate.set()
+        scores = pending.result()
+    assert doubled(scores) == [0, 1, 2, 3]
+    assert scores.attrs["sonic"]["digest"] is None
+
+
+def test_rows_fail_that_a_server_never_answers_though_it_lives() -> None:
+    """However often they are sent a second time."""
+    options = {"request_timeout_s": 1, "retry_timeout_s": 0.5, "hedge_after_s": 0.05}
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url, **options):
+        MODEL(objects(4))
+        server.hold()
+        with pytest.raises(errors.DeadlineError, match="server did not answer in time"):
+            MODEL(objects(4), timeout_s=5)
+        assert len(server.requests) > 2

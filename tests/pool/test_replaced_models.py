@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +162,9 @@ def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
         pending = MODEL.submit(JETS, pool=pool)
         time.sleep(QUIET_S)
         server.release()
-        with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
-            pending.result()
+        for _ in range(2):  # also when the scores are asked for again
+            with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
+                pending.result()
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
 
 
@@ -227,6 +229,29 @@ def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(
     assert record["digest"] is None
 
 
+def test_the_digest_is_unknown_if_the_deadline_passes_before_a_server_tells_it() -> None:
+    asked, told = threading.Event(), threading.Event()
+
+    class Slow(FakeServer):
+        def answer(self, method: str, request: Any, context: Any) -> Any:
+            if method == "ModelConfig" and self.requests:
+                asked.set()
+                told.wait(60)
+            return super().answer(method, request, context)
+
+    with Slow({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        server.hold()
+        pending = MODEL.submit(JETS, pool=pool)
+        time.sleep(QUIET_S)
+        server.release()
+        until(pending.done)
+        scores = pending.result(timeout_s=0.5)
+        assert asked.is_set()
+        assert scores.attrs["sonic"]["digest"] is None
+        told.set()
+        assert digest_of(pending.result()) == "a"
+
+
 def test_rows_have_the_version_and_the_digest_that_the_server_named(
     server: FakeServer, pool: sonic.Pool
 ) -> None:
@@ -270,6 +295,17 @@ def test_responses_that_do_not_fit_have_the_contract_asked_anew(
     for error in (errors.ResponseError, errors.ContractError):
         with pytest.raises(error):
             MODEL(JETS, pool=pool)
+
+
+def test_models_that_did_not_fit_are_asked_for_again(server: FakeServer) -> None:
+    server.models["other"] = dataclasses.replace(fake("c", 0.5), outputs={"z": ("float32", (1,))})
+    other = sonic.Model("other", MODEL.inputs, MODEL.outputs)
+    with sonic.connect(server.url) as pool:
+        with pytest.raises(errors.ContractError, match="has no output 'y'"):
+            other(JETS, pool=pool)
+        server.models["other"] = fake("c", 0.5)
+        MODEL(JETS, pool=pool)
+        assert digest_of(other(JETS, pool=pool)) == "c"
 
 
 def test_another_version_than_was_asked_for_is_refused(

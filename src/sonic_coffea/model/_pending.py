@@ -116,10 +116,10 @@ class Pending:
                 total.digests.add((contract.model, contract.version, part.digest))
         return total
 
-    def lose(self, selection: Any, rows: int) -> None:
+    def lose(self, selection: Any, statistics: Statistics) -> None:
         """Give up rows before they are sent."""
         self._lost.append(selection)
-        self.unsent = self.unsent + Statistics(objects=rows, masked=rows)
+        self.unsent = self.unsent + statistics
 
     def done(self) -> bool:
         """Return whether `result` would return, or raise, without waiting."""

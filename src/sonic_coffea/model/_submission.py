@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -42,6 +43,7 @@ from sonic_coffea.layouts import (
 from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
+from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
@@ -286,7 +288,9 @@ class Submission:
         for version, rows in self._by_version(model, inputs):
             contract = self._contract(model, pool, version, rows)
             if contract is None:
-                pending.lose(rows.selection(0, len(rows)), len(rows))
+                lost = Statistics(objects=len(rows), masked=len(rows))
+                pool.count(lost)
+                pending.lose(rows.selection(0, len(rows)), lost)
                 continue
             self._set_shapes(model, outputs, contract)
             part = Part(
@@ -340,10 +344,12 @@ class Submission:
         self, model: Declaration, pool: Pool, version: str | None, rows: Inputs
     ) -> Contract | None:
         """Return the servers' contract; None if no server has one, and the rows are masked."""
+        ask = partial(pool.contract, model.name, version, deadline=self.deadline)
+        compare = partial(model.compare, server=", ".join(pool.settings.servers))
         try:
-            anew = pool.settings.cache is not None
-            contract = pool.contract(model.name, version, anew=anew, deadline=self.deadline)
-            return model.compare(contract, server=", ".join(pool.settings.servers))
+            with contextlib.suppress(ContractError):  # the servers may have another one by now
+                return compare(ask(anew=pool.settings.cache is not None))
+            return compare(ask(anew=True))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             mask = self.on_error == "mask" and not self.deadline.over

@@ -382,6 +382,9 @@ class PoolCore:
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""
         for attempt in endpoint.take_late(now):
+            failed_at = attempt.slice.first_failed_at
+            if failed_at is not None and now - failed_at >= self._settings.retry_timeout_s:
+                continue  # else rows of a server that hangs, but lives, would never fail
             endpoint.breaker.spend()
             seconds = now - attempt.sent_at
             what = f"no response in {seconds:.3g} s, while others are answered"

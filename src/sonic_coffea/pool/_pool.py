@@ -22,7 +22,7 @@ from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._servers import open_transport
+from sonic_coffea.pool._servers import as_ours, open_transport
 from sonic_coffea.pool._settings import is_in_process
 from sonic_coffea.reporting import tables
 
@@ -216,6 +216,10 @@ class Pool:
         """A snapshot of the statistics of all requests so far."""
         return self._engine.statistics.copy()
 
+    def count(self, statistics: Statistics) -> None:
+        """Add to the statistics, such as rows that are given up before they are sent."""
+        self._engine.statistics += statistics
+
     @property
     def servers(self) -> list[ServerState]:
         """The state of each server."""
@@ -311,7 +315,7 @@ class Pool:
             return e.Submitted(slices)
 
         call.begin(sum(request.rows for request in slices), self._engine.abandon)
-        self._engine.statistics += call.statistics
+        self.count(call.statistics)
         if slices:
             self._engine.post(submitted)
 
@@ -483,9 +487,7 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
     outcomes = []
     for future in futures:
         error = future.exception() if future.done() else late
-        if error is not None and not isinstance(error, SonicError):
-            raise error
-        outcomes.append(error or future.result())
+        outcomes.append(future.result() if error is None else as_ours(error, errors.RequestError))
     return outcomes
 
 

@@ -267,7 +267,6 @@ class Part:
             return
         kept, self._kept = self._kept, []
         servers = sorted({server for (server, _, _), tally in call.statistics if tally.rows})
-        self._is_sure = True
         problem: Any = None
         # What this process has loaded itself stays as it is.
         asked = [server for server in servers if not is_in_process(server)]
@@ -276,8 +275,8 @@ class Part:
             outcomes = self._pool.digests(contract, asked, times, asked_within_s)
             self._check_same(outcomes, asked_within_s)
             others = [outcome for outcome in outcomes if outcome != contract.digest]
-            self._is_sure = not others
             problem = (others[0] or "not all servers tell the digest any more") if others else None
+        self._is_sure = problem is None
         # Not scores of a fallback: another processor rounds differently.
         named = set(servers) <= set(self._pool.settings.servers)
         if kept and self.cache is not None and named:
@@ -298,7 +297,8 @@ class Part:
                     deadline = Deadline.after(within_s)
                     version = self.call.version
                     self._pool.contract(contract.model, version, anew=True, deadline=deadline)
-                raise ContractError(
+                # Also when the scores are asked for again.
+                self.call.failure = ContractError(
                     f"the model's file had the digest {contract.digest} before rows were scored, "
                     f"and has {digest} now: it was replaced, or servers have different files, so "
                     "that nobody knows which file scored which rows; call again, and give each "
@@ -306,3 +306,4 @@ class Part:
                     model=contract.model,
                     version=contract.version,
                 )
+                raise self.call.failure
