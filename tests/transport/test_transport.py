@@ -59,6 +59,7 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
     [
         *("grpc://me:hush@h:1", "me:hush@h:1", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
         *("grpcc://me:hush@h", "grpc://hush@h:1", "grpc://me:hush@h:1/m", "me:hush@h:443"),
+        *("me:hush@h:1/m", "me:hush@h/"),
         *("grpc://h:1?token=hush", "grpc://h:1/?hush", "h:443?token=hush", "grpc://h:1#hush"),
     ],
 )
