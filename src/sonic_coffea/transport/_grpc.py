@@ -177,6 +177,8 @@ class Connection:
     ) -> SonicError:
         """Return our error for a failed call."""
         code, details = call.code(), call.details() or ""
+        if token is not None:  # which a server may repeat
+            details = details.replace(token, "…")
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
