@@ -86,6 +86,8 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
     tensors = {}
     for index, output in enumerate(response.outputs):
         shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
+        if output.name in tensors:
+            raise ValueError(f"output {output.name!r} is there twice")
         if raw:
             tensors[output.name] = from_wire(raw[index], dtype, shape)
             continue
