@@ -72,6 +72,7 @@ def test_causes_are_found_below_other_errors() -> None:
         ("FatJets", ["FatJet", "Jet", "Muon"], "did you mean 'FatJet' or 'Jet'?"),
         ("fatjet", ["FatJet"], "did you mean 'FatJet'?"),
         ("zzz", ["b", "a"], "there are: a, b"),
+        ("zzz", ["a\nWARNING: b", "\x1b[2J"], r"there are: \x1b[2J, a\nWARNING: b"),
         ("x", [], "there are none"),
     ],
 )

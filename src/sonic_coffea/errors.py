@@ -291,7 +291,7 @@ def expect(holds: object, expected: str, got: object) -> None:
 
 def nearest(name: Any, known: Iterable[str]) -> str:
     """Return a phrase with the names closest to `name`, or with all names."""
-    names = [str(k) for k in known]
+    names = [printable(str(k)) for k in known]
     lowered = {n.lower(): n for n in names}
     if close := difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6):
         return f"did you mean {' or '.join(repr(lowered[match]) for match in close)}?"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import numpy as np
 import pytest
 from tests.commands import run
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea import errors, tools
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -149,3 +151,87 @@ def test_errors_show_the_declaration_that_would_fit(server: FakeServer) -> None:
         '"softmax": ["a", "b", "label_3",',
     ):
         assert line in fits
+
+
+class Described(FakeServer):
+    """A server that describes its model as it likes, by what changes an answer of a method."""
+
+    def __init__(self, **changes: Any) -> None:
+        configured = ("model_configuration",) if "ModelConfig" in changes else ()
+        super().__init__({"m": PLAIN}, extensions=configured)
+        self.changes = changes
+
+    def answer(self, method: str, request: Any, context: Any) -> Any:
+        answer = super().answer(method, request, context)
+        self.changes.get(method, lambda _: None)(answer)
+        return answer
+
+
+PLAIN = FakeModel.of(sonic.Model("m", {"x": sonic.Row(FIELDS)}, {"y": FIELDS}))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0c", "\u2028"])
+def test_declarations_hold_no_code_of_the_server(end: str) -> None:
+    code = f"1{end}raise SystemExit{end}#\u202e"
+
+    def metadata(answer: Any) -> None:
+        answer.versions[:] = [code]
+        for tensor in (*answer.inputs, *answer.outputs):
+            tensor.name = tensor.datatype = code
+
+    with Described(ModelMetadata=metadata) as server:
+        text = tools.scaffold(server.url, "m")
+    tree = ast.parse(text)
+    assert [type(line) for line in tree.body] == [ast.Import, ast.Assign]
+    assert text.replace("\n", "").isprintable()
+    assert code in [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+
+
+@pytest.mark.parametrize("shape", [(20_000,), (3, 2**40)])
+def test_tensors_of_any_size_are_declared(shape: tuple[int, ...]) -> None:
+    sized = FakeModel(
+        inputs={"x": (np.float32, shape)},
+        outputs={"y": (np.float32, shape[:1])},
+        function=lambda inputs: inputs,
+    )
+    with FakeServer({"m": sized}) as server, sonic.connect(server.url):
+        text = tools.scaffold(server.url, "m")
+        with pytest.raises(errors.ContractError) as caught:
+            sonic.Model("m", {"x": sonic.Row(FIELDS)}, {"y": ["a"]}).check()
+        *_, tried = tools.check(server.url, "m")
+    assert len(text) < 1000
+    assert len(str(caught.value)) < 2000
+    assert ("holds less than 2 GiB" in tried.detail) == (len(shape) > 1)
+    assert declared(text).inputs["x"].row_shape(-1) == shape
+
+
+def test_descriptions_that_make_no_sense_are_errors_of_the_server() -> None:
+    def unknown(answer: Any) -> None:
+        answer.config.input.add(name="x", data_type=99)
+
+    with Described(ModelConfig=unknown) as server:
+        with pytest.raises(errors.ResponseError, match="no name defined for value 99"):
+            tools.scaffold(server.url, "m")
+        assert [step.ok for step in tools.check(server.url, "m")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("raw", "label"),
+    [
+        (b"\x09\0\0\x000.5:0:top", "top"),
+        (b"\x0b\0\0\x000.5:99:top..", "label_1"),
+        (b"\x0a\0\0\x000.5:\xc2\xb2:top", "label_1"),
+        (b"\xff\xff\xff\xff", "label_1"),
+        (b"", "label_1"),
+    ],
+)
+def test_labels_that_make_no_sense_are_left_to_be_filled_in(raw: bytes, label: str) -> None:
+    def labelled(answer: Any) -> None:
+        answer.config.output.add(name="y", data_type=11, dims=[3], label_filename="labels.txt")
+
+    def classes(answer: Any) -> None:
+        answer.raw_output_contents[:] = [raw]
+
+    with Described(ModelConfig=labelled, ModelInfer=classes) as server:
+        text = tools.scaffold(server.url, "m")
+    assert declared(text).outputs["y"].labels == (label, "label_2", "label_3")

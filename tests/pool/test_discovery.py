@@ -173,7 +173,7 @@ def test_servers_behind_a_url_that_lack_the_model_cost_no_time() -> None:
     assert scenario.now == began
 
 
-NEXT = replace(contract(), version="2")
+NEXT = replace(contract(), version="2\n\x1b[2J")
 
 
 def test_another_version_scores_the_rest_if_no_server_has_the_first_any_more(
@@ -185,10 +185,11 @@ def test_another_version_scores_the_rest_if_no_server_has_the_first_any_more(
     scenario.served[ONE] = NEXT
     miss_all(scenario)
     scenario.wait(0.5)
-    assert {one.call.contract.version for one in slices} == {"2"}
+    assert {one.call.contract.version for one in slices} == {NEXT.version}
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
-    assert "no server has version 1 of model m any more" in caplog.text
+    assert "no server has version '1' of model 'm' any more" in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 def test_calls_keep_their_version_while_a_server_has_it() -> None:

@@ -199,7 +199,7 @@ def test_calls_that_two_versions_score_name_both(
         scores = MODEL(JETS, pool=pool)
     assert scores.top.tolist() == [[0.25, 0.25], [], [0.75]]
     assert scores.attrs["sonic"]["version"] == "1, 2"
-    assert caplog.text.count("no server has version 1 of model tagger any more") == 1
+    assert caplog.text.count("no server has version '1' of model 'tagger' any more") == 1
 
 
 def test_all_processes_choose_the_newest_version(server: FakeServer) -> None:

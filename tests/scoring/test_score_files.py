@@ -532,6 +532,39 @@ def test_workers_elsewhere_have_no_module_of_the_user(arguments: list[Any], tmp_
     assert wrong.stderr.splitlines()[-1].startswith("error: keep: there is no field 'mas'; did you")
 
 
+@pytest.mark.parametrize("how", ["group", "others", "owner"])
+def test_chunks_that_others_could_write_are_not_taken(
+    server: FakeServer, tmp_path: Path, how: str
+) -> None:
+    parts = tmp_path / ".jets.parquet.parts"
+    parts.mkdir()
+    (parts / "chunk.parquet").touch()
+    parts.chmod({"group": 0o770, "others": 0o707, "owner": 0o700}[how])
+    if how == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    if how == "owner":
+        os.chown(parts, 4321, -1)
+    score = partial(
+        sonic.score_files, MODEL, FILES[0], tmp_path / "jets.parquet", collection="FatJet"
+    )
+    with pytest.raises(errors.ConfigError, match="may be of other users"):
+        score()
+    assert [path.name for path in parts.iterdir()] == ["chunk.parquet"]
+    assert score(resume=False).resumed == 0
+
+
+def test_chunks_are_kept_where_others_cannot_write(server: FakeServer, out: Path) -> None:
+    modes = []
+    parts = out.with_name(".jets.parquet.parts")
+    server.inject(lambda *_: modes.append(parts.stat().st_mode & 0o777))
+    before = os.umask(0)
+    try:
+        sonic.score_files(MODEL, FILES[0], out, collection="FatJet")
+    finally:
+        os.umask(before)
+    assert modes == [0o755]
+
+
 def test_folders_that_workers_do_not_see_are_named(server: FakeServer, tmp_path: Path) -> None:
     def elsewhere(events: Any) -> Any:
         shutil.rmtree(tmp_path / ".jets.parquet.parts", ignore_errors=True)

@@ -305,6 +305,26 @@ def test_manifests_that_lack_something_are_named(tmp_path, classifier, key):
         sonic.Model("m", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}).check()
 
 
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ({"inputs": None}, "a list as inputs in .*, got None"),
+        ({"built": 3}, "a str as built in .*, got 3"),
+        ({"files": ["model.onnx"]}, "a dict as files in"),
+        ({"file": "/dev/zero"}, "in the folder of .*, got '/dev/zero'"),
+        ({"files": {"../../other/1/model.onnx": ""}}, "in the folder of .*other"),
+    ],
+)
+def test_manifests_that_say_something_odd_are_named(tmp_path, classifier, entries, problem):
+    path = build_repository(tmp_path / "r", {"m": classifier})
+    place = path / "m" / "1" / "sonic-manifest.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), **entries}))
+    with pytest.raises(ConfigError, match=f"expected .*{problem}"):
+        read_repository(path)
+    with sonic.connect(path), pytest.raises(ConfigError, match=f"expected .*{problem}"):
+        sonic.Model("m", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}).check()
+
+
 def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
     folder = tmp_path / "r" / "theirs" / "3"
     folder.mkdir(parents=True)

@@ -297,6 +297,25 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
         build_repository(tmp_path / "s", {"m": file})
 
 
+def test_external_weights_are_copied_nowhere_else(tmp_path, classifier):
+    """Beside the file, the link leads back; in the copy, where there is no link, it leads out."""
+    folder = tmp_path / "of_a_stranger"
+    (folder / "a" / "b" / "c" / "d").mkdir(parents=True)
+    (folder / "link").symlink_to("a/b/c/d")
+    name = "link/../../../../w"
+    assert (folder / name).resolve() == folder / "w"
+    options = {"save_as_external_data": True, "location": "w", "size_threshold": 0}
+    network = onnx.load(str(classifier))
+    onnx.save(network, str(folder / "m.onnx"), **options)
+    file = folder / "m.onnx"
+    network = onnx.load(str(file), load_external_data=False)
+    for weight in network.graph.initializer:
+        next(e for e in weight.external_data if e.key == "location").value = name
+    file.write_bytes(network.SerializeToString())
+    with pytest.raises(ConfigError, match="expected the weights file 'link/"):
+        build_repository(tmp_path / "r", {"m": file})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

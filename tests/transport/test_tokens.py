@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from tests.transport.shared import SERVED, score
 from tests.waiting import until
@@ -186,3 +187,13 @@ def test_a_slow_function_is_logged_while_it_is_slow(caplog: pytest.LogCaptureFix
         return "slow"
 
     assert Token(fetch)() == "slow"
+
+
+def test_a_token_that_a_server_repeats_is_not_shown(tmp_path: Path, caplog: Any) -> None:
+    with FakeServer(SERVED) as server, sonic.connect(server.url, token="hush") as pool:
+        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush", times=100)
+        with pytest.raises(errors.InferenceError, match="no such user: Bearer …") as caught:
+            score(pool)
+        pool.dump(tmp_path / "dump")
+        shown = f"{caught.value!r} {pool._repr_html_()} {(tmp_path / 'dump').read_text()}"
+    assert "hush" not in f"{shown}{caplog.text}"

@@ -59,6 +59,7 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
     [
         *("grpc://me:hush@h:1", "me:hush@h:1", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
         *("grpcc://me:hush@h", "grpc://hush@h:1", "grpc://me:hush@h:1/m", "me:hush@h:443"),
+        *("me:hush@h:1/m", "me:hush@h/"),
         *("grpc://h:1?token=hush", "grpc://h:1/?hush", "h:443?token=hush", "grpc://h:1#hush"),
     ],
 )
@@ -280,3 +281,15 @@ def test_a_server_without_tls_is_lost_to_a_client_with_it() -> None:
         pytest.raises(errors.ServerLostError),
     ):
         connection.info()
+
+
+def test_outputs_that_are_there_twice_are_refused() -> None:
+    def twice(answer: Any) -> None:
+        answer.outputs.append(answer.outputs[0])
+        answer.raw_output_contents.append(bytes(len(answer.raw_output_contents[0])))
+
+    with FakeServer(SERVED) as server, sonic.connect(server.url) as pool:
+        server.answer_wrongly(twice)
+        with pytest.raises(errors.ResponseError, match="'y' is there twice"):
+            score(pool)
+        score(pool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import sys
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
 from tornado.ioloop import PeriodicCallback
 
+from sonic_coffea._extras import needed
 from sonic_coffea.dask._scheduler import CONNECTED, TURN, SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.errors import ConfigError
@@ -40,7 +42,7 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
     Raises
     ------
     ConfigError
-        If no scheduler answers at the address.
+        If no scheduler answers at the address, or a package is missing.
     """
     with contextlib.ExitStack() as stack:
         if scheduler is not None:
@@ -52,6 +54,8 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
                     "such as 'tcp://host:8786'"
                 ) from None
         else:
+            with needed("score", "a dask cluster of this machine"):
+                importlib.import_module("cryptography")  # for `Security.temporary`
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sonic-dask-"))
             with _interrupts_held():
                 local = LocalCluster(
@@ -62,6 +66,8 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
                     # What fails is raised here; a worker that is stopped in a heartbeat, or with
                     # work left, would log it.
                     silence_logs=logging.CRITICAL,
+                    # Without certificates, any user of this machine could run code as this one.
+                    security=Security.temporary(),
                 )
                 stack.enter_context(local)
             client = Client(local)

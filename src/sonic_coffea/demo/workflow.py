@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # What the extra `demo` adds to the package's own requirements.
-_PACKAGES = ("bokeh", "matplotlib", "mplhep", "onnx", "pyarrow", "sklearn", "uproot", "uv")
+_PACKAGES = "bokeh cryptography matplotlib mplhep onnx pyarrow sklearn uproot uv"
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
 
     console = Console(stderr=True)
     with needed("demo", "the demo"):
-        for package in _PACKAGES:
+        for package in _PACKAGES.split():
             importlib.import_module(package)
     import awkward as ak
     import pyarrow.parquet as pq

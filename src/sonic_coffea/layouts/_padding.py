@@ -40,18 +40,21 @@ def _compiled(*, cached: bool) -> Callable[..., Any]:
     """Return the compiled loop; numba unpickles cached code, which no stranger may write."""
     import numba
 
-    cached = cached and not _others_write(numba.config.CACHE_DIR)
+    folder = numba.config.CACHE_DIR
+    cached = cached and not (folder and others_write(folder))
     compiled: Callable[..., Any] = numba.njit(cache=cached, nogil=True)(_pad)
     return compiled
 
 
-def _others_write(folder: str) -> bool:
-    """Whether NUMBA_CACHE_DIR is a folder that other users own or can write."""
-    path = Path(folder)
-    if not folder or not hasattr(os, "getuid") or not path.exists():
+def others_write(path: str | Path) -> bool:
+    """Whether users other than this one and root own a file or a folder, or can write it."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
         return False
-    found = path.stat()
-    return found.st_uid not in (os.getuid(), 0) or bool(found.st_mode & 0o022)
+    if not hasattr(os, "getuid"):  # Windows has other rights
+        return False
+    return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & 0o022)
 
 
 def pad(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError, ContractError, SonicError, require
+from sonic_coffea.errors import ConfigError, ContractError, SonicError, printable, require
 from sonic_coffea.layouts import (
     Bucketed,
     Dense,
@@ -31,6 +31,8 @@ from sonic_coffea.transport import DATATYPES, Contract, TensorSpec
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
 _POSITIONAL = ("fields", "field", "length", "labels")
+# Of more values, nobody fills in the names; a server may say that there are 10^18.
+_MOST_NAMES = 10_000
 _TEXT = """\
 import sonic_coffea as sonic
 
@@ -89,7 +91,7 @@ def scaffold(
                 labels = connection.labels(contract, version)
     limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
     return _TEXT.format(
-        model=f"{contract.model} version {contract.version} of {server}, {limit} rows",
+        model=printable(f"{contract.model} version {contract.version} of {server}, {limit} rows"),
         name=_quoted(contract.model),
         inputs="\n".join(_entry(spec, *_layout(spec, contract)) for spec in contract.inputs),
         outputs="\n".join(_output_entry(s, labels.get(s.name)) for s in contract.outputs),
@@ -174,7 +176,11 @@ def _layout(
     if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
         length = Bucketed("field").lengths if free else spec.shape[1]
         return Pairwise(_VECTOR, length, dtype=dtype), "of each pair"
-    shape = None if free else spec.shape
+    return _array(spec, fields, dtype)
+
+
+def _array(spec: TensorSpec, fields: Sequence[Feature], dtype: str) -> tuple[Layout, str]:
+    shape = None if min(spec.shape) < 0 else spec.shape
     return Dense(_named(1, fields)[0], shape, dtype), "an array of each object"
 
 
@@ -185,6 +191,8 @@ def _numbers(
     order, is_sure = _axes(spec, contract, len(fields))
     sizes = dict(zip(order, spec.shape, strict=True))
     count, length = max(sizes.get("F", 1), 1), sizes.get("L", 1)
+    if count > _MOST_NAMES:
+        return _array(spec, fields, dtype)
     named = _named(count, fields)
     if length == 1:
         remark = f"{'numbers' if order else 'a number'} of each object"
@@ -254,7 +262,9 @@ def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> str:
     if spec.datatype not in (*DATATYPES, "BYTES"):
         return _entry(spec, None, "of a type that is not known")
     known, remark = list(labels or ())[: max(width, 0)], ""
-    if len(spec.shape) <= 2 and len(known) < width and width > 1:
+    if width > _MOST_NAMES:
+        known = []
+    elif len(spec.shape) <= 2 and len(known) < width and width > 1:
         known += [f"label_{k + 1}" for k in range(len(known), width)]
         remark = "names of the values"
     return _entry(spec, _output(spec, known or None), remark)
@@ -264,7 +274,7 @@ def _entry(spec: TensorSpec, declared: Layout | Output | None, remark: str) -> s
     """Return the lines of an entry: the server's tensor as a comment, and a layout or output."""
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
     tensor = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
-    return f"        # {tensor}\n        {_quoted(spec.name)}: {_python(declared)},"
+    return f"        # {printable(tensor)}\n        {_quoted(spec.name)}: {_python(declared)},"
 
 
 def _python(declared: Layout | Output | None) -> str:
@@ -298,4 +308,5 @@ def _value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """Return a text as Python; it shows characters that change the order of others, too."""
+    return printable(json.dumps(text, ensure_ascii=False))

@@ -300,8 +300,8 @@ class ServedModels:
         if self._endpoints.all_lost_since(key) is None:
             return True
         logger.warning(
-            "no server has version %s of model %s any more, which has scored some rows of a call; "
-            "version %s scores the others, as its attributes say",
+            "no server has version %r of model %r any more, which has scored some rows of a call; "
+            "version %r scores the others, as its attributes say",
             *(expected.version, key.name, actual.version),
         )
         self.forget(key)

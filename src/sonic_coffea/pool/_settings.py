@@ -390,7 +390,8 @@ def _folder_url(server: str) -> str:
             f"{server!r} is a file; expected a server as grpc://host:port, or the folder of a "
             f"model repository, which {build} makes"
         )
-    if os.sep in server.strip(os.sep) or server.endswith(os.sep):
+    # What looks like a secret is refused by `Address.parse`, and not shown.
+    if "@" not in server and (os.sep in server.strip(os.sep) or server.endswith(os.sep)):
         raise ConfigError(f"expected a model repository, got {server!r}, which is no folder here")
     return server
 

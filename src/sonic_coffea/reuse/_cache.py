@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts import others_write
 from sonic_coffea.transport import STRINGS
 
 if TYPE_CHECKING:
@@ -132,14 +133,12 @@ class ScoreCache:
                 "left as it is; name another path as cache"
             )
         for file in self._files():
-            with contextlib.suppress(FileNotFoundError):
-                status = file.stat()
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    raise ConfigError(
-                        f"expected a cache that only you can write, got {file} of user "
-                        f"{status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; name another "
-                        "path as cache, or make the file yours and chmod 600 it if you trust it"
-                    )
+            if others_write(file):
+                raise ConfigError(
+                    f"expected a cache that only you can write, got {file}, which others own or "
+                    "can write; name another path as cache, or make the file yours and chmod 600 "
+                    "it if you trust it"
+                )
 
     def _make(self) -> None:
         """Make the file, whole, unless another process is first."""

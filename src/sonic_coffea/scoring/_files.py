@@ -19,6 +19,7 @@ from typing import Any
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts import others_write
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
@@ -193,7 +194,13 @@ def _run(
             f"the output {target} exists, and was not written by this package; name another"
         ) from None
     try:
-        processor.parts.mkdir(parents=True, exist_ok=True)
+        processor.parts.mkdir(mode=0o755, parents=True)
+    except FileExistsError:
+        if others_write(processor.parts):
+            raise ConfigError(
+                f"the chunks in {processor.parts} may be of other users, who own the folder or can "
+                "write it; use --restart (resume=False), or name another output"
+            ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     datasets = {"files": paths}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,8 @@ _SCHEDULING = ("priority", "timeout")
 # States in the index of a version that a server serves, or will serve again.
 _TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
+# The tensors of a message; gRPC's limit of 2 GiB holds for the whole of it.
+_MAX_BYTES = 2_000_000_000
 
 Inner = int | tuple[Any, ...] | None
 """The number of labels of an output, or the shape of a row; None and `...` are not known."""
@@ -126,7 +129,7 @@ class Contract:
         Raises
         ------
         ConfigError
-            If an input has no numbers.
+            If an input has no numbers, or takes more than a message holds.
         """
         tensors = {}
         for spec in self.inputs:
@@ -136,7 +139,13 @@ class Contract:
                     f"{spec.datatype}, which is not a number"
                 )
             shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
-            tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
+            dtype = np.dtype(DATATYPES[spec.datatype])
+            if (nbytes := math.prod(shape) * dtype.itemsize) > _MAX_BYTES:
+                raise ConfigError(
+                    f"the model cannot be tried with zeros: input {spec.name!r} takes {nbytes:,} "
+                    "bytes, and a message of gRPC holds less than 2 GiB"
+                )
+            tensors[spec.name] = np.zeros(shape, dtype)
         return tensors
 
     def received(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def newest_of(versions: Sequence[str]) -> str:
     """Return the newest of some versions; an empty string if there are none."""
-    return max(versions, key=lambda v: (int(v) if v.isdigit() else -1, v), default="")
+    return max(versions, key=lambda v: (v.isdecimal(), len(v), v), default="")
 
 
 def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:

@@ -42,7 +42,7 @@ from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, wi
 from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,6 +58,7 @@ _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 # others answer at once. The last time is over a new channel, as the connection itself may hang.
 _READS = _OPTIONAL | {"ServerMetadata", "ModelMetadata"}
 _REPEAT_AFTER_S = (0.5, 1.5)
+_MOST_CLASSES = 2**31 - 1
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
@@ -176,6 +177,8 @@ class Connection:
     ) -> SonicError:
         """Return our error for a failed call."""
         code, details = call.code(), call.details() or ""
+        if token is not None:  # which a server may repeat
+            details = details.replace(token, "…")
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
@@ -290,7 +293,9 @@ class Connection:
         try:
             metadata = self._ask("ModelMetadata", request, model=model, version=version)
             newest = version or newest_of(metadata.versions)
-            contract = contract_of(model, newest, metadata, self._config(model, newest))
+            config = self._config(model, newest)
+            with _reading({"server": str(self.address), "model": model, "version": version}):
+                contract = contract_of(model, newest, metadata, config)
         except ModelNotFoundError as missing:
             error = missing
             with contextlib.suppress(SonicError):
@@ -342,7 +347,8 @@ class Connection:
         of its calls blocks for up to ``metadata_timeout_s``.
         """
         config = self._config(contract.model, version or contract.version)
-        labelled = [output for output in config.output if output.label_filename]
+        # Of an output of any length, a server says one class at most.
+        labelled = [o for o in config.output if o.label_filename and min(o.dims, default=1) > 0]
         if not labelled:
             return {}
         request = service_pb2.ModelInferRequest(
@@ -351,14 +357,13 @@ class Connection:
         names = [output.name for output in labelled]
         inputs = describe(request, contract.zeros(1), names)
         for output, tensor in zip(labelled, request.outputs, strict=True):
-            classes = max(1, math.prod(output.dims))
+            classes = min(math.prod(output.dims), _MOST_CLASSES)
             tensor.parameters["classification"].int64_param = classes
         message = with_contents(request, inputs.values())
         response = self._call("ModelInfer", message, model=contract.model)
-        return {
-            output.name: classes_of(contents)
-            for output, contents in zip(response.outputs, response.raw_output_contents, strict=True)
-        }
+        contents = zip(response.outputs, response.raw_output_contents, strict=False)
+        with _reading({"server": str(self.address), "model": contract.model}):
+            return {output.name: classes_of(raw) for output, raw in contents}
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
         """Ask for statistics, of all versions or one. Blocks for up to ``metadata_timeout_s``."""
@@ -418,12 +423,10 @@ class Connection:
             if answered:
                 # gRPC would only log what is raised here, and the rows would wait for ever.
                 try:
-                    outcome = _response(outcome, contract, sent_bytes, context)
+                    with _reading(context):
+                        outcome = _response(outcome, contract, sent_bytes, context)
                 except SonicError as error:
                     outcome = error
-                except Exception as error:  # noqa: BLE001
-                    what = f"cannot read the server's response: {error!r}"
-                    outcome = ResponseError(what, **context)
             if shared is not None and region is not None:
                 # A server that did not answer might still read it.
                 shared.release(region, reusable=answered)
@@ -447,6 +450,18 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _reading(context: Mapping[str, Any]) -> Iterator[None]:
+    """Raise what goes wrong with a server's words as a `ResponseError`."""
+    try:
+        yield
+    except SonicError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        what = f"cannot read the server's response: {error!r}"
+        raise ResponseError(what, **context) from None
 
 
 def _response(

@@ -86,6 +86,8 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
     tensors = {}
     for index, output in enumerate(response.outputs):
         shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
+        if output.name in tensors:
+            raise ValueError(f"output {output.name!r} is there twice")
         if raw:
             tensors[output.name] = from_wire(raw[index], dtype, shape)
             continue
@@ -98,13 +100,12 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
 
 def classes_of(contents: bytes) -> list[str]:
     """Return the labels in a tensor of classes, ``value:index:label`` each, by their index."""
-    labels: dict[int, str] = {}
-    for text in from_wire(contents, STRINGS, (-1,)):
-        _, _, indexed = text.decode("utf-8", "replace").partition(":")
-        index, _, label = indexed.partition(":")
-        if index.isdigit():
-            labels[int(index)] = label
-    return [labels.get(i) or f"label_{i + 1}" for i in range(max(labels, default=-1) + 1)]
+    classes = from_wire(contents, STRINGS, (-1,))
+    labels = {}
+    for text in classes:
+        _, index, label = [*text.decode("utf-8", "replace").split(":", 2), "", ""][:3]
+        labels[index] = label
+    return [labels.get(str(i)) or f"label_{i + 1}" for i in range(len(classes))]
 
 
 def describe(

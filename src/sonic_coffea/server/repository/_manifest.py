@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 
 FILE = "sonic-manifest.json"
+_ENTRIES = {"kind": str, "file": str, "inputs": list, "outputs": list, "built": str, "files": dict}
 # The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
 # The folders that Triton takes for versions.
@@ -34,10 +35,17 @@ def read(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("kind", "file", "inputs", "outputs", "built", "files"):
+        for key in _ENTRIES:
             manifest[key]
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"the manifest {path} cannot be read: {error!r}") from None
+    for key, kind in _ENTRIES.items():
+        expect(
+            isinstance(manifest[key], kind), f"a {kind.__name__} as {key} in {path}", manifest[key]
+        )
+    for name in map(Path, (manifest["file"], *manifest["files"])):
+        is_inside = ".." not in name.parts and not name.is_absolute()
+        expect(is_inside, f"names of files in the folder of {path}", str(name))
     return manifest
 
 

@@ -76,12 +76,16 @@ def _tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
 
 
 def _external(model: Any, path: Path) -> dict[str, Path]:
-    """Return the files beside it that hold its weights, by their names."""
+    """Return the files beside it that hold its weights, by their names.
+
+    A copy of `name` must be where it is copied to, also if a link is on the way.
+    """
     from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
     tensors = filter(uses_external_data, _get_all_tensors(model))
     files = {name: path.parent / name for name in {ExternalDataInfo(t).location for t in tensors}}
     for name, file in files.items():
-        if not file.resolve().is_relative_to(path.parent.resolve()) or not file.is_file():
+        is_inside = file.resolve().is_relative_to(path.parent.resolve())
+        if ".." in Path(name).parts or not is_inside or not file.is_file():
             raise ValueError(f"expected the weights file {name!r} beside {path}, got none there")
     return files
