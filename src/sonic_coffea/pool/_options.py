@@ -11,8 +11,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-# gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
-_MAX_REQUEST_BYTES = 2_000_000_000
+from sonic_coffea.transport import MAX_REQUEST_BYTES
+
 # Longer times, and infinite ones, overflow in gRPC or in the system's clock.
 MAX_TIME_S = 604_800
 _PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
@@ -61,8 +61,8 @@ def whole(minimum: int, maximum: float = math.inf) -> Read:
 _SECONDS = f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
 seconds = _number(_SECONDS, Real, 0.001, MAX_TIME_S, float)
 nbytes = _number("a number of bytes of at least 1", Real, 1, sys.float_info.max, int)
-_REQUEST = f"from 1 to {_MAX_REQUEST_BYTES} bytes, as a message of gRPC holds less than 2 GiB"
-request_bytes = _number(_REQUEST, Real, 1, _MAX_REQUEST_BYTES, int)
+_REQUEST = f"from 1 to {MAX_REQUEST_BYTES} bytes, as a message of gRPC holds less than 2 GiB"
+request_bytes = _number(_REQUEST, Real, 1, MAX_REQUEST_BYTES, int)
 
 
 def _is_path(value: Any) -> bool:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._contract import Contract, ModelEntry, TensorSpec, not_found
+from sonic_coffea.transport._contract import (
+    MAX_REQUEST_BYTES,
+    Contract,
+    ModelEntry,
+    TensorSpec,
+    not_found,
+)
 from sonic_coffea.transport._model_config import (
     configured_contract,
     read_model_config,
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATATYPES",
+    "MAX_REQUEST_BYTES",
     "STRINGS",
     "Address",
     "ConnectionOptions",

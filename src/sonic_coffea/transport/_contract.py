@@ -29,8 +29,8 @@ _SCHEDULING = ("priority", "timeout")
 # States in the index of a version that a server serves, or will serve again.
 _TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
-# The tensors of a message; gRPC's limit of 2 GiB holds for the whole of it.
-_MAX_BYTES = 2_000_000_000
+# gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
+MAX_REQUEST_BYTES = 2_000_000_000
 
 Inner = int | tuple[Any, ...] | None
 """The number of labels of an output, or the shape of a row; None and `...` are not known."""
@@ -140,7 +140,7 @@ class Contract:
                 )
             shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
             dtype = np.dtype(DATATYPES[spec.datatype])
-            if (nbytes := math.prod(shape) * dtype.itemsize) > _MAX_BYTES:
+            if (nbytes := math.prod(shape) * dtype.itemsize) > MAX_REQUEST_BYTES:
                 raise ConfigError(
                     f"the model cannot be tried with zeros: input {spec.name!r} takes {nbytes:,} "
                     "bytes, and a message of gRPC holds less than 2 GiB"
