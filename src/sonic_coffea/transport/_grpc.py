@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -178,7 +179,7 @@ class Connection:
         """Return our error for a failed call."""
         code, details = call.code(), call.details() or ""
         if token is not None:  # which a server may repeat
-            details = details.replace(token, "…")
+            details = re.sub(rf"(?<!\w){re.escape(token)}(?!\w)", "…", details)
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
