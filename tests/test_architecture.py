@@ -17,7 +17,7 @@ ROOT = Path(sonic_coffea.__file__).parent
 
 # From the bottom up: a part may import those before it, and itself.
 LAYERS = (
-    *("_version", "errors", "_extras", "provenance", "layouts", "transport", "reporting"),
+    *("_version", "errors", "_extras", "_files", "provenance", "layouts", "transport", "reporting"),
     *("server", "pool", "reuse", "model", "ml_tools", "dask", "_connect", "processor", "tools"),
     *("testing", "_pytest_plugin", "demo", "scoring", "cli", "__main__"),
 )

@@ -98,7 +98,7 @@ EITHER = "'pt': expected either mean and std, or min and max"
         (UNNAMED, None, "3 features: without names; got no fields; name its fields"),
         (partial(new, "StandardScaler"), None, "the StandardScaler is not fitted"),
         (partial(new, "QuantileTransformer"), None, "a QuantileTransformer.*ONNX file"),
-        ("no.json", None, "cannot read the file of statistics 'no.json': No such file"),
+        ("no.json", None, "cannot read the file of statistics 'no.json' on .*: No such file"),
         ({"pt": {"mean": 1.0}}, None, EITHER),
         ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, EITHER),
         ({"pt": {"mean": 1, "std": "2"}}, None, EITHER),

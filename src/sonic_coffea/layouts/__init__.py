@@ -11,8 +11,6 @@ from sonic_coffea.layouts._features import (
     OneHot,
     Scaled,
     named,
-    read_json,
-    read_text,
 )
 from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
 from sonic_coffea.layouts._file_positions import (
@@ -25,7 +23,7 @@ from sonic_coffea.layouts._file_positions import (
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
 from sonic_coffea.layouts._options import checked, dtype_name, held
 from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
-from sonic_coffea.layouts._padding import content_of, others_write
+from sonic_coffea.layouts._padding import content_of
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
     Source,
@@ -86,10 +84,7 @@ __all__ = [
     "is_tracer",
     "lazy_file",
     "named",
-    "others_write",
     "over_partitions",
-    "read_json",
-    "read_text",
     "records_of",
     "touch_position",
     "trace",

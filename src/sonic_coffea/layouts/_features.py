@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sonic_coffea._files import read_json
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._expressions import (
     FUNCTIONS,
@@ -495,32 +494,3 @@ def _of_statistics(content: Mapping[str, Any]) -> tuple[list[str], list[dict[str
             )
         options.append({"shift": shift, "scale": 1 / width})
     return list(content), options
-
-
-def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """Return the text of a file; errors call it `what`.
-
-    Raises
-    ------
-    ConfigError
-        Without the error of the system, which coffea takes for that of a broken file of events.
-    """
-    try:
-        return pathlib.Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        problem = str(error.strerror)
-    except UnicodeDecodeError as error:
-        problem = f"expected text in UTF-8: {error}"
-    raise ConfigError(f"cannot read {what} {str(path)!r}: {problem}")
-
-
-def read_json(path: str | os.PathLike[str], what: str) -> Mapping[str, Any]:
-    """Return the object that a JSON file holds; errors call the file `what`."""
-    text, content, problem = read_text(path, what), None, "holds no JSON object"
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        problem = f"is not JSON: {error}"
-    if not isinstance(content, dict):
-        raise ConfigError(f"{what} {str(path)!r} {problem}")
-    return content

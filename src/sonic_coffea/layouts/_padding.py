@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -14,6 +12,7 @@ import numpy as np
 from awkward import contents
 from awkward.index import Index8, Index64
 
+from sonic_coffea._files import others_write
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of, ranges
 
@@ -44,17 +43,6 @@ def _compiled(*, cached: bool) -> Callable[..., Any]:
     cached = cached and not (folder and others_write(folder))
     compiled: Callable[..., Any] = numba.njit(cache=cached, nogil=True)(_pad)
     return compiled
-
-
-def others_write(path: str | Path) -> bool:
-    """Whether users other than this one and root own a file or a folder, or can write it."""
-    try:
-        status = Path(path).stat()
-    except FileNotFoundError:
-        return False
-    if not hasattr(os, "getuid"):  # Windows has other rights
-        return False
-    return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & 0o022)
 
 
 def pad(

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sonic_coffea._files import read_json, read_text
 from sonic_coffea.errors import ConfigError, require
-from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row, read_json, read_text
+from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
 
 ORDERS = "cmssw", "weaver"
 

@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sonic_coffea._files import read_text
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool import _options as o
 from sonic_coffea.pool._options import option
-from sonic_coffea.transport import Address, ConnectionOptions, read_text
+from sonic_coffea.transport import Address, ConnectionOptions
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
@@ -333,7 +334,7 @@ def _check_fallback(fallback: str) -> None:
 
 def read_servers(path: str) -> tuple[str, ...]:
     """Return the URLs in a file; raise if it cannot be read, or a line cannot be used."""
-    text = read_text("file of servers", path)
+    text = read_text(path, "the file of servers")
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return _urls([line for line in lines if line])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import ContractError
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
+from sonic_coffea.transport import newest_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,11 +133,10 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     It is of the newest version, so that all processes choose the same one. If two servers have
     different models of this name, raise: scores would depend on the server.
     """
-    # A contract that lists its tensors comes before those without, and "10" before "9".
+    # A contract that lists its tensors comes before those without.
+    newest = newest_of(c.version for c in contracts.values())
     (first, expected), *others = sorted(
-        contracts.items(),
-        key=lambda item: (item[1].lists_tensors, len(item[1].version), item[1].version),
-        reverse=True,
+        contracts.items(), key=lambda item: (not item[1].lists_tensors, item[1].version != newest)
     )
     for url, actual in others:
         if _differ(actual, expected):

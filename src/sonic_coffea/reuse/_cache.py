@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts import others_write
 from sonic_coffea.transport import STRINGS
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
+from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts import others_write
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from dask.system import cpu_count
 
+from sonic_coffea._files import read_text
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
-from sonic_coffea.layouts import read_text
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config, tensor_config

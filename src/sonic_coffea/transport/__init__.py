@@ -11,6 +11,7 @@ from sonic_coffea.transport._contract import (
     Contract,
     ModelEntry,
     TensorSpec,
+    newest_of,
     not_found,
 )
 from sonic_coffea.transport._model_config import (
@@ -18,7 +19,7 @@ from sonic_coffea.transport._model_config import (
     read_model_config,
     write_model_config,
 )
-from sonic_coffea.transport._options import ConnectionOptions, Token, read_text
+from sonic_coffea.transport._options import ConnectionOptions, Token
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 from sonic_coffea.transport._transport import (
     ModelStatistics,
@@ -51,9 +52,9 @@ __all__ = [
     "connect_transport",
     "from_wire",
     "kserve_name",
+    "newest_of",
     "not_found",
     "read_model_config",
-    "read_text",
     "to_wire",
     "write_model_config",
 ]

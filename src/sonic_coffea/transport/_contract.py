@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -226,6 +226,11 @@ class Contract:
             model=self.model,
             version=self.version,
         )
+
+
+def newest_of(versions: Iterable[str]) -> str:
+    """Return the newest of some versions, 10 before 9; an empty string if there are none."""
+    return max(versions, key=lambda v: (v.isdecimal(), len(v), v), default="")
 
 
 def not_found(

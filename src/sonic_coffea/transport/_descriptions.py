@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
 from sonic_coffea.transport._contract import Contract, TensorSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def newest_of(versions: Sequence[str]) -> str:
-    """Return the newest of some versions; an empty string if there are none."""
-    return max(versions, key=lambda v: (v.isdecimal(), len(v), v), default="")
 
 
 def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:

@@ -33,8 +33,8 @@ from sonic_coffea.errors import (
     TokenExpiredError,
 )
 from sonic_coffea.transport._channel import PROMPT_S, Channel
-from sonic_coffea.transport._contract import ModelEntry, not_found
-from sonic_coffea.transport._descriptions import contract_of, digest_of, newest_of
+from sonic_coffea.transport._contract import ModelEntry, newest_of, not_found
+from sonic_coffea.transport._descriptions import contract_of, digest_of
 from sonic_coffea.transport._failures import UNKNOWN_REGION, translate
 from sonic_coffea.transport._handshake import refusal
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory

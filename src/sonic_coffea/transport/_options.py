@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import re
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea._files import read_text, unreadable
 from sonic_coffea.errors import ConfigError, SonicError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ConnectionOptions:
         try:
             return [None if path is None else path.read_bytes() for path in self._paths()]
         except OSError as error:  # it has gone since
-            raise _unreadable("the files of tls_root, tls_cert and tls_key", error) from None
+            raise unreadable("the files of tls_root, tls_cert and tls_key", error) from None
 
     def ssl_context(self) -> SSLContext:
         """Return what the standard library makes of the files; reading may block.
@@ -131,7 +131,7 @@ class ConnectionOptions:
                 context.load_cert_chain(cert, key, password="")
         except OSError as error:  # as an SSLError is
             problem = getattr(error, "reason", None) or error.strerror
-            raise _unreadable(what, f"{problem}; expected {expected}") from None
+            raise unreadable(what, f"{problem}; expected {expected}") from None
         return context
 
     def certificates(self) -> list[Any]:
@@ -146,29 +146,6 @@ class ConnectionOptions:
     def _paths(self) -> list[Path | None]:
         paths = (self.tls_root, self.tls_cert, self.tls_key)
         return [Path(path).expanduser() if path else None for path in paths]
-
-
-def _unreadable(what: str, problem: Any) -> ConfigError:
-    """Return the error for a file that cannot be used; on a cluster, the machine matters."""
-    return ConfigError(f"cannot read {what} on {socket.gethostname()}: {problem}")
-
-
-def read_text(role: str, path: str | Path) -> str:
-    """Return the text of a file; errors call it by its `role`.
-
-    Raises
-    ------
-    ConfigError
-        Not from an `OSError`, which coffea would take for a broken file of events.
-    """
-    try:
-        return Path(path).expanduser().read_text("utf-8")
-    except OSError as error:
-        problem = str(error.strerror)
-    except UnicodeDecodeError:
-        # Its own words quote the text, which may be a token.
-        problem = "expected text, got bytes that are not UTF-8"
-    raise _unreadable(f"the {role} {str(path)!r}", problem)
 
 
 class Token:
@@ -228,9 +205,9 @@ class Token:
         return accepted
 
     def _read(self) -> str:
-        if token := read_text("token file", self._source).strip():
+        if token := read_text(self._source, "the token file").strip():
             return token
-        raise _unreadable(f"the token file {str(self._source)!r}", "it is empty")
+        raise unreadable(f"the token file {str(self._source)!r}", "it is empty")
 
     def _call(self) -> str:
         slow = "the function that token= names takes more than 1 s, and requests wait for it"

@@ -1,0 +1,58 @@
+"""Files of users: their text, and whether others can write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sonic_coffea.errors import ConfigError
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a file; errors call it `what`.
+
+    Raises
+    ------
+    ConfigError
+        Not from an `OSError`, which coffea would take for a broken file of events.
+    """
+    try:
+        return Path(path).expanduser().read_text("utf-8")
+    except OSError as error:
+        problem = str(error.strerror)
+    except UnicodeDecodeError:
+        # Its own words quote the text, which may be a token.
+        problem = "expected text, got bytes that are not UTF-8"
+    raise unreadable(f"{what} {str(path)!r}", problem)
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Mapping[str, Any]:
+    """Return the object that a JSON file holds; errors call the file `what`."""
+    text, content, problem = read_text(path, what), None, "holds no JSON object"
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        problem = f"is not JSON: {error}"
+    if not isinstance(content, dict):
+        raise ConfigError(f"{what} {str(path)!r} {problem}")
+    return content
+
+
+def unreadable(what: str, problem: object) -> ConfigError:
+    """Return the error for a file that cannot be used; on a cluster, the machine matters."""
+    return ConfigError(f"cannot read {what} on {socket.gethostname()}: {problem}")
+
+
+def others_write(path: str | os.PathLike[str]) -> bool:
+    """Whether users other than this one and root own a file or a folder, or can write it."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        return False
+    if not hasattr(os, "getuid"):  # Windows has other rights
+        return False
+    return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & 0o022)
