@@ -162,9 +162,11 @@ def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
         pending = MODEL.submit(JETS, pool=pool)
         time.sleep(QUIET_S)
         server.release()
-        for _ in range(2):  # also when the scores are asked for again
+        for file in ("b", "a"):  # also when the first is back before the scores are asked for again
+            server.models["tagger"] = fake(file, 0.75)
             with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
                 pending.result()
+        server.models["tagger"] = fake("b", 0.75)
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
 
 
