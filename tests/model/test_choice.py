@@ -526,6 +526,7 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"mask": [True, [True], [], []]}, "mask: expected True or False for each"),
         ({"version": [1.0, 1.0, 1.0, 1.0]}, "version: expected a whole number for each"),
         ({"version": NO_INTEGERS}, "version: expected a whole number for each"),
+        ({"defualt": -1.0}, "submit has no option 'defualt'; did you mean 'default'"),
         ({"default": -1.0}, "default= is the score of objects that mask= leaves out"),
         ({"mask": MASK, "default": "x"}, "expected default to be a number, got 'x'"),
         ({"mask": MASK, "default": 0.5}, "the scores: int64 cannot hold the default 0.5"),

@@ -178,6 +178,7 @@ def declared(**options: Any) -> sonic.Model:
         ({}, "call sonic.connect"),
         ({"on_error": None}, "no on_error Non"),
         ({"pool": 0}, "sonic.connect returns"),
+        ({"masks": None}, "submit has no option 'masks'; did you mean 'mask'"),
     ],
 )
 def test_bad_calls_are_refused(options: Any, message: str) -> None:

@@ -164,8 +164,8 @@ class Choice:
             case = self._found(by, objects, events)
         else:
             case = self._numbered(by, None)
-        what, models = self._what, self.models
-        return Submission(models, case=case, case_name=what, deadline=deadline, **how).send(objects)
+        chosen = {"case": case, "case_name": self._what, "deadline": deadline}
+        return Submission.of(*self.models, options=how, **chosen).send(objects)
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():

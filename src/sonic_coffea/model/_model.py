@@ -357,7 +357,7 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission((self,), deadline=deadline, **options)
+        call = Submission.of(self, options=options, deadline=deadline)
         return call.send(objects).result_by(deadline)
 
     @brief

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
+_OPTIONS = ("pool", "on_error", "version", "deduplicate", "mask", "default")
 
 # The name of the objects among the arrays of a partition.
 _OBJECTS = "objects="
@@ -110,6 +111,12 @@ class Submission:
     case: Any = None
     case_name: str = "fold"
     of_partition: bool = False
+
+    @classmethod
+    def of(cls, *models: Declaration, options: Mapping[str, Any], **others: Any) -> Submission:
+        """Return models with the options of `Model.submit` that a user gave, and others."""
+        require(options, _OPTIONS, "submit has no option")
+        return cls(models, **options, **others)
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
