@@ -1,8 +1,9 @@
 """The pool's core: a state machine that takes events and returns instructions.
 
 It has no clock, thread or connection: the time comes with the events, and the engine carries out
-the instructions. So tests and simulations run it on virtual time. This module sends rows, and
-decides what becomes of those that fail; `ServedModels` finds models.
+the instructions. So tests and simulations run it on virtual time. An event is a method of the core
+with its arguments by name, ``partial(PoolCore.failed, attempt=..., error=...)``. This module sends
+rows, and decides what becomes of those that fail; `ServedModels` finds models.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
 from sonic_coffea.pool._endpoints import EndpointRegistry
@@ -30,11 +32,17 @@ from sonic_coffea.pool._models import ServedModels
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
+    from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
+
+Event = partial[None]
 
 
 class PoolCore:
@@ -47,7 +55,7 @@ class PoolCore:
         self._rng = rng or Random()
         self.endpoints = EndpointRegistry(settings, self._rng)
         self.waiting = WaitingSlices()
-        self._instructions: list[e.Instruction] = []
+        self._instructions: list[do.Instruction] = []
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
@@ -68,11 +76,11 @@ class PoolCore:
         )
         self._now = -math.inf  # the time of the last turn
 
-    def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
+    def handle(self, now: float, *events: Event) -> list[do.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
         self._now = now
         for event in events:
-            self._take(event, now)
+            event(self, now)
         self._advance(now)
         instructions = self._instructions.copy()
         self._instructions.clear()
@@ -107,37 +115,19 @@ class PoolCore:
             for key, telemetry in endpoint.telemetry(counts).items()
         }
 
-    def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
-        match event:
-            case e.Answered():
-                self._answered(event, now)
-            case e.Sent(attempt, at):
-                attempt.sent_at = at
-            case e.Submitted(slices):
-                for request in slices:
-                    self.waiting.add(request, now)
-            case e.Failed(attempt, error, sent):
-                self._failed(attempt, error, now, sent=sent)
-            case e.CallEnded(call):
-                self._end_call(call, now)
-            case e.Probed(url, error):
-                self._probed(url, error, now)
-            case e.Validated():
-                self.models.validated(event, now)
-            case e.ContractRequested():
-                self.models.requested(event, now)
-            case e.ContractWithdrawn():
-                self.models.withdrawn(event)
-            case e.ServersChanged(servers):
-                self.endpoints.set_servers(servers)
-            case e.FallbackStarted(url, error):
-                self._fallback_started(url, error, now)
-            case e.QuotasReceived():
-                self._receive_quotas(event, now)
-            case e.SchedulerJoined(starts_at, max_in_flight, quotas_within_s):
-                self.models.starts_at = starts_at
-                self._max_without_quotas = max_in_flight
-                self._quotas_within_s = quotas_within_s
+    # Calls
+
+    def submitted(self, now: float, slices: Sequence[RequestSlice]) -> None:
+        """Take the slices that a call has to send."""
+        for request in slices:
+            self.waiting.add(request, now)
+
+    def call_ended(self, now: float, call: Any) -> None:
+        """End all slices of a call that is over."""
+        self.waiting.take_chosen(call.key, lambda request: request.call is call)
+        for request in self.endpoints.in_flight():
+            if request.call is call:
+                self._end(request, now)
 
     # Which slices leave
 
@@ -170,7 +160,7 @@ class PoolCore:
                 self._split(request, now)
             else:
                 self._in_flight_bytes = in_flight_bytes
-                self._instructions.append(e.Send(endpoint.begin(request, now)))
+                self._instructions.append(do.Send(endpoint.begin(request, now)))
             heads = self.waiting.heads()
 
     def _holds_back(self, key: ModelKey, now: float) -> bool:
@@ -181,24 +171,34 @@ class PoolCore:
         in_flight = sum(x.by_model[key] for x in self.endpoints)
         return now < until and in_flight >= self._max_without_quotas
 
-    # Outcomes of attempts
+    # Attempts and their outcomes
 
-    def _answered(self, event: e.Answered, now: float) -> None:
-        attempt = event.attempt
+    def sent(self, now: float, attempt: Attempt, at: float) -> None:
+        """Note when the rows of an attempt were packed, and left this process."""
+        del now
+        attempt.sent_at = at
+
+    def answered(self, now: float, answer: do.Answer) -> None:
+        """Take a response, and return it if it is the one that counts."""
+        attempt = answer.attempt
         if not self._settle(attempt):  # its slice has ended
             return
         # A clock of 15 ms, as that of Windows, stands still meanwhile.
-        rtt_s = max(event.received_at - event.sent_at, 1e-6)
+        rtt_s = max(answer.received_at - answer.sent_at, 1e-6)
         self.endpoints.by_url[attempt.url].answered(attempt, rtt_s, now)
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].hedge_won(now)
         self.models.answered_at = now
         self._end(attempt.slice, now)
-        self._instructions.append(event)
+        self._instructions.append(answer)
 
-    def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
-        """Send rows again, or give them up, unless another attempt may still be answered."""
+    def failed(self, now: float, attempt: Attempt, error: SonicError, *, sent: bool = True) -> None:
+        """Send rows again, or give them up, unless another attempt may still be answered.
+
+        If the attempt was not `sent`, no other endpoint helps. An attempt that was answered fails,
+        too, if its response does not fit the contract.
+        """
         request = attempt.slice
         if isinstance(error, ResponseError):  # its server may have another model by now
             self.models.forget(attempt.key)
@@ -214,7 +214,7 @@ class PoolCore:
         if again and not awaited:
             self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
         elif again or awaited or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=sent))
+            self._instructions.append(do.Count(attempt, error, retried=sent))
         else:
             self.models.mark_stale()  # it may have been refused by another model
             self._give_up(request, attempt.url if sent else None, error, now)
@@ -232,7 +232,7 @@ class PoolCore:
             else:
                 self.waiting.put_back(request, now)
         self.endpoints.by_url[attempt.url].retried(error, now)
-        self._instructions.append(e.Count(attempt, error, retried=True))
+        self._instructions.append(do.Count(attempt, error, retried=True))
 
     def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
@@ -294,7 +294,7 @@ class PoolCore:
             channel = self.endpoints.by_url[attempt.url].channels[attempt.channel]
             old_at = attempt.begun_at + tuning.SILENCE_S
             if old_at <= now or channel.reset():
-                self._instructions.append(e.Cancel(attempt))
+                self._instructions.append(do.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
 
@@ -313,35 +313,59 @@ class PoolCore:
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
-        self._instructions.append(e.Fail(request, error, url))
-
-    def _end_call(self, call: Any, now: float) -> None:
-        """End all slices of a call."""
-        self.waiting.take_chosen(call.key, lambda request: request.call is call)
-        for request in self.endpoints.in_flight():
-            if request.call is call:
-                self._end(request, now)
+        self._instructions.append(do.Fail(request, error, url))
 
     # Servers, the fallback and quotas
 
-    def _probed(self, url: str, error: SonicError | None, now: float) -> None:
+    def servers_changed(self, now: float, servers: Sequence[str]) -> None:
+        """Take the servers that there are from now on."""
+        del now
+        self.endpoints.set_servers(servers)
+
+    def validated(
+        self, now: float, url: str, key: ModelKey, outcome: Contract | SonicError
+    ) -> None:
+        """Take a model as a server describes it, or why the server has not described it."""
+        self.models.validated(url, key, outcome, now)
+
+    def contract_requested(
+        self, now: float, key: ModelKey, caller: Any, *, anew: bool = False
+    ) -> None:
+        """Give a contract to a caller; `anew`: from the servers, even if one is known.
+
+        `caller` is what the engine knows it by, and `Resolve` names.
+        """
+        self.models.requested(key, caller, now, anew=anew)
+
+    def contract_withdrawn(
+        self, now: float, key: ModelKey, caller: Any, timeout_s: float | None
+    ) -> None:
+        """Note that a caller's deadline, which errors name, has passed."""
+        del now
+        self.models.withdrawn(key, caller, timeout_s)
+
+    def probed(self, now: float, url: str, error: SonicError | None) -> None:
+        """Take the end of a liveness probe: an error if the server does not live."""
         endpoint = self.endpoints.by_url.get(url)
         if endpoint is None or not endpoint.probed(error, now) or error is None:
             return
         for attempt in list(endpoint.attempts):
-            self._failed(attempt, error, now, sent=True)
-            self._instructions.append(e.Cancel(attempt))
+            self.failed(now, attempt, error)
+            self._instructions.append(do.Cancel(attempt))
         # A connection that the network dropped would stay silent.
-        self._instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
+        self._instructions += [do.Reconnect(url, n) for n in range(len(endpoint.channels))]
 
     def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
         """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
         due_at = self.endpoints.fallback_due_at(key)
         if due_at <= now or (at_once and due_at < math.inf):
             self.endpoints.fallback_starts = True
-            self._instructions.append(e.StartFallback())
+            self._instructions.append(do.StartFallback())
 
-    def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
+    def fallback_started(
+        self, now: float, url: str | None, error: SonicError | None = None
+    ) -> None:
+        """Use the fallback, which serves at a URL; without one, the error says why not."""
         if url is None:
             logger.error("no fallback: %s", error)
             self.endpoints.refuse_fallback()
@@ -349,16 +373,31 @@ class PoolCore:
             logger.warning("rows are scored by the fallback %s until a server is back", url)
             self.endpoints.fallback_started(url, now)
 
-    def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
+    def scheduler_joined(
+        self, now: float, starts_at: float, max_in_flight: int, quotas_within_s: float
+    ) -> None:
+        """Take what the scheduler says of the start.
+
+        Before ``starts_at``, no server is contacted. Until a model's quotas come, within
+        ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
+        """
+        del now
+        self.models.starts_at = starts_at
+        self._max_without_quotas, self._quotas_within_s = max_in_flight, quotas_within_s
+
+    def quotas_received(
+        self, now: float, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float
+    ) -> None:
+        """Take the quotas that the scheduler allocates, for the length of a lease."""
         # A scheduler that is heard of may have quotas for the other models in another lease.
-        self._quotas_within_s = max(self._quotas_within_s, event.lease_s)
+        self._quotas_within_s = max(self._quotas_within_s, lease_s)
         for key, until in self._held_until.items():
             if until > -math.inf:
                 self._held_until[key] = now + self._quotas_within_s
-        for (url, key), quota in event.quotas.items():
+        for (url, key), quota in quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, now, event.lease_s)
+                endpoint.set_quota(key, quota, now, lease_s)
 
     # Time
 
@@ -366,18 +405,18 @@ class PoolCore:
         for endpoint in self.endpoints:
             if endpoint.probe_at <= now:
                 endpoint.start_probe(now)
-                self._instructions.append(e.Probe(endpoint.url))
+                self._instructions.append(do.Probe(endpoint.url))
             if endpoint.late_at <= now:
                 self._hedge_late(endpoint, now)
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
-            self._instructions += [e.Reconnect(endpoint.url, number) for number in due]
+            self._instructions += [do.Reconnect(endpoint.url, number) for number in due]
         self.waiting.put_back_due(now)
         self.models.advance(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
-            self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
-        self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+            self._instructions.append(do.Cancel(self._to_cancel.popleft()[1]))
+        self._instructions += [do.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._signature import merge, serves
 
@@ -125,7 +125,7 @@ class ServedModels:
         rng: Random,
         endpoints: EndpointRegistry,
         waiting: WaitingSlices,
-        instructions: list[e.Instruction],
+        instructions: list[do.Instruction],
         *,
         give_up: Callable[..., None],
         start_fallback: Callable[..., None],
@@ -157,7 +157,7 @@ class ServedModels:
             for endpoint in self._endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
-                    self._instructions.append(e.Validate(endpoint.url, key))
+                    self._instructions.append(do.Validate(endpoint.url, key))
             if self._known[key].callers:
                 self._answer(key, now)
             # After a question: a server may have returned since the last one.
@@ -166,13 +166,12 @@ class ServedModels:
         self._failed.clear()
         self._is_used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
 
-    def requested(self, event: e.ContractRequested, now: float) -> None:
+    def requested(self, key: ModelKey, caller: Any, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
-        key = event.key
-        if event.anew:
+        if anew:
             self.forget(key)
         if (contract := self.valid(key, now)) is not None:
-            self._instructions.append(e.Resolve(event.caller, contract))
+            self._instructions.append(do.Resolve(caller, contract))
             return
         known = self._known[key]
         if not known.callers:
@@ -182,24 +181,25 @@ class ServedModels:
             latest = max(now, self.starts_at) + tuning.LATE_S
             known.late_at = math.inf if known.contract is None else latest
             known.failing_since, known.transient = math.inf, False
-        known.callers.append(event.caller)
+        known.callers.append(caller)
 
-    def withdrawn(self, event: e.ContractWithdrawn) -> None:
+    def withdrawn(self, key: ModelKey, caller: Any, timeout_s: float | None) -> None:
         """Give an error to a caller whose deadline has passed."""
-        key, callers = event.key, self._known[event.key].callers
-        if event.caller not in callers:  # it has just been resolved
+        callers = self._known[key].callers
+        if caller not in callers:  # it has just been resolved
             return
-        callers.remove(event.caller)
-        what = f"no server has described the model within {event.timeout_s or 0.0:g} s"
+        callers.remove(caller)
+        what = f"no server has described the model within {timeout_s or 0.0:g} s"
         error: SonicError = errors.DeadlineError(what, model=key.name, version=key.version)
         for reason in self._reasons(key)[:1]:
             error = error.because(str(reason))
-        self._instructions.append(e.Resolve(event.caller, error))
+        self._instructions.append(do.Resolve(caller, error))
 
-    def validated(self, event: e.Validated, now: float) -> None:
+    def validated(
+        self, url: str, key: ModelKey, outcome: Contract | SonicError, now: float
+    ) -> None:
         """Take a server's contract of a model, or its error."""
-        key, outcome, known = event.key, event.outcome, self._known[event.key]
-        endpoint = self._endpoints.by_url.get(event.url)
+        known, endpoint = self._known[key], self._endpoints.by_url.get(url)
         if endpoint is None:
             return
         signature = endpoint.signatures[key]
@@ -355,7 +355,7 @@ class ServedModels:
         self._resolve(known, contract)
 
     def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
-        self._instructions += [e.Resolve(caller, outcome) for caller in known.callers]
+        self._instructions += [do.Resolve(caller, outcome) for caller in known.callers]
         known.callers.clear()
 
     # Models that no server has
