@@ -19,7 +19,7 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
 
 PURE = (
-    "_batching _breaker _channels _core _endpoint _endpoints _instructions _failures"
+    "_batching _breaker _channels _core _endpoint _endpoints _instructions"
     " _limits _models _record _request _signature _tuning _waiting"
 )
 
