@@ -142,7 +142,7 @@ class Scenario:
             if not follow:
                 break
             events = follow
-        if self.core.models.wanted() and not (self.in_flight or self._silent or self._awaited):
+        if self.core.wanted() and not (self.in_flight or self._silent or self._awaited):
             assert self.core.wakes_at() < NEVER, "what waits is forgotten"
 
     def wait(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 It has no clock, thread or connection: the time comes with the events, and the engine carries out
 the instructions. So tests and simulations run it on virtual time. An event is a method of the core
 with its arguments by name, ``partial(PoolCore.failed, attempt=..., error=...)``. This module sends
-rows, and decides what becomes of those that fail; `ServedModels` finds models.
+rows, and decides what becomes of those that fail; its base `ServedModels` finds models.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
-from sonic_coffea.pool._endpoints import EndpointRegistry
 from sonic_coffea.pool._models import ServedModels
-from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +54,13 @@ class Decision(Enum):
     FAIL = auto()
 
 
-class PoolCore:
+class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
-        self._settings = settings
-        self._rng = rng or Random()
-        self.endpoints = EndpointRegistry(settings, self._rng)
-        self.waiting = WaitingSlices()
-        self._instructions: list[do.Instruction] = []
+        super().__init__(settings, rng or Random())
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
@@ -77,15 +70,6 @@ class PoolCore:
         # by the processes' own limits they would fill the servers' queues.
         self._max_without_quotas, self._quotas_within_s = math.inf, 0.0
         self._held_until: dict[ModelKey, float] = {}
-        self.models = ServedModels(
-            settings,
-            self._rng,
-            self.endpoints,
-            self.waiting,
-            self._instructions,
-            give_up=self._give_up,
-            start_fallback=self._start_fallback,
-        )
         self._now = -math.inf  # the time of the last turn
 
     def handle(self, now: float, *events: Event) -> list[do.Instruction]:
@@ -109,9 +93,9 @@ class PoolCore:
             times.append(self._to_cancel[0][0])
         # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
-        for key in self.models.wanted():
+        for key in self.wanted():
             due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self._now)
-            due += self.models.wait_times(key)
+            due += self._wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > self._now)], default=math.inf)
 
@@ -201,7 +185,7 @@ class PoolCore:
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].hedge_won(now)
-        self.models.answered_at = now
+        self.answered_at = now
         self._end(attempt.slice, now)
         self._instructions.append(answer)
 
@@ -213,7 +197,7 @@ class PoolCore:
         """
         request = attempt.slice
         if isinstance(error, ResponseError):  # its server may have another model by now
-            self.models.forget(attempt.key)
+            self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
         decision = self._decide(attempt, error, now) if sent else Decision.FAIL
@@ -228,7 +212,7 @@ class PoolCore:
         elif again or awaited or request.queued:
             self._instructions.append(do.Count(attempt, error, retried=sent))
         else:
-            self.models.mark_stale()  # it may have been refused by another model
+            self._mark_stale()  # it may have been refused by another model
             self._give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(
@@ -279,14 +263,14 @@ class PoolCore:
         endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
         is_missing = isinstance(error, ModelNotFoundError)
         if is_missing and endpoint.signatures[attempt.key].contract is None:
-            self.models.forget(attempt.key)
+            self._forget(attempt.key)
         return decision if failing_s < for_s else Decision.FAIL
 
     def _lose(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> Decision:
         """Take a lost attempt; its rows are sent again while a server is left, or may come back."""
         request = attempt.slice
         self.endpoints.by_url[attempt.url].failed(error, now)
-        self.models.mark_stale()
+        self._mark_stale()
         if not getattr(error, "undelivered", False):
             request.losses += 1
             self._back_off(request, request.losses, now)
@@ -356,28 +340,6 @@ class PoolCore:
         del now
         self.endpoints.set_servers(servers)
 
-    def validated(
-        self, now: float, url: str, key: ModelKey, outcome: Contract | SonicError
-    ) -> None:
-        """Take a model as a server describes it, or why the server has not described it."""
-        self.models.validated(url, key, outcome, now)
-
-    def contract_requested(
-        self, now: float, key: ModelKey, caller: Any, *, anew: bool = False
-    ) -> None:
-        """Give a contract to a caller; `anew`: from the servers, even if one is known.
-
-        `caller` is what the engine knows it by, and `Resolve` names.
-        """
-        self.models.requested(key, caller, now, anew=anew)
-
-    def contract_withdrawn(
-        self, now: float, key: ModelKey, caller: Any, timeout_s: float | None
-    ) -> None:
-        """Note that a caller's deadline, which errors name, has passed."""
-        del now
-        self.models.withdrawn(key, caller, timeout_s)
-
     def probed(self, now: float, url: str, error: SonicError | None) -> None:
         """Take the end of a liveness probe: an error if the server does not live."""
         endpoint = self.endpoints.by_url.get(url)
@@ -389,24 +351,6 @@ class PoolCore:
         # A connection that the network dropped would stay silent.
         self._instructions += [do.Reconnect(url, n) for n in range(len(endpoint.channels))]
 
-    def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
-        """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
-        due_at = self.endpoints.fallback_due_at(key)
-        if due_at <= now or (at_once and due_at < math.inf):
-            self.endpoints.fallback_starts = True
-            self._instructions.append(do.StartFallback())
-
-    def fallback_started(
-        self, now: float, url: str | None, error: SonicError | None = None
-    ) -> None:
-        """Use the fallback, which serves at a URL; without one, the error says why not."""
-        if url is None:
-            logger.error("no fallback: %s", error)
-            self.endpoints.refuse_fallback()
-        else:
-            logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.fallback_started(url, now)
-
     def scheduler_joined(
         self, now: float, starts_at: float, max_in_flight: int, quotas_within_s: float
     ) -> None:
@@ -416,7 +360,7 @@ class PoolCore:
         ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
         """
         del now
-        self.models.starts_at = starts_at
+        self.starts_at = starts_at
         self._max_without_quotas, self._quotas_within_s = max_in_flight, quotas_within_s
 
     def quotas_received(
@@ -445,7 +389,7 @@ class PoolCore:
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
             self._instructions += [do.Reconnect(endpoint.url, number) for number in due]
         self.waiting.put_back_due(now)
-        self.models.advance(now)
+        self._ask_servers(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:

@@ -269,7 +269,7 @@ class Pool:
         key = ModelKey(model, version)
         if not (anew or self.closed):
             # Without the engine's thread, which costs small calls a tenth of their time.
-            known = self._engine.core.models.valid(key, time.monotonic())
+            known = self._engine.core.valid_contract(key, time.monotonic())
             if known is not None:
                 return known
         future: Future[Contract | SonicError] = Future()
@@ -451,7 +451,7 @@ class Pool:
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
         key = ModelKey(model, version)
-        last = self._engine.run_on_thread(lambda: self._engine.core.models.last(key))
+        last = self._engine.run_on_thread(lambda: self._engine.core.last_contract(key))
         return last[0], time.monotonic() - last[1]
 
     def digests(
