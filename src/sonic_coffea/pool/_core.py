@@ -11,10 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from enum import Enum, auto
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import (
     DeadlineError,
@@ -45,13 +44,8 @@ logger = logging.getLogger(__name__)
 
 Event = partial[None]
 
-
-class Decision(Enum):
-    """Send rows again, send them again by halves, or give them up."""
-
-    RETRY = auto()
-    SPLIT = auto()
-    FAIL = auto()
+Decision = Literal["retry", "split", "fail"]
+"""Send rows again, send them again by halves, or give them up."""
 
 
 class PoolCore(ServedModels):
@@ -200,15 +194,15 @@ class PoolCore(ServedModels):
             self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
-        decision = self._decide(attempt, error, now) if sent else Decision.FAIL
-        again = decision is not Decision.FAIL
+        decision = self._decide(attempt, error, now) if sent else "fail"
+        again = decision != "fail"
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
         if not sent and request.attempts and not request.queued:
             request.retry_at = now + back_off_s(1, self._rng)
             self.waiting.put_back(request, now)
         if again and not awaited:
-            self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
+            self._send_again(attempt, error, now, split=decision == "split")
         elif again or awaited or request.queued:
             self._instructions.append(do.Count(attempt, error, retried=sent))
         else:
@@ -242,29 +236,30 @@ class PoolCore(ServedModels):
         splits = request.rows > 1 and not request.whole
         # Other requests in flight may be why a route is slow; then parts take as long.
         cut = splits and (attempt.in_flight == 1 or request.splits < tuning.MAX_RETRIES - 1)
-        decision, for_s = Decision.FAIL, math.inf
+        decision: Decision = "fail"
+        for_s = math.inf
         match error:
             case RouteTimeoutError() if cut:
-                decision, for_s = Decision.SPLIT, self._settings.request_timeout_s
+                decision, for_s = "split", self._settings.request_timeout_s
             case OverloadError():
-                decision, for_s = Decision.RETRY, self._settings.request_timeout_s
+                decision, for_s = "retry", self._settings.request_timeout_s
             case ModelNotFoundError() | TokenExpiredError():
-                decision, for_s = Decision.RETRY, self._settings.retry_timeout_s
+                decision, for_s = "retry", self._settings.retry_timeout_s
             case ServerLostError():
                 return self._lose(attempt, error, failing_s, now)
             case DeadlineError() if endpoint.overtaken(attempt):
                 return self._lose(attempt, error, failing_s, now)
             case RequestTooLargeError() if splits:
-                decision = Decision.SPLIT
+                decision = "split"
                 self._back_off(request, request.splits, now)  # it may not be the size
             case RequestTooLargeError() | InferenceError() if not request.inference_failures:
-                decision = Decision.RETRY
+                decision = "retry"
                 request.inference_failures += 1
-        endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
+        endpoint.erred(attempt, error, now, too_large=decision == "split")
         is_missing = isinstance(error, ModelNotFoundError)
         if is_missing and endpoint.signatures[attempt.key].contract is None:
             self._forget(attempt.key)
-        return decision if failing_s < for_s else Decision.FAIL
+        return decision if failing_s < for_s else "fail"
 
     def _lose(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> Decision:
         """Take a lost attempt; its rows are sent again while a server is left, or may come back."""
@@ -281,7 +276,7 @@ class PoolCore(ServedModels):
         else:
             few = request.retries < tuning.MAX_RETRIES
             again = few or failing_s < self._settings.retry_timeout_s
-        return Decision.RETRY if again else Decision.FAIL
+        return "retry" if again else "fail"
 
     def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
         """Have rows wait that have failed too often to be sent again at once."""
