@@ -292,7 +292,7 @@ class Simulation:
                         validated = partial(PoolCore.validated, url=url, key=key)
                         follow.append(partial(validated, outcome=self._contract))
                     case do.Probe(url):
-                        follow.append(partial(PoolCore.probed, url=url, error=None))
+                        follow.append(partial(PoolCore.probed, url=url, outcome=None))
                     case do.Count():
                         self.refused += 1
                     case do.Fail(_, error):

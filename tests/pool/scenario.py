@@ -260,8 +260,8 @@ class Scenario:
                     self._awaited.append(instruction)
                 else:
                     lost = isinstance(self.lives[url], errors.SonicError)
-                    error = self.lives[url] if lost else None
-                    return [partial(PoolCore.probed, url=url, error=error)]
+                    outcome = self.lives[url] if lost else None
+                    return [partial(PoolCore.probed, url=url, outcome=outcome)]
             case do.Validate(url, key):
                 self.asked[key] += 1
                 assert self.asked[key] < 1000, "servers are asked without end"

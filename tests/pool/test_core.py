@@ -149,7 +149,7 @@ def test_servers_that_answer_while_probed_are_not_lost() -> None:
     first, second = scenario.in_flight
     scenario.wait(SILENCE_S + 0.1)
     scenario.answer(first)
-    scenario.tell(PoolCore.probed, url=ONE, error=LOST)
+    scenario.tell(PoolCore.probed, url=ONE, outcome=LOST)
     assert second in scenario.in_flight
     assert scenario.endpoint(ONE).breaker.failing_since is None
 

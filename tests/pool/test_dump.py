@@ -90,7 +90,7 @@ class Replay:
         return said and outcome(said)
 
     def outcome(self, said: Any) -> Any:
-        return outcome(said)
+        return said and outcome(said)
 
 
 def outcome(said: Any) -> Any:

@@ -335,13 +335,13 @@ class PoolCore(ServedModels):
         del now
         self.endpoints.set_servers(servers)
 
-    def probed(self, now: float, url: str, error: SonicError | None) -> None:
-        """Take the end of a liveness probe: an error if the server does not live."""
+    def probed(self, now: float, url: str, outcome: SonicError | None) -> None:
+        """Take the outcome of a liveness probe: an error if the server does not live."""
         endpoint = self.endpoints.by_url.get(url)
-        if endpoint is None or not endpoint.probed(error, now) or error is None:
+        if endpoint is None or not endpoint.probed(outcome, now) or outcome is None:
             return
         for attempt in list(endpoint.attempts):
-            self.failed(now, attempt, error)
+            self.failed(now, attempt, outcome)
             self._instructions.append(do.Cancel(attempt))
         # A connection that the network dropped would stay silent.
         self._instructions += [do.Reconnect(url, n) for n in range(len(endpoint.channels))]

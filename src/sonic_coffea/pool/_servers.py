@@ -11,7 +11,7 @@ import time
 import uuid
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
-    from sonic_coffea.transport import ConnectionOptions, Contract, Response, Transport
+    from sonic_coffea.transport import ConnectionOptions, Response, Transport
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
 PROBES = 4
@@ -123,9 +121,7 @@ class Sender:
                 error = error and outcomes.get()
             return error
 
-        def over(error: SonicError | None) -> Event:
-            return partial(PoolCore.probed, url=self._url, error=error)
-
+        over = partial(PoolCore.probed, url=self._url)
         self._ask("sonic-probe", ask, over, errors.ServerLostError)
 
     def validate(self, key: ModelKey) -> None:
@@ -135,6 +131,12 @@ class Sender:
         def ask() -> Any:
             try:
                 return connection.metadata(*key)
+            except errors.ServerLostError:
+                now = time.monotonic()
+                if now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
+                    self._woken_at = now
+                    run_apart("sonic-wake", connection.index)
+                raise
             except errors.ModelNotFoundError:
                 if not self.loads:
                     raise
@@ -142,28 +144,16 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        def told(outcome: Contract | SonicError) -> Event:
-            now = time.monotonic()
-            lost = isinstance(outcome, errors.ServerLostError)
-            if lost and now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
-                self._woken_at = now
-                run_apart("sonic-wake", connection.index)
-            return partial(PoolCore.validated, url=self._url, key=key, outcome=outcome)
-
+        told = partial(PoolCore.validated, url=self._url, key=key)
         self._ask("sonic-contract", ask, told, errors.RequestError)
 
-    def _ask(
-        self,
-        name: str,
-        ask: Callable[[], T],
-        event: Callable[[T | SonicError], Event],
-        kind: type[SonicError],
-    ) -> None:
-        """Ask something that may block, and post the event of its outcome."""
+    def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
+        """Ask something that may block, and post the event with its outcome."""
 
-        def over(future: Future[T]) -> None:
+        def over(future: Future[Any]) -> None:
             error = future.exception()
-            self._post(event(future.result() if error is None else as_ours(error, kind)))
+            outcome = future.result() if error is None else as_ours(error, kind)
+            self._post(partial(event, outcome=outcome))
 
         run_apart(name, ask).add_done_callback(over)
 
