@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sonic_coffea.dask._quotas import Allocator
 from sonic_coffea.errors import OverloadError
 from sonic_coffea.pool import ModelKey, Settings
-from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool import _instructions as do
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.transport import Contract, Response
 
@@ -246,8 +246,8 @@ class Simulation:
         if allocator is not None:
             allocator.join(str(worker.number))
             first, within_s = allocator.first_in_flight, allocator.quotas_within_s
-            joined = e.SchedulerJoined(self.now, first, within_s)
-            self._tell(worker, joined)
+            joined = partial(PoolCore.scheduler_joined, starts_at=self.now, max_in_flight=first)
+            self._tell(worker, partial(joined, quotas_within_s=within_s))
             # As the worker plugin does: the first report is early, the others follow in rounds.
             self.at(self.now + 1e-3, partial(self._report, worker))
         self._compute(worker)
@@ -271,30 +271,31 @@ class Simulation:
         worker.computing = False
         worker.resident += 1
         request = RequestSlice(worker.call, 0, self.work.rows, nbytes=1)
-        self._tell(worker, e.Submitted([request]))
+        self._tell(worker, partial(PoolCore.submitted, slices=[request]))
         self._compute(worker)
 
-    def _tell(self, worker: _Worker, *events: e.Event) -> None:  # noqa: C901  a table
+    def _tell(self, worker: _Worker, *events: Event) -> None:  # noqa: C901  a table
         """Give events to a worker's core, and carry out its instructions."""
         if worker.gone:
             return
         while True:
-            follow: list[e.Event] = []
+            follow: list[Event] = []
             for instruction in worker.core.handle(self.now, *events):
                 match instruction:
-                    case e.Send(attempt):
-                        attempt.sent_at = self.now  # the event `Sent` would make it slower
+                    case do.Send(attempt):
+                        attempt.sent_at = self.now  # the event `sent` would make it slower
                         arrival = partial(self._arrive, worker, attempt)
                         self.at(self.now + self.work.network_s, arrival)
-                    case e.Answered() as answered:
-                        self._delivered(worker, answered)
-                    case e.Validate(url, key):
-                        follow.append(e.Validated(url, key, self._contract))
-                    case e.Probe(url):
-                        follow.append(e.Probed(url, None))
-                    case e.Count():
+                    case do.Answer() as answer:
+                        self._delivered(worker, answer)
+                    case do.Validate(url, key):
+                        validated = partial(PoolCore.validated, url=url, key=key)
+                        follow.append(partial(validated, outcome=self._contract))
+                    case do.Probe(url):
+                        follow.append(partial(PoolCore.probed, url=url, outcome=None))
+                    case do.Count():
                         self.refused += 1
-                    case e.Fail(_, error):
+                    case do.Fail(_, error):
                         raise error
             if not follow:
                 break
@@ -319,7 +320,8 @@ class Simulation:
         max_queue = server.accelerator.max_queue
         full = max_queue is not None and len(server.queue) >= max_queue
         if full or server.requests >= self._max_requests:
-            refused = e.Failed(attempt, OverloadError("the queue is full"))
+            error = OverloadError("the queue is full")
+            refused = partial(PoolCore.failed, attempt=attempt, error=error)
             self.at(self.now + self.work.network_s, partial(self._tell, worker, refused))
             return
         server.requests += 1
@@ -345,15 +347,16 @@ class Simulation:
         at = self.now + self.work.network_s
         for worker, attempt in batch:
             sent_at = attempt.begun_at
-            answered = e.Answered(attempt, _RESPONSE, sent_at, sent_at, at)
+            answer = do.Answer(attempt, _RESPONSE, sent_at, sent_at, at)
+            answered = partial(PoolCore.answered, answer=answer)
             self.at(at, partial(self._tell, worker, answered))
         self._serve(server)
 
-    def _delivered(self, worker: _Worker, answered: e.Answered) -> None:
+    def _delivered(self, worker: _Worker, answer: do.Answer) -> None:
         worker.resident -= 1
-        request = answered.attempt.slice
+        request = answer.attempt.slice
         self.answered.append(
-            Answered(worker.number, request.queued_at, answered.sent_at, self.now, self.work.rows)
+            Answered(worker.number, request.queued_at, answer.sent_at, self.now, self.work.rows)
         )
         self._compute(worker)
 
@@ -377,7 +380,8 @@ class Simulation:
         now, lease_s = self.now, allocator.lease_s
         for name, quotas in allocator.end_round(now).items():
             if (worker := self._workers.get(int(name))) is not None:
-                self._tell(worker, e.QuotasReceived(quotas, lease_s))
+                received = partial(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s)
+                self._tell(worker, received)
         self.at(now + allocator.round_s, partial(self._end_round, allocator))
 
 

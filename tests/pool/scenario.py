@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,8 +13,8 @@ from tests.pool.scripted import ONE, TWO
 
 from sonic_coffea import errors
 from sonic_coffea.pool import ModelKey, Settings
-from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool import _instructions as do
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._request import Attempt, RequestSlice
 from sonic_coffea.transport import Contract, Response, TensorSpec
 
@@ -126,18 +127,22 @@ class Scenario:
         self.renewed: list[tuple[str, int]] = []
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
-        self._awaited: list[e.Instruction] = []  # without an event yet that says how they ended
+        self._awaited: list[do.Instruction] = []  # without an event yet that says how they ended
 
-    def tell(self, *events: e.Event) -> None:
-        """Have the core take events, and carry out instructions, until no events follow."""
+    def tell(self, take: Any = None, **arguments: Any) -> None:
+        """Have the core take an event, and carry out instructions, until no events follow.
+
+        An event is one of the core's methods, and its arguments; without one, only time passes.
+        """
+        events: list[Event] = [] if take is None else [partial(take, **arguments)]
         while True:
             follow = []
             for instruction in self.core.handle(self.now, *events):
                 follow += self._carry_out(instruction)
             if not follow:
                 break
-            events = tuple(follow)
-        if self.core.models.wanted() and not (self.in_flight or self._silent or self._awaited):
+            events = follow
+        if self.core.wanted() and not (self.in_flight or self._silent or self._awaited):
             assert self.core.wakes_at() < NEVER, "what waits is forgotten"
 
     def wait(self, seconds: float) -> None:
@@ -155,7 +160,7 @@ class Scenario:
     def ask(self, *, anew: bool = False) -> Waiter:
         """Ask what the model takes and gives."""
         waiter: Any = Waiter()
-        self.tell(e.ContractRequested(KEY, waiter, anew))
+        self.tell(PoolCore.contract_requested, key=KEY, caller=waiter, anew=anew)
         return waiter
 
     def submit(
@@ -172,7 +177,7 @@ class Scenario:
         one.missing = set(range(rows * slices))
         starts = [rows * n for n in range(slices)]
         made = [RequestSlice(one, start, start + rows, nbytes, whole=whole) for start in starts]
-        self.tell(e.Submitted(made))
+        self.tell(PoolCore.submitted, slices=made)
         return made
 
     def answer(self, attempt: Attempt, rtt_s: float = 0.01) -> None:
@@ -180,7 +185,8 @@ class Scenario:
         self._ended(attempt)
         response = Response(outputs={}, version="1", sent_bytes=0, received_bytes=0)
         sent_at = self.now - rtt_s
-        self.tell(e.Answered(attempt, response, sent_at, sent_at, self.now))
+        answer = do.Answer(attempt, response, sent_at, sent_at, self.now)
+        self.tell(PoolCore.answered, answer=answer)
 
     def answer_all(self, rounds: int = 1000) -> None:
         """Answer whatever is in flight, and what is sent then."""
@@ -193,7 +199,7 @@ class Scenario:
     def fail(self, attempt: Attempt, error: errors.SonicError = LOST) -> None:
         """Fail a request."""
         self._ended(attempt)
-        self.tell(e.Failed(attempt, error))
+        self.tell(PoolCore.failed, attempt=attempt, error=error)
 
     def lose(self, url: str, error: errors.SonicError = LOST, most: int = 1000) -> int:
         """Fail what is in flight to a server, and is sent there again; return how often."""
@@ -206,7 +212,7 @@ class Scenario:
     def say(self, url: str, outcome: Any, key: ModelKey = KEY) -> None:
         """Have a server answer late that said nothing when it was asked."""
         self._silent.remove((url, key))
-        self.tell(e.Validated(url, key, outcome))
+        self.tell(PoolCore.validated, url=url, key=key, outcome=outcome)
 
     def at(self, url: str) -> list[Attempt]:
         """Return what is in flight to a server."""
@@ -228,46 +234,49 @@ class Scenario:
         assert isinstance(request.call, Call)
         request.call.settle(request)
 
-    def _carry_out(self, instruction: e.Instruction) -> list[e.Event]:  # noqa: C901, PLR0912
+    def _carry_out(self, instruction: do.Instruction) -> list[Event]:  # noqa: C901, PLR0912
         match instruction:
-            case e.Send(attempt):
+            case do.Send(attempt):
                 self.in_flight.append(attempt)
-                return [e.Sent(attempt, self.now)] if self.packs else []
-            case e.Cancel(attempt):
+                sent = partial(PoolCore.sent, attempt=attempt, at=self.now)
+                return [sent] if self.packs else []
+            case do.Cancel(attempt):
                 self._ended(attempt)
                 self.cancelled.append(attempt)
                 self.cancelled_at[attempt] = self.now
-                return [e.Failed(attempt, errors.CancelledError("cancelled"))]
-            case e.Answered() as answered:
-                self._settle(answered.attempt.slice)
-                self.delivered[answered.attempt.slice] = answered.attempt.url
-            case e.Fail(request, error):
+                error = errors.CancelledError("cancelled")
+                return [partial(PoolCore.failed, attempt=attempt, error=error)]
+            case do.Answer() as answer:
+                self._settle(answer.attempt.slice)
+                self.delivered[answer.attempt.slice] = answer.attempt.url
+            case do.Fail(request, error):
                 self._settle(request)
                 self.failed[request] = error
-            case e.Count(retried=retried):
+            case do.Count(retried=retried):
                 self.retries += retried
-            case e.Probe(url):
+            case do.Probe(url):
                 self.probes += 1
                 if self.lives[url] is None:
                     self._awaited.append(instruction)
                 else:
                     lost = isinstance(self.lives[url], errors.SonicError)
-                    return [e.Probed(url, self.lives[url] if lost else None)]
-            case e.Validate(url, key):
+                    outcome = self.lives[url] if lost else None
+                    return [partial(PoolCore.probed, url=url, outcome=outcome)]
+            case do.Validate(url, key):
                 self.asked[key] += 1
                 assert self.asked[key] < 1000, "servers are asked without end"
-                if self.served[url] is not None:
-                    return [e.Validated(url, key, self.served[url])]
+                if (outcome := self.served[url]) is not None:
+                    return [partial(PoolCore.validated, url=url, key=key, outcome=outcome)]
                 self._silent.append((url, key))
-            case e.Resolve(waiter, outcome):
+            case do.Resolve(waiter, outcome):
                 assert waiter.outcome is None
                 waiter.outcome = outcome
-            case e.StartFallback():
+            case do.StartFallback():
                 self.fallbacks += 1
                 self._awaited.append(instruction)
-            case e.Close(url):
+            case do.Close(url):
                 self.closed.append(url)
-            case e.Reconnect(url, channel):
+            case do.Reconnect(url, channel):
                 assert not any(a in a.slice.attempts for a in self.at(url) if a.channel == channel)
                 self.renewed.append((url, channel))
         return []

@@ -14,7 +14,7 @@ import pytest
 from tests.pool.scenario import LOST, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import (
     FAR_S,
     FIRST_RENEWAL_S,
@@ -179,7 +179,7 @@ def test_requests_that_are_packed_for_long_are_not_late() -> None:
     scenario.wait(3 * UNKNOWN_S)
     assert not attempt.late
     scenario.packs = True
-    scenario.tell(e.Sent(attempt, scenario.now))
+    scenario.tell(PoolCore.sent, attempt=attempt, at=scenario.now)
     scenario.wait(UNKNOWN_S / 2)
     assert not attempt.late
     scenario.wait(UNKNOWN_S)

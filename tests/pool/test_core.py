@@ -15,11 +15,11 @@ from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contrac
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
 
 PURE = (
-    "_batching _breaker _channels _core _endpoint _endpoints _events _failures"
+    "_batching _breaker _channels _core _endpoint _endpoints _instructions"
     " _limits _models _record _request _signature _tuning _waiting"
 )
 
@@ -127,7 +127,7 @@ def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     assert scenario.cancelled == sent
     assert [attempt.slice for attempt in scenario.at(TWO)] == slices
     # A response that comes all the same changes nothing.
-    scenario.tell(e.Failed(sent[0], LOST))
+    scenario.tell(PoolCore.failed, attempt=sent[0], error=LOST)
     scenario.answer_all()
     assert set(scenario.delivered.values()) == {TWO}
 
@@ -149,7 +149,7 @@ def test_servers_that_answer_while_probed_are_not_lost() -> None:
     first, second = scenario.in_flight
     scenario.wait(SILENCE_S + 0.1)
     scenario.answer(first)
-    scenario.tell(e.Probed(ONE, LOST))
+    scenario.tell(PoolCore.probed, url=ONE, outcome=LOST)
     assert second in scenario.in_flight
     assert scenario.endpoint(ONE).breaker.failing_since is None
 
@@ -165,7 +165,7 @@ def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
     for _ in range(20):  # some back off
         scenario.fail(scenario.in_flight[-1], lost)
     assert len({attempt.slice.call for attempt in scenario.in_flight}) > 1
-    scenario.tell(e.CallEnded(ended()))
+    scenario.tell(PoolCore.call_ended, call=ended())
     assert len(scenario.in_flight) + scenario.core.waiting.counts()[KEY] == 22
     scenario.cancelled.clear()
     scenario.cancelled_at.clear()
@@ -196,7 +196,9 @@ def test_unsent_hedged_requests_are_tried_again_at_their_pace() -> None:
         scenario.wait(0.1)
         hedge = scenario.at(TWO)[0]
         scenario.in_flight.remove(hedge)
-        scenario.tell(e.Failed(hedge, errors.RequestError("no memory"), sent=False))
+        scenario.tell(
+            PoolCore.failed, attempt=hedge, error=errors.RequestError("no memory"), sent=False
+        )
         assert not scenario.at(TWO)
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])
@@ -253,20 +255,25 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
         elif action == "anew":
             scenario.ask(anew=True)
         elif action == "servers":
-            scenario.tell(e.ServersChanged([[ONE], [TWO], [ONE, TWO]][number % 3]))
+            scenario.tell(PoolCore.servers_changed, servers=[[ONE], [TWO], [ONE, TWO]][number % 3])
         elif action == "quotas":
-            scenario.tell(e.QuotasReceived({}, 1.0))
+            scenario.tell(PoolCore.quotas_received, quotas={}, lease_s=1.0)
         elif action == "late" and scenario.cancelled:
             scenario.answer(scenario.cancelled[number % len(scenario.cancelled)])
         elif action == "end" and calls:
             call = calls[number % len(calls)]
             call.over = True
-            scenario.tell(e.CallEnded(call))
+            scenario.tell(PoolCore.call_ended, call=call)
             assert not any(attempt.slice.call is call for attempt in scenario.in_flight)
         elif attempt is not None:
             if action == "unsent":
                 scenario.in_flight.remove(attempt)
-                scenario.tell(e.Failed(attempt, errors.RequestError("no memory"), sent=False))
+                scenario.tell(
+                    PoolCore.failed,
+                    attempt=attempt,
+                    error=errors.RequestError("no memory"),
+                    sent=False,
+                )
             elif action in FAILURES:
                 scenario.fail(attempt, FAILURES[action])
             else:
@@ -321,7 +328,7 @@ def test_quotas_that_expire_before_their_turn_hold_nobody() -> None:
     scenario = Scenario(ONE)
     scenario.ask()
     quota = Quota(max_in_flight=1, interval_s=1000.0, delay_s=900.0)
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, 5.0))
+    scenario.tell(PoolCore.quotas_received, quotas={(ONE, KEY): quota}, lease_s=5.0)
     (paced,) = scenario.submit(1)
     assert not scenario.in_flight
     scenario.wait(5)
@@ -331,12 +338,16 @@ def test_quotas_that_expire_before_their_turn_hold_nobody() -> None:
 
 def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     scenario = Scenario(ONE, TWO)
-    scenario.tell(e.SchedulerJoined(scenario.now, 2, 0.5))
+    scenario.tell(
+        PoolCore.scheduler_joined, starts_at=scenario.now, max_in_flight=2, quotas_within_s=0.5
+    )
     scenario.submit(12)
     assert len(scenario.in_flight) == 2
     scenario.answer(scenario.in_flight[0])
     assert len(scenario.in_flight) == 2
-    scenario.tell(e.QuotasReceived({(ONE, KEY): Quota(max_in_flight=5)}, 5.0))
+    scenario.tell(
+        PoolCore.quotas_received, quotas={(ONE, KEY): Quota(max_in_flight=5)}, lease_s=5.0
+    )
     assert len(scenario.at(ONE)) == 5
 
 
@@ -344,12 +355,14 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
 def test_schedulers_that_fall_silent_are_not_waited_for(heard_of: int) -> None:
     """Counted from the first request, or from the last message without quotas."""
     scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
+    scenario.tell(
+        PoolCore.scheduler_joined, starts_at=scenario.now, max_in_flight=1, quotas_within_s=0.5
+    )
     scenario.wait(9.0)
     scenario.submit(12)
     for _ in range(heard_of):
         scenario.wait(0.4)
-        scenario.tell(e.QuotasReceived({}, 0.5))
+        scenario.tell(PoolCore.quotas_received, quotas={}, lease_s=0.5)
     scenario.wait(0.4)
     assert len(scenario.in_flight) == 1
     scenario.wait(0.1)

@@ -9,7 +9,7 @@ import pytest
 from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import LATE_S
 
 UNLOADED = errors.ModelNotFoundError("unloaded")
@@ -88,7 +88,9 @@ def test_servers_that_restart_are_waited_for(known_by: str) -> None:
         scenario.served[ONE] = contract()
         assert scenario.ask().outcome == contract()
     else:
-        scenario.tell(e.SchedulerJoined(scenario.now, 8, 0.0))
+        scenario.tell(
+            PoolCore.scheduler_joined, starts_at=scenario.now, max_in_flight=8, quotas_within_s=0.0
+        )
     scenario.served[ONE] = UNREACHED
     waiter = scenario.ask(anew=True)
     scenario.wait(20)
@@ -102,7 +104,7 @@ def test_deadlines_say_why_servers_did_not_answer() -> None:
     scenario = Scenario(ONE, served=LOST, retry_timeout_s=600)
     waiter = scenario.ask()
     scenario.wait(2)
-    scenario.tell(e.ContractWithdrawn(KEY, waiter, 2.0))
+    scenario.tell(PoolCore.contract_withdrawn, key=KEY, caller=waiter, timeout_s=2.0)
     assert isinstance(waiter.outcome, errors.DeadlineError)
     assert "within 2 s" in str(waiter.outcome)
     assert "gone" in str(waiter.outcome)
@@ -111,7 +113,9 @@ def test_deadlines_say_why_servers_did_not_answer() -> None:
 
 def test_the_start_is_delayed() -> None:
     scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now + 3, 8, 0.0))
+    scenario.tell(
+        PoolCore.scheduler_joined, starts_at=scenario.now + 3, max_in_flight=8, quotas_within_s=0.0
+    )
     waiter = scenario.ask()
     scenario.wait(2.9)
     assert waiter.outcome is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from tests.pool.scripted import MODEL, doubled, objects, pool_of
 
 from sonic_coffea import errors
 from sonic_coffea.pool import ModelKey, Settings
-from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._core import PoolCore
-from sonic_coffea.pool._record import named
+from sonic_coffea.pool._core import Event, PoolCore
+from sonic_coffea.pool._instructions import Answer
+from sonic_coffea.pool._record import decided
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.transport import Contract, Response, TensorSpec
 
@@ -47,17 +48,16 @@ class Replay:
             for instruction, (kind, *fields) in zip(instructions, expected, strict=True):
                 if kind == "Send":
                     self.attempts[fields[0][0]] = instruction.attempt
-            decided = json.loads(json.dumps(named(instructions), default=lambda c: c.version))
-            assert list(map(same, decided)) == list(map(same, expected))
+            now_decided = json.dumps(decided(instructions), default=lambda c: c.version)
+            assert list(map(same, json.loads(now_decided))) == list(map(same, expected))
             decisions += len(expected)
         return decisions
 
-    def event(self, line: list[Any]) -> e.Event:
-        """Return an event again, its fields by the methods of the same names."""
-        kind, *values = line
-        event = getattr(e, kind)
-        fields = zip(event._fields, values, strict=True)
-        return event(*(getattr(self, name, lambda v: v)(value) for name, value in fields))
+    def event(self, line: list[Any]) -> Event:
+        """Return an event again, its arguments by the methods of the same names."""
+        taken, arguments = line
+        again = {x: getattr(self, x, lambda v: v)(value) for x, value in arguments.items()}
+        return partial(getattr(PoolCore, taken), **again)
 
     def slices(self, lines: list[Any]) -> list[RequestSlice]:
         return [self.slice(*line) for line in lines]
@@ -78,8 +78,10 @@ class Replay:
     def attempt(self, fields: list[Any]) -> Any:
         return self.attempts[fields[0]]
 
-    def response(self, version: str) -> Response:
-        return Response(outputs={}, version=version, sent_bytes=0, received_bytes=0)
+    def answer(self, fields: list[Any]) -> Answer:
+        attempt, version, *times = fields
+        response = Response(outputs={}, version=version, sent_bytes=0, received_bytes=0)
+        return Answer(self.attempt(attempt), response, *times)
 
     def key(self, fields: list[Any]) -> ModelKey:
         return ModelKey(*fields)
@@ -88,7 +90,7 @@ class Replay:
         return said and outcome(said)
 
     def outcome(self, said: Any) -> Any:
-        return outcome(said)
+        return said and outcome(said)
 
 
 def outcome(said: Any) -> Any:
@@ -135,7 +137,7 @@ def test_dumps_have_no_rows_and_no_secrets(
         with pytest.raises(errors.ConfigError, match="cannot write the dump"):
             pool.dump(tmp_path)
     text = (tmp_path / "dump").read_text()
-    assert "Answered" in text
+    assert "Answer" in text
     assert "secret" not in text
     assert "98765432" not in text
 
@@ -151,4 +153,4 @@ def test_dumps_have_the_last_of_many_turns(
     start, *turns = map(json.loads, (tmp_path / "dump").read_text().splitlines())
     assert start["left_out"] > 0
     assert 0 < len(turns) <= 1000
-    assert any(kind == "Answered" for kind, *_ in turns[-1][1])
+    assert any(kind == "answered" for kind, *_ in turns[-1][1])

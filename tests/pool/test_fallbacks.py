@@ -17,7 +17,7 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.testing import FakeServer
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def test_fallbacks_serve_the_same_file_while_servers_are_asked_anew(digest: str)
     scenario.served[ONE] = LOST
     waiter = scenario.ask(anew=True)
     scenario.wait(2)
-    scenario.tell(e.FallbackStarted(TWO))
+    scenario.tell(PoolCore.fallback_started, url=TWO)
     scenario.wait(5)
     if digest == "aa":
         assert waiter.outcome == contract(digest="aa")
@@ -243,7 +243,7 @@ def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> N
     scenario.wait(3)
     assert not scenario.failed
     assert scenario.fallbacks == 1
-    scenario.tell(e.FallbackStarted(TWO))
+    scenario.tell(PoolCore.fallback_started, url=TWO)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
@@ -267,7 +267,7 @@ def test_fallbacks_without_the_model_are_one_clear_error() -> None:
     waiter = scenario.ask()
     assert scenario.fallbacks == 1
     assert waiter.outcome is None
-    scenario.tell(e.FallbackStarted(TWO))
+    scenario.tell(PoolCore.fallback_started, url=TWO)
     scenario.wait(3)
     assert isinstance(waiter.outcome, errors.ModelNotFoundError)
 
@@ -276,7 +276,7 @@ def test_fallbacks_that_load_the_model_are_waited_for_though_no_server_was_ever_
     scenario = Scenario(ONE, served=failure(errors.ServerLostError, unreached=True), fallback="dir")
     scenario.served[TWO] = None
     waiter = scenario.ask()
-    scenario.tell(e.FallbackStarted(TWO))
+    scenario.tell(PoolCore.fallback_started, url=TWO)
     scenario.wait(10)
     assert waiter.outcome is None
     scenario.say(TWO, contract())

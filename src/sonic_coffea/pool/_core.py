@@ -1,8 +1,9 @@
 """The pool's core: a state machine that takes events and returns instructions.
 
 It has no clock, thread or connection: the time comes with the events, and the engine carries out
-the instructions. So tests and simulations run it on virtual time. This module sends rows, and
-decides what becomes of those that fail; `ServedModels` finds models.
+the instructions. So tests and simulations run it on virtual time. An event is a method of the core
+with its arguments by name, ``partial(PoolCore.failed, attempt=..., error=...)``. This module sends
+rows, and decides what becomes of those that fail; its base `ServedModels` finds models.
 """
 
 from __future__ import annotations
@@ -10,44 +11,50 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import (
+    DeadlineError,
     InferenceError,
     ModelNotFoundError,
+    OverloadError,
     RequestTooLargeError,
     ResponseError,
+    RouteTimeoutError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
-from sonic_coffea.pool._endpoints import EndpointRegistry
-from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
-from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
+    from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
+Event = partial[None]
 
-class PoolCore:
+Decision = Literal["retry", "split", "fail"]
+"""Send rows again, send them again by halves, or give them up."""
+
+
+class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
-        self._settings = settings
-        self._rng = rng or Random()
-        self.endpoints = EndpointRegistry(settings, self._rng)
-        self.waiting = WaitingSlices()
-        self._instructions: list[e.Instruction] = []
+        super().__init__(settings, rng or Random())
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
@@ -57,22 +64,13 @@ class PoolCore:
         # by the processes' own limits they would fill the servers' queues.
         self._max_without_quotas, self._quotas_within_s = math.inf, 0.0
         self._held_until: dict[ModelKey, float] = {}
-        self.models = ServedModels(
-            settings,
-            self._rng,
-            self.endpoints,
-            self.waiting,
-            self._instructions,
-            give_up=self._give_up,
-            start_fallback=self._start_fallback,
-        )
         self._now = -math.inf  # the time of the last turn
 
-    def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
+    def handle(self, now: float, *events: Event) -> list[do.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
         self._now = now
         for event in events:
-            self._take(event, now)
+            event(self, now)
         self._advance(now)
         instructions = self._instructions.copy()
         self._instructions.clear()
@@ -89,9 +87,9 @@ class PoolCore:
             times.append(self._to_cancel[0][0])
         # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
-        for key in self.models.wanted():
+        for key in self.wanted():
             due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self._now)
-            due += self.models.wait_times(key)
+            due += self._wait_times(key)
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > self._now)], default=math.inf)
 
@@ -107,37 +105,19 @@ class PoolCore:
             for key, telemetry in endpoint.telemetry(counts).items()
         }
 
-    def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
-        match event:
-            case e.Answered():
-                self._answered(event, now)
-            case e.Sent(attempt, at):
-                attempt.sent_at = at
-            case e.Submitted(slices):
-                for request in slices:
-                    self.waiting.add(request, now)
-            case e.Failed(attempt, error, sent):
-                self._failed(attempt, error, now, sent=sent)
-            case e.CallEnded(call):
-                self._end_call(call, now)
-            case e.Probed(url, error):
-                self._probed(url, error, now)
-            case e.Validated():
-                self.models.validated(event, now)
-            case e.ContractRequested():
-                self.models.requested(event, now)
-            case e.ContractWithdrawn():
-                self.models.withdrawn(event)
-            case e.ServersChanged(servers):
-                self.endpoints.set_servers(servers)
-            case e.FallbackStarted(url, error):
-                self._fallback_started(url, error, now)
-            case e.QuotasReceived():
-                self._receive_quotas(event, now)
-            case e.SchedulerJoined(starts_at, max_in_flight, quotas_within_s):
-                self.models.starts_at = starts_at
-                self._max_without_quotas = max_in_flight
-                self._quotas_within_s = quotas_within_s
+    # Calls
+
+    def submitted(self, now: float, slices: Sequence[RequestSlice]) -> None:
+        """Take the slices that a call has to send."""
+        for request in slices:
+            self.waiting.add(request, now)
+
+    def call_ended(self, now: float, call: Any) -> None:
+        """End all slices of a call that is over."""
+        self.waiting.take_chosen(call.key, lambda request: request.call is call)
+        for request in self.endpoints.in_flight():
+            if request.call is call:
+                self._end(request, now)
 
     # Which slices leave
 
@@ -170,7 +150,7 @@ class PoolCore:
                 self._split(request, now)
             else:
                 self._in_flight_bytes = in_flight_bytes
-                self._instructions.append(e.Send(endpoint.begin(request, now)))
+                self._instructions.append(do.Send(endpoint.begin(request, now)))
             heads = self.waiting.heads()
 
     def _holds_back(self, key: ModelKey, now: float) -> bool:
@@ -181,42 +161,52 @@ class PoolCore:
         in_flight = sum(x.by_model[key] for x in self.endpoints)
         return now < until and in_flight >= self._max_without_quotas
 
-    # Outcomes of attempts
+    # Attempts and their outcomes
 
-    def _answered(self, event: e.Answered, now: float) -> None:
-        attempt = event.attempt
+    def sent(self, now: float, attempt: Attempt, at: float) -> None:
+        """Note when the rows of an attempt were packed, and left this process."""
+        del now
+        attempt.sent_at = at
+
+    def answered(self, now: float, answer: do.Answer) -> None:
+        """Take a response, and return it if it is the one that counts."""
+        attempt = answer.attempt
         if not self._settle(attempt):  # its slice has ended
             return
         # A clock of 15 ms, as that of Windows, stands still meanwhile.
-        rtt_s = max(event.received_at - event.sent_at, 1e-6)
+        rtt_s = max(answer.received_at - answer.sent_at, 1e-6)
         self.endpoints.by_url[attempt.url].answered(attempt, rtt_s, now)
         for other in attempt.slice.attempts:
             if other.late:
                 self.endpoints.by_url[other.url].hedge_won(now)
-        self.models.answered_at = now
+        self.answered_at = now
         self._end(attempt.slice, now)
-        self._instructions.append(event)
+        self._instructions.append(answer)
 
-    def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
-        """Send rows again, or give them up, unless another attempt may still be answered."""
+    def failed(self, now: float, attempt: Attempt, error: SonicError, *, sent: bool = True) -> None:
+        """Send rows again, or give them up, unless another attempt may still be answered.
+
+        If the attempt was not `sent`, no other endpoint helps. An attempt that was answered fails,
+        too, if its response does not fit the contract.
+        """
         request = attempt.slice
         if isinstance(error, ResponseError):  # its server may have another model by now
-            self.models.forget(attempt.key)
+            self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
-        decision = self._decide(attempt, error, now) if sent else Decision.FAIL
-        again = decision is not Decision.FAIL
+        decision = self._decide(attempt, error, now) if sent else "fail"
+        again = decision != "fail"
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
         if not sent and request.attempts and not request.queued:
             request.retry_at = now + back_off_s(1, self._rng)
             self.waiting.put_back(request, now)
         if again and not awaited:
-            self._send_again(attempt, error, now, split=decision is Decision.SPLIT)
+            self._send_again(attempt, error, now, split=decision == "split")
         elif again or awaited or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=sent))
+            self._instructions.append(do.Count(attempt, error, retried=sent))
         else:
-            self.models.mark_stale()  # it may have been refused by another model
+            self._mark_stale()  # it may have been refused by another model
             self._give_up(request, attempt.url if sent else None, error, now)
 
     def _send_again(
@@ -232,38 +222,61 @@ class PoolCore:
             else:
                 self.waiting.put_back(request, now)
         self.endpoints.by_url[attempt.url].retried(error, now)
-        self._instructions.append(e.Count(attempt, error, retried=True))
+        self._instructions.append(do.Count(attempt, error, retried=True))
 
     def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
-        """Take the error of an attempt, and return what becomes of its rows."""
+        """Take the error of an attempt, and return what becomes of its rows, by kinds of failure.
+
+        Rows are sent again for some time after their first failure.
+        """
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        overtaken = endpoint.overtaken(attempt)
-        decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
-        if decision is Decision.LOST:
-            endpoint.failed(error, now)
-            self.models.mark_stale()
-            if not getattr(error, "undelivered", False):
-                request.losses += 1
-                self._back_off(request, request.losses, now)
-            # This time goes on when coffea or dask run a chunk again.
-            lost_since = self.endpoints.all_lost_since(attempt.key)
-            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
-                again = now - lost_since < for_s
-            else:
-                again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
-            return Decision.RETRY if again else Decision.FAIL
-        endpoint.erred(attempt, error, now, too_large=decision is Decision.SPLIT)
+        splits = request.rows > 1 and not request.whole
+        # Other requests in flight may be why a route is slow; then parts take as long.
+        cut = splits and (attempt.in_flight == 1 or request.splits < tuning.MAX_RETRIES - 1)
+        decision: Decision = "fail"
+        for_s = math.inf
         match error:
-            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
-                self.models.forget(attempt.key)
-            case RequestTooLargeError() | InferenceError() if decision is Decision.RETRY:
+            case RouteTimeoutError() if cut:
+                decision, for_s = "split", self._settings.request_timeout_s
+            case OverloadError():
+                decision, for_s = "retry", self._settings.request_timeout_s
+            case ModelNotFoundError() | TokenExpiredError():
+                decision, for_s = "retry", self._settings.retry_timeout_s
+            case ServerLostError():
+                return self._lose(attempt, error, failing_s, now)
+            case DeadlineError() if endpoint.overtaken(attempt):
+                return self._lose(attempt, error, failing_s, now)
+            case RequestTooLargeError() if splits:
+                decision = "split"
+                self._back_off(request, request.splits, now)  # it may not be the size
+            case RequestTooLargeError() | InferenceError() if not request.inference_failures:
+                decision = "retry"
                 request.inference_failures += 1
-            case RequestTooLargeError():  # it may not be the size
-                self._back_off(request, request.splits, now)
-        return decision if failing_s < for_s else Decision.FAIL
+        endpoint.erred(attempt, error, now, too_large=decision == "split")
+        is_missing = isinstance(error, ModelNotFoundError)
+        if is_missing and endpoint.signatures[attempt.key].contract is None:
+            self._forget(attempt.key)
+        return decision if failing_s < for_s else "fail"
+
+    def _lose(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> Decision:
+        """Take a lost attempt; its rows are sent again while a server is left, or may come back."""
+        request = attempt.slice
+        self.endpoints.by_url[attempt.url].failed(error, now)
+        self._mark_stale()
+        if not getattr(error, "undelivered", False):
+            request.losses += 1
+            self._back_off(request, request.losses, now)
+        # This time goes on when coffea or dask run a chunk again.
+        lost_since = self.endpoints.all_lost_since(attempt.key)
+        if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
+            again = now - lost_since < self._settings.retry_timeout_s
+        else:
+            few = request.retries < tuning.MAX_RETRIES
+            again = few or failing_s < self._settings.retry_timeout_s
+        return "retry" if again else "fail"
 
     def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
         """Have rows wait that have failed too often to be sent again at once."""
@@ -294,7 +307,7 @@ class PoolCore:
             channel = self.endpoints.by_url[attempt.url].channels[attempt.channel]
             old_at = attempt.begun_at + tuning.SILENCE_S
             if old_at <= now or channel.reset():
-                self._instructions.append(e.Cancel(attempt))
+                self._instructions.append(do.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
 
@@ -313,52 +326,51 @@ class PoolCore:
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
-        self._instructions.append(e.Fail(request, error, url))
-
-    def _end_call(self, call: Any, now: float) -> None:
-        """End all slices of a call."""
-        self.waiting.take_chosen(call.key, lambda request: request.call is call)
-        for request in self.endpoints.in_flight():
-            if request.call is call:
-                self._end(request, now)
+        self._instructions.append(do.Fail(request, error, url))
 
     # Servers, the fallback and quotas
 
-    def _probed(self, url: str, error: SonicError | None, now: float) -> None:
+    def servers_changed(self, now: float, servers: Sequence[str]) -> None:
+        """Take the servers that there are from now on."""
+        del now
+        self.endpoints.set_servers(servers)
+
+    def probed(self, now: float, url: str, outcome: SonicError | None) -> None:
+        """Take the outcome of a liveness probe: an error if the server does not live."""
         endpoint = self.endpoints.by_url.get(url)
-        if endpoint is None or not endpoint.probed(error, now) or error is None:
+        if endpoint is None or not endpoint.probed(outcome, now) or outcome is None:
             return
         for attempt in list(endpoint.attempts):
-            self._failed(attempt, error, now, sent=True)
-            self._instructions.append(e.Cancel(attempt))
+            self.failed(now, attempt, outcome)
+            self._instructions.append(do.Cancel(attempt))
         # A connection that the network dropped would stay silent.
-        self._instructions += [e.Reconnect(url, n) for n in range(len(endpoint.channels))]
+        self._instructions += [do.Reconnect(url, n) for n in range(len(endpoint.channels))]
 
-    def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
-        """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
-        due_at = self.endpoints.fallback_due_at(key)
-        if due_at <= now or (at_once and due_at < math.inf):
-            self.endpoints.fallback_starts = True
-            self._instructions.append(e.StartFallback())
+    def scheduler_joined(
+        self, now: float, starts_at: float, max_in_flight: int, quotas_within_s: float
+    ) -> None:
+        """Take what the scheduler says of the start.
 
-    def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
-        if url is None:
-            logger.error("no fallback: %s", error)
-            self.endpoints.refuse_fallback()
-        else:
-            logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.fallback_started(url, now)
+        Before ``starts_at``, no server is contacted. Until a model's quotas come, within
+        ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
+        """
+        del now
+        self.starts_at = starts_at
+        self._max_without_quotas, self._quotas_within_s = max_in_flight, quotas_within_s
 
-    def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
+    def quotas_received(
+        self, now: float, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float
+    ) -> None:
+        """Take the quotas that the scheduler allocates, for the length of a lease."""
         # A scheduler that is heard of may have quotas for the other models in another lease.
-        self._quotas_within_s = max(self._quotas_within_s, event.lease_s)
+        self._quotas_within_s = max(self._quotas_within_s, lease_s)
         for key, until in self._held_until.items():
             if until > -math.inf:
                 self._held_until[key] = now + self._quotas_within_s
-        for (url, key), quota in event.quotas.items():
+        for (url, key), quota in quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, now, event.lease_s)
+                endpoint.set_quota(key, quota, now, lease_s)
 
     # Time
 
@@ -366,18 +378,18 @@ class PoolCore:
         for endpoint in self.endpoints:
             if endpoint.probe_at <= now:
                 endpoint.start_probe(now)
-                self._instructions.append(e.Probe(endpoint.url))
+                self._instructions.append(do.Probe(endpoint.url))
             if endpoint.late_at <= now:
                 self._hedge_late(endpoint, now)
             due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
-            self._instructions += [e.Reconnect(endpoint.url, number) for number in due]
+            self._instructions += [do.Reconnect(endpoint.url, number) for number in due]
         self.waiting.put_back_due(now)
-        self.models.advance(now)
+        self._ask_servers(now)
         self.assign(now)
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
-            self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
-        self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+            self._instructions.append(do.Cancel(self._to_cancel.popleft()[1]))
+        self._instructions += [do.Close(url) for url in self.endpoints.remove_drained()]
 
     def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
         """Send late requests again, elsewhere or over another connection."""

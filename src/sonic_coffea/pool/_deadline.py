@@ -13,7 +13,7 @@ from numbers import Real
 from typing import TypeVar
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool._options import MAX_TIME_S
+from sonic_coffea.pool._settings import MAX_TIME_S
 
 T = TypeVar("T")
 

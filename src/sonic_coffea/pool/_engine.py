@@ -20,7 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from sonic_coffea.errors import CancelledError, ConfigError, SonicError
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _instructions as do
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import fulfil, run_apart
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Contract, Transport
 
-    Task = Callable[[], e.Event | None]
+    Task = Callable[[], Event | None]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Engine:
     settings : Settings
         The servers and the limits.
     inbox : SimpleQueue
-        Takes events, and tasks that may return one. None ends the thread.
+        Takes tasks for the thread, which may return an event. None ends the thread.
     lock : RLock
         Guards whether the thread runs.
     closing : Event
@@ -77,7 +78,7 @@ class Engine:
     def __init__(self, settings: Settings, connect: Callable[..., Transport]) -> None:
         self.settings = settings
         self._connect = connect
-        self.inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Task | None] = SimpleQueue()
         self.lock = threading.RLock()
         self.closing = threading.Event()
         self.core = RecordedCore(settings, memory_bytes())
@@ -85,7 +86,7 @@ class Engine:
         self.statistics = Statistics()
         self.calls: set[Call] = set()
         self.callers: set[Future[Contract | SonicError]] = set()
-        self._sent: deque[e.Sent] = deque()
+        self._sent: deque[Event] = deque()
         self._thread: threading.Thread | None = None
 
     # For other threads
@@ -119,6 +120,10 @@ class Engine:
             self.start()
             self.inbox.put(task)
 
+    def tell(self, event: Event) -> None:
+        """Give the core an event, if the thread runs, or once it does."""
+        self.inbox.put(lambda: event)
+
     def run_on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, or here if the thread does not run."""
         future: Future[T] = Future()
@@ -142,7 +147,7 @@ class Engine:
             if self._thread is not None:
                 self._add_senders(settings.servers)
             self.settings = settings
-            self.inbox.put(e.ServersChanged(settings.servers))
+            self.tell(partial(PoolCore.servers_changed, servers=settings.servers))
 
         self.run_on_thread(change)
 
@@ -171,7 +176,7 @@ class Engine:
         with self.lock:  # while it starts
             if self._thread is not threading.current_thread():  # Ctrl-C came
                 return
-        items: list[e.Event | Task | None] = []
+        items: list[Task | None] = []
         while None not in items:
             wait_s = self._take(items)
             items.clear()
@@ -187,16 +192,13 @@ class Engine:
         closing = [run_apart("sonic-close", sender.close) for sender in self.senders.values()]
         concurrent.futures.wait(closing)
 
-    def _take(self, items: Sequence[e.Event | Task | None]) -> float:
+    def _take(self, items: Sequence[Task | None]) -> float:
         """Handle events and tasks; return the seconds until there is more to do."""
         try:
-            events: list[e.Event] = []
-            while self._sent:  # an answer that is among the items was sent before
-                events.append(self._sent.popleft())
-            for item in items:
-                event = item() if callable(item) else item
-                if event is not None:
-                    events.append(event)
+            # First: an answer that is among the tasks was sent before.
+            events = [self._sent.popleft() for _ in range(len(self._sent))]
+            outcomes = [task() for task in items if task is not None]
+            events += [event for event in outcomes if event is not None]
             self._handle(*events)
         except Exception as error:
             # Without this, callers would wait for ever, and later calls would find no thread.
@@ -206,7 +208,7 @@ class Engine:
             self._add_senders(self.settings.servers)
         return max(0.0, self.core.wakes_at() - time.monotonic())
 
-    def _handle(self, *events: e.Event) -> None:
+    def _handle(self, *events: Event) -> None:
         for instruction in self.core.handle(time.monotonic(), *events):
             self._execute(instruction)
 
@@ -216,36 +218,36 @@ class Engine:
 
     def _sender(self, url: str) -> Sender:
         connect = partial(self._connect, url, options=self.settings.connection_options())
-        return Sender(url, connect, self.inbox.put, self._sent.append)
+        return Sender(url, connect, self.tell, self._sent.append)
 
-    def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
+    def _execute(self, instruction: do.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:
-            case e.Send(attempt):
+            case do.Send(attempt):
                 self.senders[attempt.url].send(attempt)
-            case e.Answered():
+            case do.Answer():
                 self._deliver(instruction)
-            case e.Cancel(attempt):
+            case do.Cancel(attempt):
                 attempt.cancel()
-            case e.Count(attempt, error, retried):
+            case do.Count(attempt, error, retried):
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(attempt.slice.call, attempt.url, tally)
-            case e.Fail(request, error, url):
+            case do.Fail(request, error, url):
                 if url is not None:
                     self._record(request.call, url, Tally(failures=1))
                 self._fail(request, error)
-            case e.Resolve(caller, outcome):
+            case do.Resolve(caller, outcome):
                 self.callers.remove(caller)
                 caller.set_result(outcome)
-            case e.Probe(url):
+            case do.Probe(url):
                 self.senders[url].probe()
-            case e.Validate(url, key):
+            case do.Validate(url, key):
                 self.senders[url].validate(key)
-            case e.StartFallback():
+            case do.StartFallback():
                 run_apart("sonic-fallback", self._start_fallback)
-            case e.Reconnect(url, channel):
+            case do.Reconnect(url, channel):
                 self.senders[url].renew(channel)
-            case e.Close(url):
+            case do.Close(url):
                 if (sender := self.senders.pop(url, None)) is not None:  # else it is not used yet
                     run_apart("sonic-close", sender.close)
                 self._add_senders(self.settings.servers)  # it may just have been named again
@@ -260,17 +262,18 @@ class Engine:
             sender = self._sender(url)
             sender.loads = not is_in_process(url)
         except (Exception, SystemExit) as error:  # noqa: BLE001  of the user's own function
-            self.inbox.put(e.FallbackStarted(None, as_ours(error, ConfigError)))
+            problem = as_ours(error, ConfigError)
+            self.tell(partial(PoolCore.fallback_started, url=None, error=problem))
             return
 
-        def started() -> e.Event:
+        def started() -> Event:
             self.senders.setdefault(url, sender)
-            return e.FallbackStarted(url)
+            return partial(PoolCore.fallback_started, url=url)
 
         self.inbox.put(started)
 
-    def _deliver(self, answered: e.Answered) -> None:
-        attempt, response = answered.attempt, answered.response
+    def _deliver(self, answer: do.Answer) -> None:
+        attempt, response = answer.attempt, answer.response
         request = attempt.slice
         call: Call = request.call
         rows = sum(stop - start for start, stop in call.missing(request))
@@ -287,15 +290,15 @@ class Engine:
             rows=rows,
             sent_bytes=response.sent_bytes,
             received_bytes=response.received_bytes,
-            wait_s=max(0.0, answered.packing_at - request.queued_at),
-            pack_s=answered.sent_at - answered.packing_at,
+            wait_s=max(0.0, answer.packing_at - request.queued_at),
+            pack_s=answer.sent_at - answer.packing_at,
             unpack_s=time.monotonic() - begun_at,
         )
-        tally.record_trip(answered.received_at - answered.sent_at)
+        tally.record_trip(answer.received_at - answer.sent_at)
         self._record(call, attempt.url, tally, response.version)
         if failure is not None:
             # First: who hears of it may ask for the contract at once.
-            self._handle(e.Failed(attempt, failure))
+            self._handle(partial(PoolCore.failed, attempt=attempt, error=failure))
             self._fail(request, failure)
             return
         call.finish(request)
@@ -316,7 +319,7 @@ class Engine:
     def _discard(self, call: Call) -> None:
         if call in self.calls:
             self.calls.remove(call)
-            self.inbox.put(e.CallEnded(call))
+            self.tell(partial(PoolCore.call_ended, call=call))
 
     def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
         """End all calls and contract requests."""

@@ -20,25 +20,26 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._endpoints import EndpointRegistry
 from sonic_coffea.pool._signature import merge, serves
+from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from random import Random
 
     from sonic_coffea.pool._endpoint import Endpoint
-    from sonic_coffea.pool._endpoints import EndpointRegistry
-    from sonic_coffea.pool._request import ModelKey
+    from sonic_coffea.pool._request import ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._waiting import WaitingSlices
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -105,107 +106,112 @@ class Known:
     transient: bool = False
 
 
-class ServedModels:
-    """The contracts of models, and the questions to servers that find and validate them.
-
-    It is a part of the core, with which it shares most of its state; the core gives up rows, and
-    starts the fallback.
+class ServedModels(ABC):
+    """The part of the core that knows contracts, and asks servers to find and validate models.
 
     Attributes
     ----------
+    endpoints, waiting
+        The servers, and the slices that wait for them.
     starts_at : float
         Before it, no server is asked for the sake of callers.
     answered_at : float
         When a request was answered last.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        rng: Random,
-        endpoints: EndpointRegistry,
-        waiting: WaitingSlices,
-        instructions: list[e.Instruction],
-        *,
-        give_up: Callable[..., None],
-        start_fallback: Callable[..., None],
-    ) -> None:
+    def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings, self._rng = settings, rng
-        self._endpoints, self._waiting, self._instructions = endpoints, waiting, instructions
-        self._give_up, self._start_fallback = give_up, start_fallback
+        self.endpoints = EndpointRegistry(settings, rng)
+        self.waiting = WaitingSlices()
+        self._instructions: list[do.Instruction] = []
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
-        self._failed: set[ModelKey] = set()  # with this turn's events
+        self._not_described: set[ModelKey] = set()  # with this turn's events
         self._is_used = False  # rows waited, or were in flight, at the end of the last turn
         self.answered_at = self.starts_at = -math.inf
+
+    @abstractmethod
+    def _give_up(
+        self, request: RequestSlice, url: str | None, error: SonicError, now: float
+    ) -> None:
+        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
 
     def wanted(self) -> list[ModelKey]:
         """Return the models that rows or callers wait for."""
         asked = [key for key, known in self._known.items() if known.callers]
-        return list(dict.fromkeys([*self._waiting.models(), *asked]))
+        return list(dict.fromkeys([*self.waiting.models(), *asked]))
 
-    def wait_times(self, key: ModelKey) -> list[float]:
+    def _wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which callers may get a model's contract without an event."""
         known = self._known[key]
         return [known.late_at, self.starts_at] if known.callers else []
 
-    def advance(self, now: float) -> None:
+    def _ask_servers(self, now: float) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key, now)
             if not self._known[key].callers:  # else servers are compared when all have answered
                 self._reject_unfit(key, now)
-            for endpoint in self._endpoints.active:
+            for endpoint in self.endpoints.active:
                 if self._due(endpoint, key, now):
                     endpoint.signatures[key].asked = True
-                    self._instructions.append(e.Validate(endpoint.url, key))
+                    self._instructions.append(do.Validate(endpoint.url, key))
             if self._known[key].callers:
                 self._answer(key, now)
             # After a question: a server may have returned since the last one.
-            if key in self._failed or not self._endpoints.candidates(key):
+            if key in self._not_described or not self.endpoints.candidates(key):
                 self._give_up_if_lost(key, now)
-        self._failed.clear()
-        self._is_used = bool(self._waiting) or any(x.attempts for x in self._endpoints)
+        self._not_described.clear()
+        self._is_used = bool(self.waiting) or any(x.attempts for x in self.endpoints)
 
-    def requested(self, event: e.ContractRequested, now: float) -> None:
-        """Give a caller a model's contract, or ask the servers for it."""
-        key = event.key
-        if event.anew:
-            self.forget(key)
-        if (contract := self.valid(key, now)) is not None:
-            self._instructions.append(e.Resolve(event.caller, contract))
+    def contract_requested(
+        self, now: float, key: ModelKey, caller: Any, *, anew: bool = False
+    ) -> None:
+        """Give a caller a model's contract, or ask the servers for it.
+
+        `caller` is what the engine knows it by, and `Resolve` names; `anew`: the servers are asked
+        even if a contract is known.
+        """
+        if anew:
+            self._forget(key)
+        if (contract := self.valid_contract(key, now)) is not None:
+            self._instructions.append(do.Resolve(caller, contract))
             return
         known = self._known[key]
         if not known.callers:
-            for endpoint in self._endpoints:
+            for endpoint in self.endpoints:
                 endpoint.signatures[key].outcome = None
             # If no server answers in this time, the known contract is used.
             latest = max(now, self.starts_at) + tuning.LATE_S
             known.late_at = math.inf if known.contract is None else latest
             known.failing_since, known.transient = math.inf, False
-        known.callers.append(event.caller)
+        known.callers.append(caller)
 
-    def withdrawn(self, event: e.ContractWithdrawn) -> None:
-        """Give an error to a caller whose deadline has passed."""
-        key, callers = event.key, self._known[event.key].callers
-        if event.caller not in callers:  # it has just been resolved
+    def contract_withdrawn(
+        self, now: float, key: ModelKey, caller: Any, timeout_s: float | None
+    ) -> None:
+        """Give an error to a caller whose deadline, which the error names, has passed."""
+        del now
+        callers = self._known[key].callers
+        if caller not in callers:  # it has just been resolved
             return
-        callers.remove(event.caller)
-        what = f"no server has described the model within {event.timeout_s or 0.0:g} s"
+        callers.remove(caller)
+        what = f"no server has described the model within {timeout_s or 0.0:g} s"
         error: SonicError = errors.DeadlineError(what, model=key.name, version=key.version)
         for reason in self._reasons(key)[:1]:
             error = error.because(str(reason))
-        self._instructions.append(e.Resolve(event.caller, error))
+        self._instructions.append(do.Resolve(caller, error))
 
-    def validated(self, event: e.Validated, now: float) -> None:
+    def validated(
+        self, now: float, url: str, key: ModelKey, outcome: Contract | SonicError
+    ) -> None:
         """Take a server's contract of a model, or its error."""
-        key, outcome, known = event.key, event.outcome, self._known[event.key]
-        endpoint = self._endpoints.by_url.get(event.url)
+        known, endpoint = self._known[key], self.endpoints.by_url.get(url)
         if endpoint is None:
             return
         signature = endpoint.signatures[key]
         signature.asked = False
         if isinstance(outcome, SonicError):
-            self._failed.add(key)
+            self._not_described.add(key)
             known.transient |= passes(outcome)
             self._not_told(endpoint, key, outcome, now)
         else:
@@ -215,21 +221,21 @@ class ServedModels:
             self._told(endpoint, key, outcome, now)
         signature.outcome = outcome
 
-    def forget(self, key: ModelKey) -> None:
+    def _forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract again."""
         self._known[key].contract = None
 
-    def mark_stale(self) -> None:
+    def _mark_stale(self) -> None:
         """Doubt contracts, as a server refused rows, or was lost and may have other models now."""
         for known in self._known.values():
             known.stale = True
 
-    def last(self, key: ModelKey) -> tuple[Contract | None, float]:
+    def last_contract(self, key: ModelKey) -> tuple[Contract | None, float]:
         """Return a model's contract, or None if there is a reason to doubt it, and its time."""
         known = self._known[key]
         return None if known.stale else known.contract, known.received_at
 
-    def valid(self, key: ModelKey, now: float) -> Contract | None:
+    def valid_contract(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt. Any thread may call this."""
         if (known := self._known.get(key)) is None:
             return None
@@ -257,11 +263,11 @@ class ServedModels:
             endpoint.signatures[key].lack(now, self._rng)
             return
         endpoint.signatures[key].accept(contract, now)
-        known, first = self._known[key], self._waiting.first(key)
+        known, first = self._known[key], self.waiting.first(key)
         expected = known.contract if first is None else first.call.contract
         if expected is not None and contract.digest != expected.digest:
-            self.mark_stale()  # the digest of the rows that it gets is unknown
-        if endpoint.url == self._endpoints.fallback:
+            self._mark_stale()  # the digest of the rows that it gets is unknown
+        if endpoint.url == self.endpoints.fallback:
             self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
@@ -283,29 +289,29 @@ class ServedModels:
         if isinstance(error, errors.DeadlineError):
             endpoint.channels[0].late(now - tuning.LATE_S)
         endpoint.failed(error, now)
-        self.mark_stale()
+        self._mark_stale()
 
     def _lacks_version(self, endpoint: Endpoint, key: ModelKey, actual: Contract) -> bool:
         """Return whether requests for the newest version did not find it at an endpoint.
 
         If no server has it any more, the version that is there scores the rows that are left.
         """
-        first = self._waiting.first(key)
+        first = self.waiting.first(key)
         if first is None or endpoint.signatures[key].missing_since is None:
             return False
         expected = first.call.contract
         newer = key.version is None and actual.version != expected.version
         if not newer or not serves(actual, expected):
             return False
-        if self._endpoints.all_lost_since(key) is None:
+        if self.endpoints.all_lost_since(key) is None:
             return True
         logger.warning(
             "no server has version %r of model %r any more, which has scored some rows of a call; "
             "version %r scores the others, as its attributes say",
             *(expected.version, key.name, actual.version),
         )
-        self.forget(key)
-        slices = [*self._waiting.of(key), *self._endpoints.in_flight()]
+        self._forget(key)
+        slices = [*self.waiting.of(key), *self.endpoints.in_flight()]
         for call in {request.call for request in slices if request.key == key}:
             version, digest = actual.version, actual.digest
             call.contract = replace(call.contract, version=version, digest=digest)
@@ -317,18 +323,18 @@ class ServedModels:
         """Give callers the contract that follows from what servers said, or wait."""
         self._start_fallback(key, now)
         known = self._known[key]
-        signatures = {x.url: x.signatures[key] for x in self._endpoints.active}
+        signatures = {x.url: x.signatures[key] for x in self.endpoints.active}
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
         if awaited and now < known.late_at:
             return
         told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
         contracts = {url: contract for url, contract in told.items() if contract is not None}
-        servers = {url: c for url, c in contracts.items() if url != self._endpoints.fallback}
+        servers = {url: c for url, c in contracts.items() if url != self.endpoints.fallback}
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
                 logger.warning("%s has not described model %r in time", url, key.name)
             self._conclude(key, servers or contracts, now)
-        elif not self._endpoints.fallback_starts:
+        elif not self.endpoints.fallback_starts:
             known.failing_since = min(known.failing_since, now)
             # Lost servers may come back with another model; a fallback may not have another.
             reasons, fallback = self._reasons(key), self._settings.fallback
@@ -348,14 +354,14 @@ class ServedModels:
             self._resolve(known, error)
             return
         for url in contracts.keys() - fitting.keys():
-            self._reject(self._endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
+            self._reject(self.endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
         known.contract, known.received_at, known.stale = contract, now, False
-        if set(contracts) != {self._endpoints.fallback}:
+        if set(contracts) != {self.endpoints.fallback}:
             known.of_servers = contract
         self._resolve(known, contract)
 
     def _resolve(self, known: Known, outcome: Contract | SonicError) -> None:
-        self._instructions += [e.Resolve(caller, outcome) for caller in known.callers]
+        self._instructions += [do.Resolve(caller, outcome) for caller in known.callers]
         known.callers.clear()
 
     # Models that no server has
@@ -363,7 +369,7 @@ class ServedModels:
     def _reasons(self, key: ModelKey) -> list[SonicError]:
         """Return why endpoints do not score a model; the best reason is the first."""
         reasons: list[SonicError] = []
-        for endpoint in self._endpoints.active:
+        for endpoint in self.endpoints.active:
             signature, breaker = endpoint.signatures[key], endpoint.breaker
             reason = signature.rejection or signature.outcome
             if not isinstance(reason, SonicError) and breaker.failing_since is not None:
@@ -376,7 +382,7 @@ class ServedModels:
 
     def _give_up_if_lost(self, key: ModelKey, now: float) -> None:
         """Fail the callers and the rows of a model that has had no server for too long."""
-        known, lost_since = self._known[key], self._endpoints.all_lost_since(key)
+        known, lost_since = self._known[key], self.endpoints.all_lost_since(key)
         answered_at = known.failing_since if known.callers else math.inf
         failing_since = answered_at if lost_since is None else lost_since
         if failing_since == math.inf:
@@ -389,21 +395,21 @@ class ServedModels:
         self._start_fallback(key, now, at_once=not transient)
         # A worker may join a cluster while servers are restarted; a fallback may load its model.
         joined = self.starts_at > -math.inf
-        fallback = self._endpoints.by_url.get(self._endpoints.fallback or "")
+        fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
         loading = fallback is not None and fallback.signatures[key].asked
         reached = joined or loading or any(other.described for other in self._known.values())
         never = not reached and all(getattr(error, "unreached", False) for error in reasons)
         patience_s = self._settings.retry_timeout_s
         patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
         patient = transient and now - failing_since < patience_s
-        if patient or self._endpoints.awaits_fallback(key):
+        if patient or self.endpoints.awaits_fallback(key):
             return
         error = self._unavailable(key, reasons)
         if answered_at < math.inf:
             self._resolve(known, error.because("nothing was ever reached") if never else error)
         if lost_since is not None:
-            self.forget(key)
-            for request in self._waiting.take_chosen(key, lambda _: True):
+            self._forget(key)
+            for request in self.waiting.take_chosen(key, lambda _: True):
                 self._give_up(request, error.server, error, now)
 
     def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
@@ -411,17 +417,17 @@ class ServedModels:
         error = reasons[0] if reasons else errors.ServerLostError("no server has answered")
         error = error.at(model=key.name, version=key.version)
         if isinstance(error, errors.ServerLostError) and "sonic-coffea check" not in error.message:
-            where = error.server or self._endpoints.servers[0]
+            where = error.server or self.endpoints.servers[0]
             return error.because(f"sonic-coffea check {where} {key.name} tries it step by step")
         return error
 
     def _give_up_replaced(self, key: ModelKey, now: float) -> None:
         """Give up slices that were packed for a model that has been replaced."""
-        contract, first = self._known[key].contract, self._waiting.first(key)
+        contract, first = self._known[key].contract, self.waiting.first(key)
         if contract is None or first is None or serves(contract, first.call.contract):
             return
         changed = errors.ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-        for request in self._waiting.take_chosen(
+        for request in self.waiting.take_chosen(
             key, lambda request: not serves(contract, request.call.contract)
         ):
             self._give_up(request, None, changed, now)
@@ -430,12 +436,41 @@ class ServedModels:
 
     def _reject_unfit(self, key: ModelKey, now: float) -> None:
         """Reject endpoints whose model is not the one that rows are packed for."""
-        if (first := self._waiting.first(key)) is None:
+        if (first := self.waiting.first(key)) is None:
             return
-        for endpoint in self._endpoints.active:
+        for endpoint in self.endpoints.active:
             signature = endpoint.signatures[key]
             if signature.contract is not None and not signature.fits(first):
                 self._reject(endpoint, key, _DIFFERS.format(key.name), now)
+
+    def _reject(self, endpoint: Endpoint, key: ModelKey, what: str, now: float) -> None:
+        """Send no rows to an endpoint that has another model."""
+        error = errors.ContractError(what, server=endpoint.url, model=key.name)
+        logger.warning("%s", error)
+        endpoint.signatures[key].reject(error, now)
+        self._forget(key)
+        if endpoint.url == self.endpoints.fallback:
+            self.endpoints.refuse_fallback()
+
+    # The fallback
+
+    def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
+        """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
+        due_at = self.endpoints.fallback_due_at(key)
+        if due_at <= now or (at_once and due_at < math.inf):
+            self.endpoints.fallback_starts = True
+            self._instructions.append(do.StartFallback())
+
+    def fallback_started(
+        self, now: float, url: str | None, error: SonicError | None = None
+    ) -> None:
+        """Use the fallback, which serves at a URL; without one, the error says why not."""
+        if url is None:
+            logger.error("no fallback: %s", error)
+            self.endpoints.refuse_fallback()
+        else:
+            logger.warning("rows are scored by the fallback %s until a server is back", url)
+            self.endpoints.fallback_started(url, now)
 
     def _compare_fallback(
         self,
@@ -459,12 +494,3 @@ class ServedModels:
                 "file model %r is",
                 *(endpoint.url, actual.model),
             )
-
-    def _reject(self, endpoint: Endpoint, key: ModelKey, what: str, now: float) -> None:
-        """Send no rows to an endpoint that has another model."""
-        error = errors.ContractError(what, server=endpoint.url, model=key.name)
-        logger.warning("%s", error)
-        endpoint.signatures[key].reject(error, now)
-        self.forget(key)
-        if endpoint.url == self._endpoints.fallback:
-            self._endpoints.refuse_fallback()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._request import ModelKey, RequestSlice
@@ -269,20 +269,21 @@ class Pool:
         key = ModelKey(model, version)
         if not (anew or self.closed):
             # Without the engine's thread, which costs small calls a tenth of their time.
-            known = self._engine.core.models.valid(key, time.monotonic())
+            known = self._engine.core.valid_contract(key, time.monotonic())
             if known is not None:
                 return known
         future: Future[Contract | SonicError] = Future()
 
-        def requested() -> e.Event:
+        def requested() -> Event:
             self._engine.callers.add(future)
-            return e.ContractRequested(key, future, anew)
+            return partial(PoolCore.contract_requested, key=key, caller=future, anew=anew)
 
         self._engine.post(requested)
         try:
             outcome = future.result(deadline.left_s)
         except BaseException as error:
-            self._engine.inbox.put(e.ContractWithdrawn(key, future, deadline.timeout_s))
+            withdrawn = partial(PoolCore.contract_withdrawn, key=key, caller=future)
+            self._engine.tell(partial(withdrawn, timeout_s=deadline.timeout_s))
             if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
                 raise
             outcome = future.result()
@@ -308,11 +309,11 @@ class Pool:
         whole = any(segment.cuts is not None for segment in segments)
         slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]
 
-        def submitted() -> e.Event | None:
+        def submitted() -> Event | None:
             if call.over:  # it was cancelled at once
                 return None
             self._engine.calls.add(call)
-            return e.Submitted(slices)
+            return partial(PoolCore.submitted, slices=slices)
 
         call.begin(sum(request.rows for request in slices), self._engine.abandon)
         self.count(call.statistics)
@@ -371,8 +372,14 @@ class Pool:
         quotas_within_s : float
             How long they may take.
         """
-        event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
-        self._engine.inbox.put(event)
+        self._engine.tell(
+            partial(
+                PoolCore.scheduler_joined,
+                starts_at=time.monotonic() + delay_s,
+                max_in_flight=max_in_flight,
+                quotas_within_s=quotas_within_s,
+            )
+        )
 
     def dump(self, path: str | Path) -> None:
         """Write the pool's last events and decisions as lines of JSON, for a bug report.
@@ -436,7 +443,7 @@ class Pool:
         lease_s : float
             For how long they are valid.
         """
-        self._engine.inbox.put(e.QuotasReceived(quotas, lease_s))
+        self._engine.tell(partial(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s))
 
     def last_contract(self, model: str, version: str | None) -> tuple[Contract | None, float]:
         """Return the contract that servers gave last, and how many seconds ago they did.
@@ -444,7 +451,7 @@ class Pool:
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
         key = ModelKey(model, version)
-        last = self._engine.run_on_thread(lambda: self._engine.core.models.last(key))
+        last = self._engine.run_on_thread(lambda: self._engine.core.last_contract(key))
         return last[0], time.monotonic() - last[1]
 
     def digests(

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import Attempt, RequestSlice
 from sonic_coffea.transport import Contract, Response
@@ -17,7 +17,7 @@ from sonic_coffea.transport import Contract, Response
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sonic_coffea.pool import _events as e
+    from sonic_coffea.pool._instructions import Instruction
     from sonic_coffea.pool._settings import Settings
 
 # Events, slices and instructions that are kept: some 4 MB.
@@ -41,10 +41,13 @@ class RecordedCore(PoolCore):
         self._turns = self._items = 0
         self._last: deque[Any] = deque()
 
-    def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
-        taken = named(events)
+    def handle(self, now: float, *events: Event) -> list[Instruction]:
+        taken = [
+            (event.func.__name__, {name: plain(value) for name, value in event.keywords.items()})
+            for event in events
+        ]
         instructions = super().handle(now, *events)
-        self._last.append((now, taken, named(instructions)))
+        self._last.append((now, taken, decided(instructions)))
         self._turns += 1
         self._items += items(self._last[-1])
         while self._items > MAX_ITEMS:
@@ -59,13 +62,13 @@ class RecordedCore(PoolCore):
 
 def items(turn: tuple[float, list[Any], list[Any]]) -> int:
     _, taken, decided = turn
-    slices = sum(len(event[1]) for event in taken if event[0] == "Submitted")
+    slices = sum(len(arguments.get("slices", ())) for _, arguments in taken)
     return 1 + len(taken) + slices + len(decided)
 
 
-def named(items: Sequence[e.Event | e.Instruction]) -> list[Any]:
-    """Return events or instructions, each as its name and its plain fields."""
-    return [[type(item).__name__, *map(plain, item)] for item in items]
+def decided(instructions: Sequence[Instruction]) -> list[Any]:
+    """Return instructions, each as its name and its plain fields."""
+    return [[type(item).__name__, *map(plain, item)] for item in instructions]
 
 
 def plain(value: Any) -> Any:  # noqa: PLR0911  a table

@@ -11,12 +11,13 @@ import time
 import uuid
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
-from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import run_apart
+from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._settings import is_in_process
 from sonic_coffea.transport import connect_transport
 
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey
-    from sonic_coffea.transport import ConnectionOptions, Contract, Response, Transport
+    from sonic_coffea.transport import ConnectionOptions, Response, Transport
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
 PROBES = 4
@@ -74,8 +73,8 @@ class Sender:
         self,
         url: str,
         connect: Callable[[], Transport],
-        post: Callable[[e.Event], None],
-        sent: Callable[[e.Sent], None],
+        post: Callable[[Event], None],
+        sent: Callable[[Event], None],
     ) -> None:
         self.connections = [connect()]
         self._connect = connect
@@ -122,7 +121,8 @@ class Sender:
                 error = error and outcomes.get()
             return error
 
-        self._ask("sonic-probe", ask, partial(e.Probed, self._url), errors.ServerLostError)
+        over = partial(PoolCore.probed, url=self._url)
+        self._ask("sonic-probe", ask, over, errors.ServerLostError)
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
@@ -131,6 +131,12 @@ class Sender:
         def ask() -> Any:
             try:
                 return connection.metadata(*key)
+            except errors.ServerLostError:
+                now = time.monotonic()
+                if now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
+                    self._woken_at = now
+                    run_apart("sonic-wake", connection.index)
+                raise
             except errors.ModelNotFoundError:
                 if not self.loads:
                     raise
@@ -138,28 +144,16 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        def told(outcome: Contract | SonicError) -> e.Event:
-            now = time.monotonic()
-            lost = isinstance(outcome, errors.ServerLostError)
-            if lost and now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
-                self._woken_at = now
-                run_apart("sonic-wake", connection.index)
-            return e.Validated(self._url, key, outcome)
-
+        told = partial(PoolCore.validated, url=self._url, key=key)
         self._ask("sonic-contract", ask, told, errors.RequestError)
 
-    def _ask(
-        self,
-        name: str,
-        ask: Callable[[], T],
-        event: Callable[[T | SonicError], e.Event],
-        kind: type[SonicError],
-    ) -> None:
-        """Ask something that may block, and post the event of its outcome."""
+    def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
+        """Ask something that may block, and post the event with its outcome."""
 
-        def over(future: Future[T]) -> None:
+        def over(future: Future[Any]) -> None:
             error = future.exception()
-            self._post(event(future.result() if error is None else as_ours(error, kind)))
+            outcome = future.result() if error is None else as_ours(error, kind)
+            self._post(partial(event, outcome=outcome))
 
         run_apart(name, ask).add_done_callback(over)
 
@@ -178,16 +172,18 @@ class Sender:
 
     def _transmit(self, attempt: Attempt) -> None:
         if attempt.cancelled or attempt.slice.call.over:
-            self._post(e.Failed(attempt, errors.CancelledError("cancelled before it was sent")))
+            error = errors.CancelledError("cancelled before it was sent")
+            self._post(partial(PoolCore.failed, attempt=attempt, error=error))
             return
         try:
             attempt.sent(self._send(attempt))
-        except BaseException as error:  # noqa: BLE001  else its rows would wait for ever
-            self._failed(attempt, error)
+        except BaseException as problem:  # noqa: BLE001  else its rows would wait for ever
+            self._failed(attempt, problem)
 
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
         logger.debug("a request could not be made", exc_info=error)
-        self._post(e.Failed(attempt, as_ours(error, errors.RequestError), sent=False))
+        ours = as_ours(error, errors.RequestError)
+        self._post(partial(PoolCore.failed, attempt=attempt, error=ours, sent=False))
 
     def _send(self, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
@@ -197,17 +193,18 @@ class Sender:
         packing_at = time.monotonic()
         inputs = call.inputs.pack(request.start, request.stop)
         sent_at = time.monotonic()
-        self._sent(e.Sent(attempt, sent_at))
+        self._sent(partial(PoolCore.sent, attempt=attempt, at=sent_at))
 
         def done(outcome: Response | SonicError) -> None:
+            failed = partial(PoolCore.failed, attempt=attempt)
             if isinstance(outcome, SonicError):
-                self._post(e.Failed(attempt, outcome))
+                self._post(partial(failed, error=outcome))
             elif version and outcome.version not in ("", version):
                 what = f"version {outcome.version} answered, and version {version} was asked for"
-                self._post(e.Failed(attempt, errors.ResponseError(what, server=attempt.url)))
+                self._post(partial(failed, error=errors.ResponseError(what, server=attempt.url)))
             else:
-                received_at = time.monotonic()
-                self._post(e.Answered(attempt, outcome, packing_at, sent_at, received_at))
+                answer = Answer(attempt, outcome, packing_at, sent_at, time.monotonic())
+                self._post(partial(PoolCore.answered, answer=answer))
 
         while attempt.channel >= len(self.connections):
             self.connections.append(self._connect())

@@ -7,17 +7,17 @@ import math
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea._files import read_text
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.pool import _options as o
-from sonic_coffea.pool._options import option
-from sonic_coffea.transport import Address, ConnectionOptions
+from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
@@ -28,6 +28,86 @@ _KEY = secrets.token_bytes(32)
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 # Far more than any balancer has servers; each has a state here before it is used.
 _MAX_CHANNELS = 1000
+# Longer times, and infinite ones, overflow in gRPC or in the system's clock.
+MAX_TIME_S = 604_800
+_PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
+
+
+Read = Callable[[Any], Any]
+"""Returns the value to use; a ValueError says what was expected instead."""
+
+
+def _option(default: Any, read: Read, *, secret: bool = False) -> Any:
+    """Return a field of `Settings` that users set; a secret one is never shown."""
+    metadata = {"read": read, "default": default}
+    return field(default_factory=lambda: default, repr=not secret, metadata=metadata)
+
+
+def _reader(expected: str, usable: Callable[[Any], bool], convert: Read | None = None) -> Read:
+    """Return a function that reads usable values."""
+
+    def read(value: Any) -> Any:
+        if not usable(value):
+            raise ValueError(expected)
+        return value if convert is None else convert(value)
+
+    return read
+
+
+def _number(expected: str, kind: type, minimum: float, maximum: float, convert: type) -> Read:
+    """Return a reader of numbers; those of numpy become Python's, as float32 is too coarse."""
+
+    def usable(value: Any) -> bool:
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number and minimum <= value <= maximum
+
+    return _reader(expected, usable, convert)
+
+
+def _one_of(*choices: Any) -> Read:
+    return _reader("one of " + ", ".join(choices), lambda value: value in choices)
+
+
+def _whole(minimum: int, maximum: float = math.inf) -> Read:
+    of = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+    return _number(f"a whole number {of}", Integral, minimum, maximum, int)
+
+
+_SECONDS = f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
+_seconds = _number(_SECONDS, Real, 0.001, MAX_TIME_S, float)
+_nbytes = _number("a number of bytes of at least 1", Real, 1, sys.float_info.max, int)
+_REQUEST = f"from 1 to {MAX_REQUEST_BYTES} bytes, as a message of gRPC holds less than 2 GiB"
+_request_bytes = _number(_REQUEST, Real, 1, MAX_REQUEST_BYTES, int)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
+def _is_source(value: Any) -> bool:
+    return _is_path(value) or callable(value)
+
+
+def _same_everywhere(path: Any) -> Any:
+    """Return a path that processes in other folders can use; a token is no path."""
+    return path.expanduser().absolute() if isinstance(path, Path) else path
+
+
+def _same_on_hosts(path: Any) -> str:
+    """Return a path that processes in other folders can use; "~" stays, as homes differ."""
+    return str(path) if str(path).startswith("~") else str(Path(path).absolute())
+
+
+_flag = _reader("True or False", lambda value: isinstance(value, bool))
+_headers = _reader("a mapping of names to values", lambda value: isinstance(value, Mapping))
+_path = _reader("a path", _is_path)
+_source = _reader("a path or a function", _is_source)
+_token = _reader("a token, a path or a function", _is_source, _same_everywhere)
+_tls_file = _reader("a path", _is_path, _same_on_hosts)
+_proxy = _reader(
+    "a URL such as http://proxy.example:3128, without a user or a password",
+    lambda value: bool(_PROXY.fullmatch(str(value))),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,30 +189,30 @@ class Settings:
     """
 
     servers: tuple[str, ...]
-    servers_file: str | None = option(None, o.path)
-    token: str | Path | Callable[[], str] | None = option(None, o.token, secret=True)
-    headers: Mapping[str, str] = option({}, o.headers, secret=True)
-    tls_root: str | None = option(None, o.tls_file)
-    tls_cert: str | None = option(None, o.tls_file)
-    tls_key: str | None = option(None, o.tls_file)
-    proxy: str | None = option(None, o.proxy, secret=True)
-    compression: str | None = option(None, o.one_of("gzip", "deflate"))
-    shared_memory: bool = option(False, o.flag)
-    channels: int | str = option("auto", o.whole(1, _MAX_CHANNELS))
-    max_in_flight: int = option(256, o.whole(1))
-    max_in_flight_bytes: int | None = option(None, o.nbytes)
-    max_request_bytes: int = option(32_000_000, o.request_bytes)
-    max_suspended_chunks: int | None = option(None, o.whole(0))
-    request_timeout_s: float = option(120.0, o.seconds)
-    metadata_timeout_s: float = option(10.0, o.seconds)
-    retry_timeout_s: float = option(60.0, o.seconds)
-    hedge_after_s: float | None = option(None, o.seconds)
-    balance: str = option("load", o.one_of("load", "priority"))
-    fallback: str | Path | Callable[[], str] | None = option(None, o.source)
-    fallback_after_s: float = option(5.0, o.seconds)
-    cache: str | Path | None = option(None, o.path)
-    cache_bytes: int = option(1_000_000_000, o.nbytes)
-    cache_trusts_versions: bool = option(False, o.flag)
+    servers_file: str | None = _option(None, _path)
+    token: str | Path | Callable[[], str] | None = _option(None, _token, secret=True)
+    headers: Mapping[str, str] = _option({}, _headers, secret=True)
+    tls_root: str | None = _option(None, _tls_file)
+    tls_cert: str | None = _option(None, _tls_file)
+    tls_key: str | None = _option(None, _tls_file)
+    proxy: str | None = _option(None, _proxy, secret=True)
+    compression: str | None = _option(None, _one_of("gzip", "deflate"))
+    shared_memory: bool = _option(False, _flag)
+    channels: int | str = _option("auto", _whole(1, _MAX_CHANNELS))
+    max_in_flight: int = _option(256, _whole(1))
+    max_in_flight_bytes: int | None = _option(None, _nbytes)
+    max_request_bytes: int = _option(32_000_000, _request_bytes)
+    max_suspended_chunks: int | None = _option(None, _whole(0))
+    request_timeout_s: float = _option(120.0, _seconds)
+    metadata_timeout_s: float = _option(10.0, _seconds)
+    retry_timeout_s: float = _option(60.0, _seconds)
+    hedge_after_s: float | None = _option(None, _seconds)
+    balance: str = _option("load", _one_of("load", "priority"))
+    fallback: str | Path | Callable[[], str] | None = _option(None, _source)
+    fallback_after_s: float = _option(5.0, _seconds)
+    cache: str | Path | None = _option(None, _path)
+    cache_bytes: int = _option(1_000_000_000, _nbytes)
+    cache_trusts_versions: bool = _option(False, _flag)
     withheld: tuple[str, ...] = ()
     secrets_id: str = field(default="", repr=False)
 

@@ -33,32 +33,6 @@ if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
 
-__all__ = [
-    "DATATYPES",
-    "MAX_REQUEST_BYTES",
-    "STRINGS",
-    "Address",
-    "ConnectionOptions",
-    "Contract",
-    "ModelEntry",
-    "ModelStatistics",
-    "Response",
-    "ServerMetadata",
-    "TensorSpec",
-    "Token",
-    "Transport",
-    "ask",
-    "configured_contract",
-    "connect_transport",
-    "from_wire",
-    "kserve_name",
-    "newest_of",
-    "not_found",
-    "read_model_config",
-    "to_wire",
-    "write_model_config",
-]
-
 
 def connect_transport(
     url: str | Address, *, options: ConnectionOptions | None = None

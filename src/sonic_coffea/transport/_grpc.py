@@ -34,10 +34,10 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.transport._channel import PROMPT_S, Channel
 from sonic_coffea.transport._contract import ModelEntry, newest_of, not_found
-from sonic_coffea.transport._descriptions import contract_of, digest_of
 from sonic_coffea.transport._failures import UNKNOWN_REGION, translate
 from sonic_coffea.transport._handshake import refusal
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
+from sonic_coffea.transport._model_config import contract_of, digest_of
 from sonic_coffea.transport._shared_memory import SharedMemory
 from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
 from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata
