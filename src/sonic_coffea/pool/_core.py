@@ -13,23 +13,20 @@ import math
 from collections import deque
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import (
-    DeadlineError,
     InferenceError,
     ModelNotFoundError,
-    OverloadError,
     RequestTooLargeError,
     ResponseError,
-    RouteTimeoutError,
     ServerLostError,
     SonicError,
-    TokenExpiredError,
 )
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
+from sonic_coffea.pool._failures import Decision, classify
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
@@ -43,9 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Event = partial[None]
-
-Decision = Literal["retry", "split", "fail"]
-"""Send rows again, send them again by halves, or give them up."""
+"""Anything that the core has to know: one of its methods, with the arguments but the time."""
 
 
 class PoolCore(ServedModels):
@@ -225,58 +220,35 @@ class PoolCore(ServedModels):
         self._instructions.append(do.Count(attempt, error, retried=True))
 
     def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
-        """Take the error of an attempt, and return what becomes of its rows, by kinds of failure.
-
-        Rows are sent again for some time after their first failure.
-        """
+        """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        splits = request.rows > 1 and not request.whole
-        # Other requests in flight may be why a route is slow; then parts take as long.
-        cut = splits and (attempt.in_flight == 1 or request.splits < tuning.MAX_RETRIES - 1)
-        decision: Decision = "fail"
-        for_s = math.inf
-        match error:
-            case RouteTimeoutError() if cut:
-                decision, for_s = "split", self._settings.request_timeout_s
-            case OverloadError():
-                decision, for_s = "retry", self._settings.request_timeout_s
-            case ModelNotFoundError() | TokenExpiredError():
-                decision, for_s = "retry", self._settings.retry_timeout_s
-            case ServerLostError():
-                return self._lose(attempt, error, failing_s, now)
-            case DeadlineError() if endpoint.overtaken(attempt):
-                return self._lose(attempt, error, failing_s, now)
-            case RequestTooLargeError() if splits:
-                decision = "split"
-                self._back_off(request, request.splits, now)  # it may not be the size
-            case RequestTooLargeError() | InferenceError() if not request.inference_failures:
-                decision = "retry"
-                request.inference_failures += 1
+        overtaken = endpoint.overtaken(attempt)
+        decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
+        if decision == "lost":
+            endpoint.failed(error, now)
+            self._mark_stale()
+            if not getattr(error, "undelivered", False):
+                request.losses += 1
+                self._back_off(request, request.losses, now)
+            # This time goes on when coffea or dask run a chunk again.
+            lost_since = self.endpoints.all_lost_since(attempt.key)
+            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
+                again = now - lost_since < for_s
+            else:
+                again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
+            return "retry" if again else "fail"
         endpoint.erred(attempt, error, now, too_large=decision == "split")
-        is_missing = isinstance(error, ModelNotFoundError)
-        if is_missing and endpoint.signatures[attempt.key].contract is None:
-            self._forget(attempt.key)
+        match error:
+            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
+                self._forget(attempt.key)
+            case RequestTooLargeError() | InferenceError() if decision == "retry":
+                request.inference_failures += 1
+            case RequestTooLargeError():  # it may not be the size
+                self._back_off(request, request.splits, now)
         return decision if failing_s < for_s else "fail"
-
-    def _lose(self, attempt: Attempt, error: SonicError, failing_s: float, now: float) -> Decision:
-        """Take a lost attempt; its rows are sent again while a server is left, or may come back."""
-        request = attempt.slice
-        self.endpoints.by_url[attempt.url].failed(error, now)
-        self._mark_stale()
-        if not getattr(error, "undelivered", False):
-            request.losses += 1
-            self._back_off(request, request.losses, now)
-        # This time goes on when coffea or dask run a chunk again.
-        lost_since = self.endpoints.all_lost_since(attempt.key)
-        if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
-            again = now - lost_since < self._settings.retry_timeout_s
-        else:
-            few = request.retries < tuning.MAX_RETRIES
-            again = few or failing_s < self._settings.retry_timeout_s
-        return "retry" if again else "fail"
 
     def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
         """Have rows wait that have failed too often to be sent again at once."""
