@@ -140,6 +140,11 @@ TOKENS = sonic.Tokens({"pf": sonic.Padded("pf.pt", 3)}, flags="onehot")
         (sonic.Row(sonic.Feature("y", expression="2 / m")), {"m"}),
         (PADDED, {"pf", "pf.pt", "pf.id", "m"}),
         (sonic.Mask(2, of="pf"), {"pf"}),
+        (sonic.Row(sonic.Feature("n", expression="num(pf)")), {"pf"}),
+        (
+            sonic.Row(sonic.Feature("n", expression="m * sum(pf.pt) / num(pf.id)")),
+            {"pf", "pf.pt", "m"},
+        ),
         (sonic.Pairwise(["pf.pt"], 3, "pt_i"), {"pf", "pf.pt"}),
         (TOKENS, {"pf", "pf.pt"}),
     ],

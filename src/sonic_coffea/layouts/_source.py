@@ -111,7 +111,8 @@ class Source:
             return self._constant(text_of(path))
         full = path if self._part is None else self._full(path)
         if self._is_traced:
-            self._touch(tuple(step for step in full if isinstance(step, str)), lists=lists)
+            names = tuple(step for step in full if isinstance(step, str))
+            self._touch(names, lists=lists or reduction == "num")
         place = self._place(full)
         return _reduced(place, reduction) if reduction else place
 
