@@ -86,7 +86,8 @@ class Columns:
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
         if self.offsets is None:
-            return np.ones(len(self.numbers(rows)), np.int64)
+            number = len(range(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows)
+            return np.broadcast_to(np.int64(1), number)
         return self.offsets[1:][rows] - self.offsets[:-1][rows]
 
     def numbers(self, rows: RowSelection) -> Int64:
@@ -130,8 +131,10 @@ class Elements:
 
     Attributes
     ----------
-    starts, counts : array of int64
-        Where the elements of each row begin in the values, and how many there are.
+    counts : array of int64
+        How many elements each row has.
+    size : int
+        How many there are of all rows.
 
     Parameters
     ----------
@@ -160,8 +163,12 @@ class Elements:
                     sent = ranges(np.cumsum(self.counts) - self.counts, kept)
                     self.at = np.repeat(firsts, kept) + order[sent]
                 self.counts = kept
-        stops = np.cumsum(self.counts)
-        self.starts, self.size = stops - self.counts, int(stops[-1]) if len(stops) else 0
+        self.size = int(self.counts.sum())
+
+    @property
+    def starts(self) -> Int64:
+        """Where the elements of each row begin in the values."""
+        return offsets_of(self.counts)[:-1]
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
