@@ -68,9 +68,11 @@ class ScoreCache:
         """
         with self._failures_logged(), self._open() as database:
             alike: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-            for key in keys:
-                query = "SELECT scores FROM scores WHERE key = ?"
-                for (scores,) in database.execute(query, (key,)):
+            for start in range(0, len(keys), 500):  # SQLite takes 999 parameters, or more
+                some = keys[start : start + 500]
+                marks = ", ".join("?" * len(some))
+                query = f"SELECT key, scores FROM scores WHERE key IN ({marks})"  # noqa: S608
+                for key, scores in database.execute(query, some):
                     # A checksum of 8 bytes, types and shapes as one line, and the numbers.
                     if type(scores) is not bytes or _checksum(key, scores[8:]) != scores[:8]:
                         raise sqlite3.DatabaseError("it has damaged scores")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import defaultdict
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ContractError, DeadlineError, InputError, ResponseError, SonicError
+from sonic_coffea.layouts import ranges
 from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, is_in_process
 from sonic_coffea.transport import STRINGS, to_wire
 
@@ -52,27 +51,33 @@ class EqualRows:
 
     def __init__(self, inputs: Inputs, scope: str) -> None:
         self._scope, self._without_axis = scope, inputs.without_axis
-        self._keys: dict[int, bytes] = {}
+        self._keys = np.zeros((len(inputs.rows), 2), np.uint64)
         inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
         for segment in inputs.segments:
             for start in range(segment.start, segment.stop, 4096):
-                rows = inputs.numbers(start, min(start + 4096, segment.stop)).tolist()
-                tensors = inputs.pack(start, start + len(rows))
-                self._keys.update(zip(rows, _keys_of_tensors(tensors, scope), strict=True))
-        self._rows: defaultdict[bytes, list[int]] = defaultdict(list)
-        for row, key in self._keys.items():
-            self._rows[key].append(row)
-        self.sent = np.asarray([equal[0] for equal in self._rows.values()], np.int64)
+                stop = min(start + 4096, segment.stop)
+                keys = _keys_of_tensors(inputs.pack(start, stop), scope)
+                self._keys[inputs.numbers(start, stop)] = keys
+        # One set of equal rows after the other, in their order.
+        rows = np.sort(inputs.numbers(0, len(inputs)))
+        self._members = rows[np.lexsort(self._keys[rows].T)]
+        ordered = self._keys[self._members]
+        is_first = np.any(np.diff(ordered, axis=0, prepend=~ordered[:1]), axis=1)
+        self._begins = np.flatnonzero(is_first)
+        self._sizes = np.diff(self._begins, append=len(rows))
+        self._sets = np.zeros(len(inputs.rows), np.int64)
+        self._sets[self._members] = np.cumsum(is_first) - 1
+        self.sent = np.sort(self._members[is_first])
 
     def keys(self, rows: Int64) -> list[bytes]:
         """Return the keys of some rows."""
-        return [self._keys[row] for row in rows.tolist()]
+        return [key.tobytes() for key in self._keys[rows]]
 
     def expand(self, rows: Int64) -> tuple[Int64, Int64]:
         """Return all rows that are equal to `rows`, and the index in `rows` of each one's equal."""
-        equal = [self._rows[key] for key in self.keys(rows)]
-        counts = np.asarray([len(each) for each in equal], np.int64)
-        members = np.fromiter(chain.from_iterable(equal), np.int64, counts.sum())
+        sets = self._sets[rows]
+        counts = self._sizes[sets]
+        members = self._members[ranges(self._begins[sets], counts)]
         return members, np.repeat(np.arange(len(rows)), counts)
 
     def members(self, rows: Int64) -> Int64:
@@ -86,7 +91,7 @@ class EqualRows:
         """
         without = self._without_axis
         by_row = {name: t[np.newaxis] if name in without else t for name, t in tensors.items()}
-        if _keys_of_tensors(by_row, self._scope) != self.keys(rows):
+        if not np.array_equal(_keys_of_tensors(by_row, self._scope), self._keys[rows]):
             raise InputError(
                 "the arrays were changed after the call was submitted, so that its scores would be "
                 "cached for other rows; leave them unchanged until the result is there, or submit "
@@ -94,15 +99,17 @@ class EqualRows:
             )
 
 
-def _keys_of_tensors(tensors: Mapping[str, NDArray[Any]], scope: str) -> list[bytes]:
+def _keys_of_tensors(tensors: Mapping[str, NDArray[Any]], scope: str) -> NDArray[np.uint64]:
+    """Return ``[n, 2]``: the hash of each row."""
     form = [(name, t.dtype.str, t.shape[1:]) for name, t in tensors.items()]
-    head = xxhash.xxh3_128_digest(f"{scope} {form}".encode())
+    head = np.frombuffer(xxhash.xxh3_128_digest(f"{scope} {form}".encode()), np.uint8)
     rows = len(next(iter(tensors.values())))
-    parts = [
-        np.ascontiguousarray(_hashed(t)).reshape(rows, -1).view(np.uint8) for t in tensors.values()
-    ]
-    packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-    return [xxhash.xxh3_128_digest(head + row.tobytes()) for row in packed]
+    parts = [np.broadcast_to(head, (rows, len(head)))]
+    for tensor in tensors.values():
+        whole = np.ascontiguousarray(_hashed(tensor))
+        parts.append(whole.reshape(rows, -1).view(np.uint8))
+    digests = b"".join(map(xxhash.xxh3_128_digest, np.concatenate(parts, axis=1)))
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
@@ -207,7 +214,7 @@ class Part:
     def _recall(self, cache: ScoreCache, equal: EqualRows, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
         missed = dict(zip(equal.keys(equal.sent), equal.sent.tolist(), strict=True))
-        reading = deadline.run(lambda: cache.get(list(missed)), name="sonic-cache")
+        reading = deadline.run(lambda: cache.get(sorted(missed)), name="sonic-cache")
         if not reading.done():
             raise DeadlineError(
                 f"the cache {cache.path} was not read within {deadline.timeout_s:g} s",
