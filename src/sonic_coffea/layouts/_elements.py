@@ -402,7 +402,7 @@ def bind_columns(
         place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
-    levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
+    levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
     columns = Columns(rows, offsets, tuple(features), {}, stands, key)
@@ -502,20 +502,20 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     return (*chosen(data, at, index), False)
 
 
-def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> Levels:
-    """Return the levels of fields that have the rows, or their elements, refusing others.
+def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:
+    """Return the levels of fields that have the rows, or their elements, refusing other lists.
 
-    An option below them is of missing numbers, and not of missing rows, if it is one of elements,
-    or of numbers of objects.
+    A row that any field has is one, and missing in the fields that lack it. An option below the
+    elements of a row is of missing numbers, and not of missing elements.
     """
     (first, _), place = next(iter(own.items()))
-    keep = () if jagged or united else ("", "plain")
-    rows = Structure(place.events, without_options(place.levels, keep=keep))
+    rows = Structure(place.events, without_options(place.levels))
     for (path, _), other in own.items():
         if other.levels is not place.levels or other.events != place.events:
-            lists = without_options(other.levels, keep=keep)
+            lists = without_options(other.levels)
             rows.check_same(Structure(other.events, lists), (first, path))
-    return _united([other.levels for other in own.values()]) if united else rows.levels
+    each = [other.levels for other in own.values()]
+    return rows.levels if jagged else _united(each, is_filled=is_filled)
 
 
 def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, least: int) -> None:
@@ -537,12 +537,16 @@ def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, 
                 )
 
 
-def _united(each: Sequence[Levels]) -> Levels:
-    """Return the rows that any of several columns has; None is left where none has it."""
+def _united(each: Sequence[Levels], *, is_filled: bool) -> Levels:
+    """Return the rows that any of several columns has; None is left where none has it.
+
+    None in a column that is no field of objects is a missing number, if that is filled.
+    """
     lists, known = without_options(each[0]), []
+    kinds = ("",) if is_filled else ("", "plain")
     for levels in each:
         options = levels[len(without_options(levels)) :]
-        own = merged([level for level in options if not level.gap])
+        own = merged([level for level in options if level.gap in kinds])
         if own is not None:
             known.append(own >= 0)
         elif not any(level.gap == "plain" for level in options):
