@@ -73,6 +73,7 @@ MUONS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 7.0}]])
 MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []])
 
 LEPTONS = ak.Array([{"MET": {"pt": 9.0}, "mu": {"pt": 3.0}}, {"MET": {"pt": 8.0}, "mu": None}])
+LOG_OF_0 = sonic.Row(sonic.Feature("mu.pt", function="log"), missing=0.0, pad="before")
 IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 1}])])
 BY_X = sonic.Padded("y", 2, sort_by="x")
 STRINGS = sonic.Padded("x", 2, dtype="string")
@@ -114,6 +115,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
     (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "'x' has None in event 1"),
     (sonic.Row(["MET.pt", "mu.pt"]), LEPTONS, "'mu.pt' has None in event 1"),
+    (LOG_OF_0, LEPTONS, "'mu.pt' is NaN or infinite after log in event 1"),
     # Numbers that are not finite; a transformation does not hide it.
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),

@@ -62,6 +62,8 @@ class Columns:
         The numbers that features read.
     missing : tuple or None
         What stands for a missing number in each channel; there is none without it.
+    transforms_missing : bool
+        Whether it is transformed as the other numbers are.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
     gaps : list of Gap
@@ -73,6 +75,7 @@ class Columns:
     features: tuple[Feature, ...] = ()
     terms: dict[Any, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
+    transforms_missing: bool = False
     key: Feature | None = None
     gaps: list[Gap] = field(default_factory=list)
 
@@ -224,25 +227,37 @@ class Elements:
         with np.errstate(all="ignore"):
             valid = []
             for channel, (feature, sent) in enumerate(each):
-                raw, absent = self.raw(feature)
+                raw, absent = self._filled(channel)
                 valid.append(_convert(feature, raw, sent))
                 if absent is not None:
                     gaps[channel] = absent
             if False in valid or (None in valid and not all_finite(out)):
-                for (feature, sent), is_valid in zip(each, valid, strict=True):
-                    if is_valid is False or (is_valid is None and not all_finite(sent)):
-                        self._refuse_unsent(feature, dtype)
+                for channel, is_valid in enumerate(valid):
+                    if is_valid is False or (is_valid is None and not all_finite(out[channel])):
+                        self._refuse_unsent(channel, dtype)
         if missing is not None:
             for channel, absent in gaps.items():
                 out[channel, absent] = missing[channel]
         return out
 
-    def _refuse_unsent(self, feature: Feature, target: np.dtype[Any]) -> None:
+    def _filled(self, channel: int) -> tuple[Tensor, Tensor | None]:
+        """Return the numbers of a channel as `raw` does, with `missing` if it is transformed."""
+        feature, missing = self.columns.features[channel], self.columns.missing
+        raw, absent = self.raw(feature)
+        is_filled = self.columns.transforms_missing and not feature.plain
+        if absent is None or missing is None or not is_filled:
+            return raw, absent
+        raw = raw.astype(real_of(raw.dtype))
+        raw[absent] = missing[channel]
+        return raw, None
+
+    def _refuse_unsent(self, channel: int, target: np.dtype[Any]) -> None:
         """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
-        raw, absent = self.raw(feature)
+        feature = self.columns.features[channel]
+        raw, absent = self._filled(channel)
         before = feature.computed(raw, np.empty(len(raw), feature.real(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
@@ -296,7 +311,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         gaps = [gap for gap in columns.gaps if gap[1]]
-        alone = Columns(columns.rows, None, (feature,), terms, missing, gaps=gaps)
+        own = replace(columns, features=(feature,), terms=terms, missing=missing, gaps=gaps)
+        alone = replace(own, offsets=None, key=None)
         with within(f"fill {fill}, padded before the transformation"):
             (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
@@ -349,6 +365,7 @@ def bind_columns(
     *,
     jagged: bool,
     missing: Sequence[Any] | None = None,
+    transforms_missing: bool = False,
     key: Feature | None = None,
     strings: bool = False,
 ) -> Columns:
@@ -367,6 +384,8 @@ def bind_columns(
         Whether the innermost list belongs to the row.
     missing : sequence, optional
         What stands for a missing number in each channel; without it, there must be none.
+    transforms_missing : bool
+        Whether it is transformed as the other numbers are.
     key : Feature, optional
         What the elements of a row are sorted by.
     strings : bool
@@ -405,7 +424,7 @@ def bind_columns(
     levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
-    columns = Columns(rows, offsets, tuple(features), {}, stands, key)
+    columns = Columns(rows, offsets, tuple(features), {}, stands, transforms_missing, key)
     aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
         by_row = jagged and depths[term] < top
