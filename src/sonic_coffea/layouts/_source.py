@@ -380,7 +380,7 @@ def _property(array: Any, name: str, path: Path) -> ak.Array:
 def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     inside = f" (in {text_of(path)!r})" if path != (name,) else ""
     if known:
-        dotted = next((other for other in known if other.startswith(f"{name}.")), None)
+        dotted = next((k for k in known if str(k).startswith(f"{name}.")), None)
         hint = f"a name that holds dots is written as a tuple, ({dotted!r},)"
         return FieldError(f"no field {name!r}{inside}; {hint if dotted else nearest(name, known)}")
     return FieldError(
