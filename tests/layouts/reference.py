@@ -97,7 +97,10 @@ def numbers(layout: Any, values: Any) -> list[Any]:
     ):
         if value is None and missing is None:
             raise Refused("None")
-        sent.append(text(missing) if value is None else number(feature, value, layout.dtype))
+        if value is None and layout.pad == "after":
+            sent.append(text(missing))
+        else:
+            sent.append(number(feature, missing if value is None else value, layout.dtype))
     return sent
 
 

@@ -72,6 +72,8 @@ LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "
 MUONS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 7.0}]])
 MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []])
 
+LEPTONS = ak.Array([{"MET": {"pt": 9.0}, "mu": {"pt": 3.0}}, {"MET": {"pt": 8.0}, "mu": None}])
+LOG_OF_0 = sonic.Row(sonic.Feature("mu.pt", function="log"), missing=0.0, pad="before")
 IN_A_UNION = ak.concatenate([ak.Array([{"m": 1.0}]), ak.Array([{"m": None, "x": 1}])])
 BY_X = sonic.Padded("y", 2, sort_by="x")
 STRINGS = sonic.Padded("x", 2, dtype="string")
@@ -87,6 +89,7 @@ BAD: list[tuple[Any, Any, str]] = [
     # Fields that are not there, or are no numbers.
     (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
     (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),
+    (sonic.Row("j.pt"), {"j.pt": ak.Array([1.0])}, r"no field 'j' .* as a tuple, \('j.pt',\)"),
     (sonic.Row("pf"), JETS, "is a record; expected one of its fields; there are: pt"),
     (sonic.Row(computed("pt / c")), JETS, "no field 'c'"),
     (ROW, x(["a", "b"]), "has type string; expected numbers"),
@@ -96,7 +99,6 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
     (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
-    (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "objects .* is in event 1"),
     (
         SHAPE,
         x(np.zeros((5, 3, 4, 2))),
@@ -112,6 +114,9 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded("Jet[0].pf[0].y", 2), PICKED_TWICE, NO_JET.format(0, 1)),
     (sonic.Padded(computed("pf.pt / q"), 2), MISSING, "'q' has None .* say what stands for it"),
     (sonic.Row("m"), IN_A_UNION, "'m' has None in event 1"),
+    (sonic.Row(["x", "y"]), x([[1.0], [None]], [[1.0], [4.0]]), "'x' has None in event 1"),
+    (sonic.Row(["MET.pt", "mu.pt"]), LEPTONS, "'mu.pt' has None in event 1"),
+    (LOG_OF_0, LEPTONS, "'mu.pt' is NaN or infinite after log in event 1"),
     # Numbers that are not finite; a transformation does not hide it.
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
@@ -247,6 +252,11 @@ INPUTS: list[tuple[dict[str, Any], Any, str]] = [
     (BESIDE_AA, JETS, "got beside 'aa'; did you mean 'a'"),
     ({"a": sonic.Row("pt"), "b": PF_2}, SWAPPED, "'a' and input 'b' .* difference is in event 2"),
     (PAIRS, x([[1.0], []], [[[1.0]], []]), "same objects.*there is sonic.Padded"),
+    (
+        {"m": sonic.Row("mu.pt"), "v": sonic.Row("MET.pt")},
+        LEPTONS,
+        r"in event 1, where one is None.; leave out what lacks one, as in model\(ak.mask",
+    ),
 ]
 
 

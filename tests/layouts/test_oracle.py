@@ -165,6 +165,7 @@ LAYOUTS: dict[type, Any] = {
         dtype=targets,
         axis_order=st.sampled_from(["F", "F", "FL", "LF"]),
         missing=missing,
+        pad=st.sampled_from(["after", "before"]),
     ),
     sonic.Padded: jagged(sonic.Padded, lengths),
     sonic.Bucketed: jagged(sonic.Bucketed, st.just((1, 3))),

@@ -91,6 +91,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
     (Row(["a", "b"], missing=[-1, -2]), NONE_IN_TURN, [[1, -2], [-1, 2], [-1, -2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
+    (Row(sonic.Feature("MET.pt", 1.0, 2.0), missing=-9.0, pad="before"), LACK, [[8], [-20]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
     # Numbers of events, and arrays of fixed length.
     (Row(["Jet.pt", "MET.pt"]), EVENTS, [[50, 80], [30, 80], [40, 10]]),

@@ -80,6 +80,17 @@ def test_statistics_of_a_file(tmp_path: Path) -> None:
     assert [feature.name for feature in renamed] == ["pt", "Jet.absEta"]
 
 
+def test_statistics_are_found_by_name() -> None:
+    """In the order of the fields; those of other names need not be usable."""
+    statistics = {"unused": 3, **STATISTICS, "Muon.pt": {"mean": 5.0, "std": 2.0}}
+    clipped = sonic.Feature("eta", upper=0.9, nonfinite=0.0)
+    eta, first, second, muon = sonic.Scaled(statistics, [clipped, "Jet[:2].pt", "Muon[0].pt"])
+    assert eta == sonic.Feature("eta", shift=-2.0, scale=0.25, upper=0.9, nonfinite=0.0)
+    assert first == sonic.Feature("Jet[0].pt", shift=50.0, scale=0.05)
+    assert second == sonic.Feature("Jet[1].pt", shift=50.0, scale=0.05)
+    assert muon == sonic.Feature("Muon[0].pt", shift=5.0, scale=0.5)
+
+
 def fitted(seen: Any) -> Any:
     return new("StandardScaler").fit(seen)
 
@@ -103,6 +114,9 @@ EITHER = "'pt': expected either mean and std, or min and max"
         ({"pt": {"mean": 1, "std": 1, "max": 3}}, None, EITHER),
         ({"pt": {"mean": 1, "std": "2"}}, None, EITHER),
         ({"pt": {"min": 1, "max": 1}}, None, "with a finite width, got"),
+        (STATISTICS, ["eta", "phi"], "no statistics of 'phi'; there are: eta, pt"),
+        (STATISTICS, ["Jet.pt", "Muon.pt"], "of 'pt' cannot be both of 'Jet.pt' and of 'Muon.pt'"),
+        (STATISTICS, {"pt": "Jet[:2].pt"}, r"has 2 features: .* got 'Jet\[0\].pt', .*; expected"),
         ({"pt": 3}, None, "either mean and std, or min and max, .* got 3"),
     ],
 )

@@ -423,6 +423,21 @@ def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
     assert scores.type == WHOLE(EVENTS).type
 
 
+def test_events_that_lack_an_object_are_left_out() -> None:
+    """By a mask where one input reads the object and others, and by ak.mask for all inputs."""
+    leptons, met = ak.Array([{"pt": 1.0}, None, {"pt": 3.0}]), ak.Array([{"pt": 4.0}] * 3)
+    events = ak.zip({"lepton": leptons, "MET": met}, depth_limit=1)
+    inputs = {"x": sonic.Row(["lepton.pt", "MET.pt"]), "lepton": sonic.Row("lepton.pt")}
+    for names in (["x"], ["x", "lepton"]):
+        model = sonic.Model("sums", {name: inputs[name] for name in names}, {"y": ["sum"]})
+        served = FakeModel.of(model, lambda each: {"y": each["x"].sum(axis=1, keepdims=True)})
+        with FakeServer({"sums": served}) as server, sonic.connect(server.url):
+            there = ~ak.is_none(leptons)
+            assert model(ak.mask(events, there)).sum.tolist() == [5.0, None, 7.0]
+            if names == ["x"]:
+                assert model(events, mask=there, default=-1.0).sum.tolist() == [5.0, -1.0, 7.0]
+
+
 def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
     """None of them would be scored, without a word."""
     for wrong in (MASK, ak.mask(MASK, [True, False, True, True])):

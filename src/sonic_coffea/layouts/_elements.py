@@ -62,6 +62,8 @@ class Columns:
         The numbers that features read.
     missing : tuple or None
         What stands for a missing number in each channel; there is none without it.
+    transforms_missing : bool
+        Whether it is transformed as the other numbers are.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
     gaps : list of Gap
@@ -73,6 +75,7 @@ class Columns:
     features: tuple[Feature, ...] = ()
     terms: dict[Any, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
+    transforms_missing: bool = False
     key: Feature | None = None
     gaps: list[Gap] = field(default_factory=list)
 
@@ -231,25 +234,37 @@ class Elements:
         with np.errstate(all="ignore"):
             valid = []
             for channel, (feature, sent) in enumerate(each):
-                raw, absent = self.raw(feature)
+                raw, absent = self._filled(channel)
                 valid.append(_convert(feature, raw, sent))
                 if absent is not None:
                     gaps[channel] = absent
             if False in valid or (None in valid and not all_finite(out)):
-                for (feature, sent), is_valid in zip(each, valid, strict=True):
-                    if is_valid is False or (is_valid is None and not all_finite(sent)):
-                        self._refuse_unsent(feature, dtype)
+                for channel, is_valid in enumerate(valid):
+                    if is_valid is False or (is_valid is None and not all_finite(out[channel])):
+                        self._refuse_unsent(channel, dtype)
         if missing is not None:
             for channel, absent in gaps.items():
                 out[channel, absent] = missing[channel]
         return out
 
-    def _refuse_unsent(self, feature: Feature, target: np.dtype[Any]) -> None:
+    def _filled(self, channel: int) -> tuple[Tensor, Tensor | None]:
+        """Return the numbers of a channel as `raw` does, with `missing` if it is transformed."""
+        feature, missing = self.columns.features[channel], self.columns.missing
+        raw, absent = self.raw(feature)
+        is_filled = self.columns.transforms_missing and not feature.plain
+        if absent is None or missing is None or not is_filled:
+            return raw, absent
+        raw = raw.astype(real_of(raw.dtype))
+        raw[absent] = missing[channel]
+        return raw, None
+
+    def _refuse_unsent(self, channel: int, target: np.dtype[Any]) -> None:
         """Raise the error of the first number that is sent and cannot be, if there is one.
 
         It computes again what the numbers become, one step after the other.
         """
-        raw, absent = self.raw(feature)
+        feature = self.columns.features[channel]
+        raw, absent = self._filled(channel)
         before = feature.computed(raw, np.empty(len(raw), feature.real(raw.dtype)))
         finite, values = np.isfinite(before), feature.transformed(raw)
         what, after = f"field {feature.text!r} is", " after its transformation"
@@ -303,7 +318,8 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
             terms[term] = (data, index, True) if by_row else (constant, first, False)
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
         gaps = [gap for gap in columns.gaps if gap[1]]
-        alone = Columns(columns.rows, None, (feature,), terms, missing, gaps=gaps)
+        own = replace(columns, features=(feature,), terms=terms, missing=missing, gaps=gaps)
+        alone = replace(own, offsets=None, key=None)
         with within(f"fill {fill}, padded before the transformation"):
             (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
@@ -356,6 +372,7 @@ def bind_columns(
     *,
     jagged: bool,
     missing: Sequence[Any] | None = None,
+    transforms_missing: bool = False,
     key: Feature | None = None,
     strings: bool = False,
 ) -> Columns:
@@ -374,6 +391,8 @@ def bind_columns(
         Whether the innermost list belongs to the row.
     missing : sequence, optional
         What stands for a missing number in each channel; without it, there must be none.
+    transforms_missing : bool
+        Whether it is transformed as the other numbers are.
     key : Feature, optional
         What the elements of a row are sorted by.
     strings : bool
@@ -409,10 +428,10 @@ def bind_columns(
         place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
-    levels = _same_levels(own, jagged=jagged, united=not jagged and missing is not None)
+    levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
-    columns = Columns(rows, offsets, tuple(features), {}, stands, key)
+    columns = Columns(rows, offsets, tuple(features), {}, stands, transforms_missing, key)
     aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
         by_row = jagged and depths[term] < top
@@ -509,20 +528,20 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     return (*chosen(data, at, index), False)
 
 
-def _same_levels(own: dict[Term, Structure], *, jagged: bool, united: bool) -> Levels:
-    """Return the levels of fields that have the rows, or their elements, refusing others.
+def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:
+    """Return the levels of fields that have the rows, or their elements, refusing other lists.
 
-    An option below them is of missing numbers, and not of missing rows, if it is one of elements,
-    or of numbers of objects.
+    A row that any field has is one, and missing in the fields that lack it. An option below the
+    elements of a row is of missing numbers, and not of missing elements.
     """
     (first, _), place = next(iter(own.items()))
-    keep = () if jagged or united else ("", "plain")
-    rows = Structure(place.events, without_options(place.levels, keep=keep))
+    rows = Structure(place.events, without_options(place.levels))
     for (path, _), other in own.items():
         if other.levels is not place.levels or other.events != place.events:
-            lists = without_options(other.levels, keep=keep)
+            lists = without_options(other.levels)
             rows.check_same(Structure(other.events, lists), (first, path))
-    return _united([other.levels for other in own.values()]) if united else rows.levels
+    each = [other.levels for other in own.values()]
+    return rows.levels if jagged else _united(each, is_filled=is_filled)
 
 
 def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, least: int) -> None:
@@ -544,12 +563,16 @@ def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, 
                 )
 
 
-def _united(each: Sequence[Levels]) -> Levels:
-    """Return the rows that any of several columns has; None is left where none has it."""
+def _united(each: Sequence[Levels], *, is_filled: bool) -> Levels:
+    """Return the rows that any of several columns has; None is left where none has it.
+
+    None in a column that is no field of objects is a missing number, if that is filled.
+    """
     lists, known = without_options(each[0]), []
+    kinds = ("",) if is_filled else ("", "plain")
     for levels in each:
         options = levels[len(without_options(levels)) :]
-        own = merged([level for level in options if not level.gap])
+        own = merged([level for level in options if level.gap in kinds])
         if own is not None:
             known.append(own >= 0)
         elif not any(level.gap == "plain" for level in options):

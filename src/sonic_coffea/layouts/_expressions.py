@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial, reduce
 from itertools import pairwise
 from typing import Any
@@ -39,9 +40,10 @@ def path_of(name: str | Path) -> Path:
     if isinstance(name, tuple) and name and isinstance(name[0], str):
         return name
     if not isinstance(name, str) or not _PATH.fullmatch(name):
+        hint = "; a slice is for the fields of a layout" if "[:" in str(name) else ""
         raise ConfigError(
             f"field {name!r}: expected a path that begins with a name, with indices where it goes "
-            "through lists, such as 'pf.pt' or 'Jet[0].pt'"
+            f"through lists, such as 'pf.pt' or 'Jet[0].pt'{hint}"
         )
     return tuple(int(index) if index else step for step, index in _STEP.findall(name))
 
@@ -266,7 +268,13 @@ def _call(node: ast.Call, terms: dict[Term, str], what: str) -> ast.expr:
         takes = " or ".join("more" if n == math.inf else str(n) for n in sorted({least, most}))
         raise ConfigError(f"{what}: {name} takes {takes} by place, got {len(node.args)}")
     if name in REDUCTIONS and (name not in FUNCTIONS or len(node.args) == 1):
-        return _term(terms, _path(node.args[0], what), name)
+        with suppress(ConfigError):
+            return _term(terms, _path(node.args[0], what), name)
+        example = "metadata(year)" if name == "metadata" else f"{name}(Jet.pt)"
+        raise ConfigError(
+            f"{what}: {name} takes a name alone, as in {example}, got "
+            f"{ast.unparse(node.args[0])!r}; compute this with awkward before the call"
+        )
     if name in VECTORS:
         paths = [(*_path(each, what), field) for each in node.args for field in VECTORS[name]]
         arguments = [_term(terms, path) for path in paths]

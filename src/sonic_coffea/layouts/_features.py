@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea._files import read_json
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, require
 from sonic_coffea.layouts._expressions import (
     FUNCTIONS,
     Path,
     Term,
+    column_of,
     expression_of,
     path_of,
     picks_of,
@@ -386,9 +387,10 @@ def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N80
         ``{"pt": {"mean": 50.0, "std": 20.0}}``, which means ``(pt - mean) / std``, or ``min`` and
         ``max``, which mean ``(pt - min) / (max - min)``.
     fields : sequence or mapping, optional
-        The fields, in the scaler's order. The last part of each field's name is compared with the
-        scaler's name, if the scaler has names. A mapping has the fields of other names:
-        ``{"pt": "Photon.pt"}``. By default, the scaler's names.
+        The fields, in the model's order. The statistics of each are found by its name, or the last
+        part of it; those of other names are not used. The order of a scaler of scikit-learn must be
+        this one, and its names, if it has them. A mapping has the fields of other names:
+        ``{"pt": "Photon.pt"}``. By default, all names.
 
     Raises
     ------
@@ -404,12 +406,39 @@ def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N80
     """
     if isinstance(scaler, (str, os.PathLike)):
         scaler = read_json(scaler, "the file of statistics")
-    names, options = _of_statistics(scaler) if isinstance(scaler, Mapping) else _of_sklearn(scaler)
-    features = named(fields, names, len(options), "the scaler")
-    for feature in features:
-        if not replace(feature, function=None, power=None, within=None).plain:
+    if not isinstance(scaler, Mapping):
+        names, options = _of_sklearn(scaler)
+        features = named(fields, names, len(options), "the scaler")
+    else:
+        names = list(scaler)
+        if isinstance(fields, Mapping) or fields is None:
+            features = named(fields, names, len(names), "the scaler")
+        else:
+            features = as_features(fields, "Scaled")
+            names = _names_of(features, scaler)
+        options = [_of_statistics(name, scaler[name]) for name in names]
+    for feature, each in zip(features, options, strict=True):
+        if set(each) & set(feature.options):
             raise ConfigError(f"Scaled: expected a field without a scale of its own: {feature!r}")
     return tuple(replace(f, **each) for f, each in zip(features, options, strict=True))
+
+
+def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> list[str]:
+    """Return the name by which the statistics have each feature; one name is of one column."""
+    columns: dict[str, str] = {}
+    names = []
+    for feature in features:
+        column, last = column_of(feature.name), str(path_of(feature.name)[-1])
+        found = (name for name in (feature.text, column, last) if name in statistics)
+        name = next(found, feature.text)
+        require([name], statistics, "Scaled: no statistics of")
+        if columns.setdefault(name, column) != column:
+            raise ConfigError(
+                f"Scaled: the statistics of {name!r} cannot be both of {columns[name]!r} and of "
+                f"{column!r}; rename them to whole names, such as {column!r}"
+            )
+        names.append(name)
+    return names
 
 
 def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feature, ...]:
@@ -436,7 +465,7 @@ def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feat
         given = fields or {}
         if not names or not set(given) <= set(names):
             raise ConfigError(f"{known}; got {[*given] or 'no fields'}; name its fields in order")
-        return as_features([given.get(name, name) for name in names], who)
+        fields, names = [given.get(name, name) for name in names], ()
     features = as_features(fields, who)
     pairs = zip(names, features, strict=False)
     alike = all(name in (feature.text, path_of(feature.name)[-1]) for name, feature in pairs)
@@ -472,25 +501,20 @@ def _of_sklearn(scaler: Any) -> tuple[list[str], list[dict[str, Any]]]:
     return [*map(str, names)], [{"shift": s, "scale": by, **limits} for s, by in each]
 
 
-def _of_statistics(content: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the names of features, and the options of each, by their statistics."""
-    options = []
-    for name, statistics in content.items():
-        try:
-            has = {
-                key: statistics[key] for key in ("mean", "std", "min", "max") if key in statistics
-            }
-            shift, other = has.values()
-            width = other - shift if "min" in has else other
-            valid = set(has) in ({"mean", "std"}, {"min", "max"}) and math.isfinite(shift)
-            valid = valid and 0 < width < math.inf
-        except (TypeError, ValueError):
-            valid = False
-        if not valid:
-            raise ConfigError(
-                f"the statistics of {name!r}: expected either mean and std, or min and max, with a "
-                f"finite width, got {statistics!r}; another rule is that of "
-                "Feature(name, shift=, scale=)"
-            )
-        options.append({"shift": shift, "scale": 1 / width})
-    return list(content), options
+def _of_statistics(name: str, statistics: Any) -> dict[str, float]:
+    """Return the options of a feature by its statistics."""
+    try:
+        has = {key: statistics[key] for key in ("mean", "std", "min", "max") if key in statistics}
+        shift, other = has.values()
+        width = other - shift if "min" in has else other
+        valid = set(has) in ({"mean", "std"}, {"min", "max"}) and math.isfinite(shift)
+        valid = valid and 0 < width < math.inf
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ConfigError(
+            f"the statistics of {name!r}: expected either mean and std, or min and max, with a "
+            f"finite width, got {statistics!r}; another rule is that of "
+            "Feature(name, shift=, scale=)"
+        )
+    return {"shift": shift, "scale": 1 / width}

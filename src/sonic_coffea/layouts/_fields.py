@@ -44,6 +44,7 @@ class FieldsLayout(Layout):
     named: ClassVar[str] = "fields"
     sort_by: SortBy = None
     missing: Any = None
+    pad: str = "after"
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -92,8 +93,16 @@ class FieldsLayout(Layout):
         strings, missing = self.dtype == STRING, self.missing
         if strings and missing is not None:
             missing = [text.encode() for text in missing]
-        options = {"jagged": self.jagged, "missing": missing, "key": self.key, "strings": strings}
-        return Bound(self, bind_columns(source, self.features, **options))
+        columns = bind_columns(
+            source,
+            self.features,
+            jagged=self.jagged,
+            missing=missing,
+            transforms_missing=self.pad == "before",
+            key=self.key,
+            strings=strings,
+        )
+        return Bound(self, columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         """Write all elements one after the other."""
@@ -126,8 +135,10 @@ class Row(FieldsLayout):
         ``""``: ``[N]`` of one field.
     missing : float or str, or sequence of them, optional
         Replacement for objects that are not there and for numbers that are None: one value for
-        all fields, or one for each. It is sent untransformed. By default, such an object or
-        number raises an `InputError`.
+        all fields, or one for each. By default, such an object or number raises an `InputError`.
+    pad : {"after", "before"}
+        Whether what is missing is replaced after the other numbers are transformed, or before, so
+        that `missing` is transformed, too. Of an expression, it replaces the result.
 
     Examples
     --------
@@ -144,13 +155,14 @@ class Row(FieldsLayout):
 
     holds_strings = True
     length: ClassVar[int] = 1
-    choices: ClassVar = {"axis_order": ("F", "FL", "LF", "")}
+    choices: ClassVar = {"axis_order": ("F", "FL", "LF", ""), "pad": ("after", "before")}
 
     fields: Fields
     dtype: Any = "float32"
     _: KW_ONLY
     axis_order: str = "F"
     missing: Constants = None
+    pad: str = "after"
 
     def __post_init__(self) -> None:
         self._declare()
@@ -284,8 +296,9 @@ class Padded(FieldsLayout):
         object that is not there, such as ``"Jet[0].pf.pt"`` of an event without jets; with
         `missing`, these have no constituents.
     pad : {"after", "before"}
-        Whether rows are padded after their numbers are transformed, or before, so that `fill` is
-        transformed, too. In an expression, it is then the number of each field of the elements.
+        Whether rows are padded after their numbers are transformed, or before, so that `fill` and
+        `missing` are transformed, too. In an expression, `fill` is then the number of each field of
+        the elements.
     outer : int, optional
         Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
         event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists

@@ -381,7 +381,9 @@ def _property(array: Any, name: str, path: Path) -> ak.Array:
 def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     inside = f" (in {text_of(path)!r})" if path != (name,) else ""
     if known:
-        return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
+        dotted = next((k for k in known if str(k).startswith(f"{name}.")), None)
+        hint = f"a name that holds dots is written as a tuple, ({dotted!r},)"
+        return FieldError(f"no field {name!r}{inside}; {hint if dotted else nearest(name, known)}")
     return FieldError(
         f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
         f"such as {{{name!r}: array}}"

@@ -155,28 +155,35 @@ class Structure:
             Naming the first event that differs.
         """
         mine, theirs = _essential(self.levels), _essential(other.levels)
+        correct = "choose both from the same collection, with the same cuts"
         if self.events == other.events:
             if len(mine) == len(theirs) and all(map(Level.equals, mine, theirs)):
                 return
-            detail = f"the first difference is in event {self._first_difference(mine, theirs)}"
+            event, is_none = self._first_difference(mine, theirs)
+            detail = f"the first difference is in event {event}"
+            if is_none:
+                detail += ", where one is None"
+                correct = "leave out what lacks one, as in model(ak.mask(events, has_both))"
         else:
             detail = f"{self.events} and {other.events} events"
         names = (f if isinstance(f, str) else f"field {text_of(f)!r}" for f in fields)
         raise InputError(
-            f"{' and '.join(names)} do not have the same objects ({detail}); "
-            "choose both from the same collection, with the same cuts"
+            f"{' and '.join(names)} do not have the same objects ({detail}); {correct}"
         )
 
-    def _first_difference(self, mine: Levels, theirs: Levels) -> int:
-        """Return the first event in which some levels differ."""
+    def _first_difference(self, mine: Levels, theirs: Levels) -> tuple[int, bool]:
+        """Return the first event in which some levels differ, and whether one is None there."""
         for number, (one, other) in enumerate(zip_longest(mine, theirs)):
             above = Structure(self.events, mine[:number])
             if one is None or other is None or one.is_list != other.is_list:
                 option = next((x for x in (one, other) if x is not None and not x.is_list), None)
-                return 0 if option is None else above.event_of(int(np.argmax(option.data < 0)))
+                if option is None:
+                    return 0, False
+                return above.event_of(int(np.argmax(option.data < 0))), True
             if not one.equals(other):
-                return above.event_of(int(np.argmax(one.data != other.data)) - one.is_list)
-        return 0
+                place = int(np.argmax(one.data != other.data)) - one.is_list
+                return above.event_of(place), not one.is_list
+        return 0, False
 
     def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
         """Return the number of the element of another field for each row.
