@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -14,9 +15,6 @@ from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -19,9 +20,6 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.server  # clusters of processes
 

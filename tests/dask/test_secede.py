@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from distributed import Client, secede
@@ -12,9 +12,6 @@ from tests.dask.conftest import MODEL, fake_server, jets, local_cluster, twice
 from tests.waiting import until
 
 from sonic_coffea import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.server  # and a cluster
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -12,9 +13,6 @@ from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ["pt", "eta", "phi"]
 PHOTONS = ak.Array(

@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pool.scripted import (
@@ -26,9 +27,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:

@@ -9,9 +9,10 @@ import gc
 import multiprocessing
 import pickle
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.doubling import MODEL, jets, served
@@ -20,9 +21,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JETS = jets(1.0, 2.0)
 

@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -21,10 +23,6 @@ from sonic_coffea.pool._tuning import LATE_S, QUIET_S, VALID_S
 from sonic_coffea.testing import FakeModel, FakeServer
 
 from .scenario import ONE, TWO, Scenario, contract
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 A, B = contract(digest="a"), contract(digest="b")
 

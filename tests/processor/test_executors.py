@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import loky
@@ -18,9 +19,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import current
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNKS = [ak.Array([[{"pt": float(number)}], []]) for number in range(12)]
 

@@ -11,7 +11,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -27,10 +29,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reuse import ScoreCache
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PADDED = sonic.Model(
     "p",

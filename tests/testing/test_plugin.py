@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 HEAVY = ("awkward", "coffea", "dask", "distributed", "grpc", "numba", "numpy", "tritonclient")
 SESSION = f"""

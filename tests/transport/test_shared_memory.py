@@ -9,7 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +24,6 @@ from tritonclient.utils import InferenceServerException
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("shared", [True, False])
