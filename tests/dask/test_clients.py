@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from tests.dask.conftest import MODEL, connected_cluster, jets, local_cluster, multiplied
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from distributed import LocalCluster
 
 pytestmark = pytest.mark.server  # clusters of processes
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import dask
@@ -30,6 +30,7 @@ from tests.dask.conftest import (
     twice,
 )
 from tests.waiting import until
+from tornado.ioloop import PeriodicCallback
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -37,9 +38,6 @@ from sonic_coffea.dask import SonicSchedulerPlugin
 from sonic_coffea.dask import cluster as cluster_of_processes
 from sonic_coffea.dask._worker import JOIN, REPORT
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from tornado.ioloop import PeriodicCallback
 
 pytestmark = pytest.mark.server  # and a cluster of processes
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.network.processes import needs
 from tests.network.proxies import Envoy, Nginx, Proxy, buffer
+from tests.network.tritons import Triton
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.network.tritons import Triton
 
 # What each does for a request or before a batch, and how Triton queues its requests.
 _MODELS: dict[str, dict[str, Any]] = {

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
 from tests.pool.scenario import Call, Waiter
-from tests.pool.scripted import MODEL, doubled, objects, pool_of
+from tests.pool.scripted import MODEL, ScriptedServer, doubled, objects, pool_of
 
 from sonic_coffea import errors
 from sonic_coffea.pool import ModelKey, Settings
@@ -20,11 +21,6 @@ from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._record import decided
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.transport import Contract, Response, TensorSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pool.scripted import ScriptedServer
 
 
 class Replay:

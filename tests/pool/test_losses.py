@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -27,9 +27,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import QUIET_S
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 
 def test_one_server_that_is_gone_is_one_clear_error(one: ScriptedServer) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +22,9 @@ from tests.pool.scripted import (
 )
 from tests.waiting import ctrl_c_in, until
 
-from sonic_coffea import errors
+from sonic_coffea import Pending, errors
 from sonic_coffea.pool import Call, Deadline, Pool, Settings
 from sonic_coffea.reporting import Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sonic_coffea import Pending
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,18 @@ import contextlib
 import fnmatch
 import glob
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
+import trustme
 from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import trustme
 
 # What a fake server has, and what it is asked.
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
