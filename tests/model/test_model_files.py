@@ -138,6 +138,7 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     renamed = sonic.Model.from_xgboost("id_EB", trees, fields={"pt": "other.pt"})
     events = ak.with_field(PHOTONS, ak.zip({"pt": PHOTONS.pt}), "other")
     with sonic.connect(tmp_path / "r"):
+        assert model.check().features == tuple(NAMES)
         assert ak.flatten(model(PHOTONS).signal).tolist() == expected.tolist()
         assert ak.flatten(renamed(events)).tolist() == expected.tolist()
     with pytest.raises(ConfigError, match="EB.json has 3 features: 'pt', .*; got 'eta', 'pt'"):
