@@ -12,7 +12,7 @@ import sonic_coffea as sonic
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("wide")
+    path = tmp_path_factory.mktemp("wide") / "repository"
     write_models(path, "one", "two")
     return path
 
