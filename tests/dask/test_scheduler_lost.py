@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, connected_cluster, jets, multiplied
+from tests.dask.conftest import connected_cluster
+from tests.doubling import MODEL, jets, multiplier
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 def score(number: int) -> float:
     """Score by a model that the worker imports, which has no servers of its own."""
-    (score,) = MODEL(jets(number, 1)).twice.tolist()
+    (score,) = MODEL(jets(number)).twice.tolist()
     return float(score)
 
 
@@ -66,7 +67,7 @@ def cluster(port: int, *, workers: int = 1) -> Iterator[subprocess.Popen[bytes]]
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer(multiplied()) as server:
+    with multiplier() as server:
         yield server
 
 
