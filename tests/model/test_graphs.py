@@ -133,13 +133,8 @@ def test_all_rows_of_an_event_share_a_request() -> None:
         own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
         return {"y": np.column_stack([own / own.sum()])}
 
-    fake = FakeModel(
-        inputs={"jets": ("float32", (-1, 1)), "pf": ("float32", (-1, 1, -1))},
-        outputs={"y": ("float32", (-1, 1))},
-        function=share,
-        max_rows=0,
-    )
-    with FakeServer({"event": fake}) as server, sonic.connect(server.url):
+    served = {"event": FakeModel.of(tagger, share)}
+    with FakeServer(served) as server, sonic.connect(server.url):
         pending = tagger.submit(jets)
         assert pending.result().tolist() == [[0.5, 0.5], [], [1.0]]
     assert pending.statistics.total().requests >= 2

@@ -148,20 +148,6 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
         sonic.Model.from_xgboost("id_EB", tmp_path / "no.json")
 
 
-def test_keys_that_a_declaration_gives_twice_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    field = "{name: pt, scale: 1.0, scale: 2.0}"
-    for inputs in (
-        f"x: {{layout: Row, fields: [{field}]}}",
-        "x: {layout: Row, fields: [pt], fields: [eta]}",
-    ):
-        path.write_text(f"model: m\ninputs:\n  {inputs}\noutputs: {{y: [a]}}\n")
-        with pytest.raises(
-            ConfigError, match=r"m.yaml as YAML: key '(scale|fields)' is given twice.* line 3"
-        ):
-            sonic.Model.from_yaml(path)
-
-
 def test_declarations_are_printed_without_a_server(tagger: Path, trees: Path) -> None:
     done = run("scaffold", tagger)
     assert done.returncode == 0, done.stderr

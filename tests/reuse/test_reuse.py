@@ -251,8 +251,9 @@ def test_variations_and_versions_without_data() -> None:
 
 
 def test_missing_versions_are_named(server: FakeServer, pool: Pool) -> None:
-    with pytest.raises(errors.ModelNotFoundError, match="version 7"):
+    with pytest.raises(errors.ModelNotFoundError, match="version 7.*it has version 1") as caught:
         MODEL(objects([[1], [2]]), pool=pool, version=ak.Array([1, 7]))
+    assert (caught.value.server, caught.value.model) == (server.url, "m")
     pinned = sonic.Model("m", MODEL.inputs, {"y": ["twice"]}, version=1)
     with pytest.raises(errors.ConfigError, match="declared with version 1"):
         pinned(objects([[1]]), pool=pool, version=2)
