@@ -9,8 +9,6 @@ import os
 import random
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
+from tests.scripts import python
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -586,8 +585,7 @@ ScoreCache(sys.argv[1], 10**6).put([([b"key"], {"y": np.ones((1, 2), np.float32)
 
 
 def test_files_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path / "scores")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python("-c", FULL, tmp_path / "scores")
     assert "scores is not used: " in done.stderr
     assert list(tmp_path.iterdir()) == []
 
