@@ -104,26 +104,11 @@ def test_a_client_whose_scheduler_stays_away_says_what_to_do(
             until(lambda: client.status == "closed")
 
 
+@pytest.mark.parametrize("heard_after_s", [0, 1])
 def test_a_client_that_lost_its_link_has_its_servers_again(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
+    server: FakeServer, caplog: pytest.LogCaptureFixture, heard_after_s: float
 ) -> None:
-    """Its scheduler has taken its servers away meanwhile."""
-    with connected_cluster(server.url) as (own, client, _):
-        (worker,) = own.workers.values()
-        assert client.submit(score, 1, pure=False).result(60) == 2
-        (before,) = plugins(worker)
-        client.loop.add_callback(own.scheduler.client_comms[client.id].abort)
-        until(lambda: "registering its servers again" in caplog.text)
-        # Until then, it may be the one that is still to be taken away.
-        until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
-        assert client.submit(score, 2, pure=False).result(60) == 4
-        assert caplog.text.count("registering its servers again") == 1
-
-
-def test_servers_that_are_still_being_taken_away_come_back(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
+    """Its scheduler takes its servers away meanwhile, of which large clusters hear late."""
     taken = threading.Event()
     with connected_cluster(server.url) as (own, client, _):
         scheduler, (worker,) = own.scheduler, own.workers.values()
@@ -132,14 +117,16 @@ def test_servers_that_are_still_being_taken_away_come_back(
         async def slowly(*, msg: Any, **options: Any) -> Any:
             if msg["op"] != "plugin-remove":
                 return await broadcast(msg=msg, **options)
-            await asyncio.sleep(1)
+            await asyncio.sleep(heard_after_s)
             answers = await broadcast(msg=msg, **options)
             taken.set()
             return answers
 
         scheduler.broadcast = slowly
+        assert client.submit(score, 1, pure=False).result(60) == 2
+        (before,) = plugins(worker)
         client.loop.add_callback(scheduler.client_comms[client.id].abort)
         until(taken.is_set)
-        until(lambda: plugins_of_worker(worker) == 1)
+        until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
         assert client.submit(score, 2, pure=False).result(60) == 4
-    assert "registering its servers again" in caplog.text
+    assert caplog.text.count("registering its servers again") == 1
