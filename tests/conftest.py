@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -20,13 +22,7 @@ from tests.scored import Scored
 from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
-from sonic_coffea.server import ensure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sonic_coffea.server import ServerInstall
+from sonic_coffea.server import ServerInstall, ensure
 
 # These have an environment of their own: dask-awkward needs an older dask.
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 
-if TYPE_CHECKING:
-    import sonic_coffea as sonic
+import sonic_coffea as sonic
 
 
 def same_scores(found: Any, expected: list[Any]) -> None:

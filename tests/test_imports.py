@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from importlib.metadata import requires
 
 import pytest
+from tests.scripts import python
 from tests.test_architecture import MODULES, imports
 
 from sonic_coffea import provenance
@@ -74,8 +74,7 @@ with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url)
 
 
 def test_scoring_needs_nothing_of_an_extra() -> None:
-    command = [sys.executable, "-c", WORKER, *EXTRAS, "typer"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", WORKER, *EXTRAS, "typer")
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from tests.scripts import python
 
 import sonic_coffea
 
@@ -40,7 +38,5 @@ def test_public_names() -> None:
 
 def test_importing_is_light_and_needs_no_unix() -> None:
     """And public modules are attributes. In a process of its own, which must not warn."""
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", CLIENT)
     assert (done.stdout, done.stderr) == ("m set()\nsonic_coffea.transport\n", "")

@@ -16,27 +16,23 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 from distributed import Client
 from distributed.utils import offload
 from tests.chaos.leaks import Held, children, settled
 from tests.chaos.load import LONGEST_CALL_S, Load, difference, expected, score
-from tests.chaos.world import World, is_possible, plan
+from tests.chaos.world import Fault, World, is_possible, plan
 from tests.dask.conftest import local_cluster
 from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import forget
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.chaos.world import Fault
 
 _CONFIG = {
     # Neither tasks nor workers are to blame for workers that are killed on purpose.

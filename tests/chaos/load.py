@@ -8,18 +8,14 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import awkward as ak
 import numpy as np
-from distributed import as_completed
+from distributed import Client, as_completed
 from tests.chaos.world import MODEL
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import CancelledError
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 LENGTH, EVENTS = 64, 4000
 SUMS = sonic.Model(

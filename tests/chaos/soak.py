@@ -11,9 +11,10 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.chaos.leaks import Held, settled
 from tests.chaos.load import EVENTS, SUMS, difference, jets
@@ -22,9 +23,6 @@ from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # So much allocators may keep after many calls, and so many threads gRPC, which has more under load.
 KEPT = {"memory_bytes": 30_000_000, "natives": 8}

@@ -12,9 +12,12 @@ import contextlib
 import os
 import random
 import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from distributed import Client
 from tests.network.proxies import Envoy
 from tests.network.toxics import ToxicProxy
 from tests.network.tritons import Triton, restore, tritons
@@ -22,12 +25,6 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.server import Served
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from distributed import Client
 
 MODEL = "sums"
 TRITONS = ("behind-1", "behind-2", "direct", "proxied")

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.commands import run
 from tests.ports import held_port
+from tests.scripts import python
 
 import sonic_coffea as sonic
 from sonic_coffea.cli import main
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
-
-def in_a_process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sonic_coffea", *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+in_a_process = partial(python, "-m", "sonic_coffea", check=False)
 
 
 def test_version() -> None:

@@ -8,15 +8,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 from tornado.ioloop import IOLoop
 from tornado.websocket import websocket_connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _OPTIONS = (

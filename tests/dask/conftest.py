@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-import awkward as ak
-import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from tests.doubling import double, multiplier, served
 
 import sonic_coffea as sonic
-from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+from sonic_coffea.testing import FakeServer
 
 
 class SlowServer(FakeServer):
@@ -27,12 +22,12 @@ class SlowServer(FakeServer):
     def __init__(self) -> None:
         turn = threading.Lock()
 
-        def double(inputs: Any) -> dict[str, Any]:
+        def slowly(inputs: Any) -> dict[str, Any]:
             with turn:
                 time.sleep(0.05)
-            return {"y": 2 * inputs["x"]}
+            return double(inputs)
 
-        super().__init__({"double": FakeModel.of(MODEL, double)})
+        super().__init__(served(slowly))
 
     def answer(self, method: str, request: Any, context: Any) -> Any:
         answer = super().answer(method, request, context)
@@ -76,10 +71,7 @@ def connected_cluster(
 @contextlib.contextmanager
 def fake_server(client: Client, **options: Any) -> Iterator[tuple[FakeServer, sonic.Pool]]:
     """Yield a server that doubles, to which a client is connected, and the pool."""
-    with (
-        FakeServer(multiplied()) as server,
-        sonic.connect(server.url, client=client, **options) as pool,
-    ):
+    with multiplier() as server, sonic.connect(server.url, client=client, **options) as pool:
         yield server, pool
 
 
@@ -91,16 +83,3 @@ def one_worker() -> Iterator[Client]:
     """
     with local_cluster(1) as cluster, Client(cluster) as client:
         yield client
-
-
-def multiplied(factor: float = 2, **options: Any) -> dict[str, FakeModel]:
-    """Return the models of a fake server, whose factor tells which server scored a row."""
-    return {"double": FakeModel.of(MODEL, lambda inputs: {"y": factor * inputs["x"]}, **options)}
-
-
-def jets(first: int, number: int) -> ak.Array:
-    return ak.zip({"pt": np.arange(first, first + number, dtype=np.float32)})
-
-
-def twice(scores: Any) -> list[float]:
-    return ak.to_list(scores.twice)

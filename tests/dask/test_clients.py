@@ -5,52 +5,37 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from distributed import Client
-from tests.dask.conftest import MODEL, connected_cluster, jets, local_cluster, multiplied
+from distributed import Client, LocalCluster
+from tests.dask.conftest import connected_cluster, local_cluster
+from tests.doubling import MODEL, Doubling, jets, multiplier, served
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from distributed import LocalCluster
-
 pytestmark = pytest.mark.server  # clusters of processes
-
-
-def server(factor: float, **options: Any) -> FakeServer:
-    """Return a server that multiplies by its own factor, which tells whose scores these are."""
-    return FakeServer(multiplied(factor), **options)
 
 
 def by_reference(number: int) -> float:
     """Score by a model that the worker imports."""
-    (score,) = MODEL(jets(number, 1)).twice.tolist()
+    (score,) = MODEL(jets(number)).twice.tolist()
     return float(score) / number
 
 
-class Processor(sonic.SonicProcessor):
-    """A processor whose models are of its class, which a pickle does not have."""
-
-    models = {"double": MODEL}  # noqa: RUF012  as users write it
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"double": events}
-
+class Processor(Doubling):
     def produce(self, events: Any, scores: Any) -> Any:
-        return float(scores["double"].twice[0]) / float(events.pt[0])
+        return float(scores["m"].twice[0]) / float(events.pt[0])
 
 
 def by_processor(number: int, processor: Processor) -> Any:
-    return processor.process(jets(number, 1))
+    return processor.process(jets(number))
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +46,16 @@ def cluster() -> Iterator[LocalCluster]:
 
 def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> None:
     """Chunks that are under way, and those that come later, whatever was connected last."""
-    model = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 
     def by_value(number: int) -> float:
-        (score,) = model(jets(number, 1)).twice.tolist()
+        (score,) = model(jets(number)).twice.tolist()
         return float(score) / number
 
     # On a machine that is busy, an answer is late as if its server hung, and rows are sent again.
     patient: dict[str, Any] = {"hedge_after_s": 60.0}
     with ExitStack() as stack:
-        one, other = (stack.enter_context(server(factor)) for factor in (2, 3))
+        one, other = (stack.enter_context(multiplier(factor)) for factor in (2, 3))
         first, second = (stack.enter_context(Client(cluster)) for _ in range(2))
         ways = by_reference, by_value
 
@@ -90,12 +75,12 @@ def test_clients_of_a_cluster_have_their_own_servers(cluster: LocalCluster) -> N
             one.release()
             assert set(first.gather(under_way)) == {2.0}
             assert set(second.gather(of_second)) == {3.0}
-        assert one.statistics["double", "rows"] == other.statistics["double", "rows"] == 60
+        assert one.statistics["m", "rows"] == other.statistics["m", "rows"] == 60
 
 
 def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> None:
     """Also tasks that are sent last, which arrive after the block has ended."""
-    with server(2) as one, server(3) as other, Client(cluster) as client:
+    with multiplier(2) as one, multiplier(3) as other, Client(cluster) as client:
 
         def factors() -> list[Any]:
             return client.map(by_reference, range(1, 40), pure=False)
@@ -129,7 +114,7 @@ def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> Non
 
     def run(factor: int) -> None:
         with (
-            server(factor) as mine,
+            multiplier(factor) as mine,
             Client(cluster, set_as_default=False) as client,
             sonic.connect(mine.url, client=client),
         ):
@@ -151,7 +136,7 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: Loca
     both = threading.Barrier(2, timeout=60)
 
     def run(factor: int) -> None:
-        with server(factor) as mine, sonic.connect(mine.url, client=client):
+        with multiplier(factor) as mine, sonic.connect(mine.url, client=client):
             both.wait()
             lost = client.submit(by_reference, 1, pure=False).exception()
             passed = client.submit(by_model, 1, MODEL).result(), Processor()
@@ -161,7 +146,7 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: Loca
             both.wait()
 
     with (
-        server(4) as outer,
+        multiplier(4) as outer,
         Client(cluster) as client,
         sonic.connect(outer.url, client=client),
         ThreadPoolExecutor() as threads,
@@ -186,7 +171,7 @@ def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
         return sum(bool(client.telemetry) for client in plugin.allocator.clients.values())
 
     with (
-        server(2) as one,
+        multiplier(2) as one,
         Client(cluster) as first,
         Client(cluster) as second,
         sonic.connect(one.url, client=first, max_in_flight=7),
@@ -213,11 +198,11 @@ def test_a_client_that_is_not_connected_has_to_be(cluster: LocalCluster) -> None
 
 
 def made(number: int) -> sonic.Model:
-    return sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+    return sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 
 
 def by_model(number: int, model: sonic.Model) -> float:
-    return float(model(jets(number, 1)).twice[0]) / number
+    return float(model(jets(number)).twice[0]) / number
 
 
 def in_thread(number: int) -> float:
@@ -232,7 +217,12 @@ def in_block(number: int, url: str) -> float:
 
 def test_what_no_task_does_has_not_the_servers_of_another_client(cluster: LocalCluster) -> None:
     """A model that a task made is pickled in dask's threads, and tasks start threads."""
-    with server(2) as one, server(3) as other, Client(cluster) as first, Client(cluster) as second:
+    with (
+        multiplier(2) as one,
+        multiplier(3) as other,
+        Client(cluster) as first,
+        Client(cluster) as second,
+    ):
         here, there = first.scheduler_info(n_workers=-1)["workers"]
         with sonic.connect(one.url, client=first), sonic.connect(other.url, client=second):
             model = first.submit(made, 1, workers=[here], pure=False)
@@ -261,7 +251,7 @@ class Polled(FakeServer):
     """A server whose statistics are asked for, and which may owe them."""
 
     def __init__(self) -> None:
-        super().__init__(multiplied())
+        super().__init__(served())
         self.answers = threading.Event()
         self.answers.set()
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import dask
@@ -19,17 +19,10 @@ import pytest
 from distributed import Client, LocalCluster, default_client
 from distributed.batched import BatchedSend
 from tests.dask.browser import browser
-from tests.dask.conftest import (
-    MODEL,
-    SlowServer,
-    connected_cluster,
-    fake_server,
-    jets,
-    local_cluster,
-    multiplied,
-    twice,
-)
+from tests.dask.conftest import SlowServer, connected_cluster, fake_server, local_cluster
+from tests.doubling import MODEL, Doubling, jets, multiplier, served
 from tests.waiting import until
+from tornado.ioloop import PeriodicCallback
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -38,17 +31,14 @@ from sonic_coffea.dask import cluster as cluster_of_processes
 from sonic_coffea.dask._worker import JOIN, REPORT
 from sonic_coffea.testing import FakeServer
 
-if TYPE_CHECKING:
-    from tornado.ioloop import PeriodicCallback
-
 pytestmark = pytest.mark.server  # and a cluster of processes
 
 
 def chunk(number: int) -> tuple[float, float, list[float]]:
     """Score a few jets; return when they left, when the scores came, and the scores."""
     left = time.monotonic()
-    scores = MODEL(jets(10 * number, 3))
-    return left, time.monotonic(), twice(scores)
+    scores = MODEL(jets(*range(10 * number, 10 * number + 3)))
+    return left, time.monotonic(), scores.twice.tolist()
 
 
 def rounds_of(dask_worker: Any) -> list[PeriodicCallback]:
@@ -85,34 +75,30 @@ def test_a_waiting_chunk_is_suspended(
 
 def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -> None:
     def twice_twice(number: int) -> list[float]:
-        return twice(MODEL(jets(number, 2))) + twice(MODEL(jets(number + 100, 2)))
+        calls = (MODEL(jets(first, first + 1)) for first in (number, number + 100))
+        return [score for scores in calls for score in scores.twice.tolist()]
 
     with sonic.connect(slow_server.url, client=one_worker):
         out = one_worker.gather(one_worker.map(twice_twice, range(8)))
     assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
 
 
-class Overlapping(sonic.SonicProcessor):
+class Overlapping(Doubling):
     """Waits for scores in `overlap`, while dask starts other chunks."""
 
-    models = {"double": MODEL}  # noqa: RUF012  as users write it
-
-    def acquire(self, events: Any) -> Any:
-        return {"double": events}
-
     def overlap(self, events: Any) -> Any:
-        return twice(MODEL(events))
+        return MODEL(events).twice.tolist()
 
     def produce(self, events: Any, scores: Any) -> Any:
-        return {"twice": twice(scores["double"]), "overlap": scores.overlap}
+        return {"twice": scores["m"].twice.tolist(), "overlap": scores.overlap}
 
 
 def test_chunks_that_are_started_meanwhile_count_for_themselves(one_worker: Client) -> None:
     def process(number: int) -> Any:
-        return Overlapping().process(jets(number, 1))
+        return Overlapping().process(jets(number))
 
     def score(number: int) -> Any:
-        return twice(MODEL(jets(number, 1)))
+        return MODEL(jets(number)).twice.tolist()
 
     with fake_server(one_worker, max_suspended_chunks=4) as (server, _):
         server.hold()
@@ -153,7 +139,7 @@ def test_workers_of_one_process_share_its_pool(
             return [(course.totals["rows"], course.totals["requests"]) for course in courses]
 
         until(lambda: reported() == [(120, requests)])
-        until(lambda: plugin.allocator.demand(slow_server.url, "double", "1")[:2] == (0, 0))
+        until(lambda: plugin.allocator.demand(slow_server.url, "m", "1")[:2] == (0, 0))
         # The other goes on if one leaves, and works off again what is lost with it.
         cluster.scale(1)
         until(lambda: len(plugin.allocator.clients) == 1)
@@ -214,7 +200,7 @@ def test_what_another_try_repeats_is_not_tried_again(
 
     def score() -> None:
         (tmp_path / str(time.monotonic_ns())).touch()
-        MODEL(jets(1, 1))
+        MODEL(jets(1))
         raise ZeroDivisionError
 
     with fake_server(one_worker, retry_timeout_s=0.1) as (server, _):
@@ -237,7 +223,7 @@ def test_what_a_task_catches_is_its_own_business(
         number = len(list(tmp_path.iterdir()))
         hiccup = OSError("cannot read") if number < 3 else None
         try:
-            absent(jets(0, 1))
+            absent(jets(0))
         except errors.ModelNotFoundError as error:
             if hiccup is not None and why == "instead":
                 raise hiccup  # noqa: B904  it is no consequence
@@ -256,8 +242,8 @@ def test_what_a_task_catches_is_its_own_business(
 
 def test_a_lost_server_is_an_event(one_worker: Client) -> None:
     with (
-        FakeServer(multiplied()) as server,
-        FakeServer(multiplied()) as other,
+        multiplier() as server,
+        multiplier() as other,
         sonic.connect([server.url, other.url], client=one_worker),
     ):
 
@@ -284,7 +270,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
     """Without a connection to the scheduler, dask drops messages silently."""
     answers: list[int] = []
     with (
-        FakeServer(multiplied(max_rows=4)) as server,
+        FakeServer(served(max_rows=4)) as server,
         connected_cluster(server.url) as (cluster, client, pool),
     ):
         handlers, (worker,) = cluster.scheduler.stream_handlers, cluster.workers.values()
@@ -304,7 +290,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
             rounds.callback()
 
         stream, worker.batched_stream = worker.batched_stream, BatchedSend(interval="2ms")
-        assert twice(MODEL(jets(0, 40)))[39] == 78.0
+        assert MODEL(jets(*range(40))).twice.tolist()[39] == 78.0
         client.sync(report)
         assert answers == []
         worker.batched_stream = stream
@@ -332,11 +318,11 @@ def test_an_asynchronous_client(slow_server: FakeServer) -> None:
 
 def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
     def score(number: int) -> list[float]:
-        return twice(MODEL(jets(number, 2)))
+        return MODEL(jets(number, number + 1)).twice.tolist()
 
     with (
-        FakeServer(multiplied()) as server,
-        FakeServer(multiplied(0.5)) as other,
+        multiplier() as server,
+        multiplier(0.5) as other,
         sonic.connect(server.url, client=one_worker),
     ):
         url = server.url
@@ -447,13 +433,13 @@ def test_the_page_of_the_dashboard(one_worker: Client) -> None:
             return shown["Rows"] == "180" and shown["Model (ms)"] != ""
 
         until(is_whole)
-        assert (shown["Model"], shown["State"]) == ("double v1", "up")
+        assert (shown["Model"], shown["State"]) == ("m v1", "up")
         assert float(shown["Model (ms)"]) > 45
         assert float(shown["RTT (ms)"]) > 45
         assert (shown["Retries"], shown["Failures"]) == ("0", "0")
         with browser() as show:
             text = show(url)
-            until(lambda: server.url in text() and "double v1" in text())
+            until(lambda: server.url in text() and "m v1" in text())
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
@@ -470,12 +456,12 @@ def test_the_dashboard_links_to_the_page(prefix: str) -> None:
 
 def test_a_token_reaches_the_workers_and_no_result(one_worker: Client) -> None:
     def score(number: int) -> Any:
-        return MODEL(jets(number, 2))
+        return MODEL(jets(number, number + 1))
 
     with fake_server(one_worker, token="hush-hush") as (server, _):
         server.headers["authorization"] = "Bearer hush-hush"
         scores = one_worker.submit(score, 5).result()
-        assert twice(scores) == [10.0, 12.0]
+        assert scores.twice.tolist() == [10.0, 12.0]
         assert b"hush" not in pickle.dumps(scores)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from distributed import Client
@@ -19,9 +19,6 @@ from sonic_coffea.dask import check_workers
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Checks, HostCheck, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
 

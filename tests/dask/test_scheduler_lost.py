@@ -7,21 +7,20 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, connected_cluster, jets, multiplied
+from tests.dask.conftest import connected_cluster
+from tests.doubling import MODEL, jets, multiplier
 from tests.ports import held_port
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.server  # clusters of processes
 
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 def score(number: int) -> float:
     """Score by a model that the worker imports, which has no servers of its own."""
-    (score,) = MODEL(jets(number, 1)).twice.tolist()
+    (score,) = MODEL(jets(number)).twice.tolist()
     return float(score)
 
 
@@ -68,7 +67,7 @@ def cluster(port: int, *, workers: int = 1) -> Iterator[subprocess.Popen[bytes]]
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer(multiplied()) as server:
+    with multiplier() as server:
         yield server
 
 
@@ -105,26 +104,11 @@ def test_a_client_whose_scheduler_stays_away_says_what_to_do(
             until(lambda: client.status == "closed")
 
 
+@pytest.mark.parametrize("heard_after_s", [0, 1])
 def test_a_client_that_lost_its_link_has_its_servers_again(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
+    server: FakeServer, caplog: pytest.LogCaptureFixture, heard_after_s: float
 ) -> None:
-    """Its scheduler has taken its servers away meanwhile."""
-    with connected_cluster(server.url) as (own, client, _):
-        (worker,) = own.workers.values()
-        assert client.submit(score, 1, pure=False).result(60) == 2
-        (before,) = plugins(worker)
-        client.loop.add_callback(own.scheduler.client_comms[client.id].abort)
-        until(lambda: "registering its servers again" in caplog.text)
-        # Until then, it may be the one that is still to be taken away.
-        until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
-        assert client.submit(score, 2, pure=False).result(60) == 4
-        assert caplog.text.count("registering its servers again") == 1
-
-
-def test_servers_that_are_still_being_taken_away_come_back(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
+    """Its scheduler takes its servers away meanwhile, of which large clusters hear late."""
     taken = threading.Event()
     with connected_cluster(server.url) as (own, client, _):
         scheduler, (worker,) = own.scheduler, own.workers.values()
@@ -133,14 +117,16 @@ def test_servers_that_are_still_being_taken_away_come_back(
         async def slowly(*, msg: Any, **options: Any) -> Any:
             if msg["op"] != "plugin-remove":
                 return await broadcast(msg=msg, **options)
-            await asyncio.sleep(1)
+            await asyncio.sleep(heard_after_s)
             answers = await broadcast(msg=msg, **options)
             taken.set()
             return answers
 
         scheduler.broadcast = slowly
+        assert client.submit(score, 1, pure=False).result(60) == 2
+        (before,) = plugins(worker)
         client.loop.add_callback(scheduler.client_comms[client.id].abort)
         until(taken.is_set)
-        until(lambda: plugins_of_worker(worker) == 1)
+        until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
         assert client.submit(score, 2, pure=False).result(60) == 4
-    assert "registering its servers again" in caplog.text
+    assert caplog.text.count("registering its servers again") == 1

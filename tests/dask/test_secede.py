@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from distributed import Client, secede
-from tests.dask.conftest import MODEL, fake_server, jets, local_cluster, twice
+from tests.dask.conftest import fake_server, local_cluster
+from tests.doubling import MODEL, jets, twice
 from tests.waiting import until
 
 from sonic_coffea import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.server  # and a cluster
 
@@ -31,7 +29,7 @@ def keep_busy() -> None:
 def score_in_time() -> tuple[float, list[float]]:
     begun = time.monotonic()
     try:
-        scores = twice(MODEL(jets(1, 2), timeout_s=TIMEOUT_S))
+        scores = MODEL(jets(1, 2), timeout_s=TIMEOUT_S).twice.tolist()
     except errors.DeadlineError:
         scores = []
     return time.monotonic() - begun, scores
@@ -49,7 +47,7 @@ def client() -> Iterator[Client]:
 def test_a_call_with_a_time_limit_keeps_its_thread(client: Client) -> None:
     """Another task, which may take long, would have the worker's only thread when it is over."""
     with fake_server(client) as (server, pool):
-        assert client.submit(lambda: twice(MODEL(jets(0, 1)))).result() == [0.0]
+        assert client.submit(score).result() == [2.0, 4.0]
         server.hold()
         scoring = client.submit(score_in_time)
         until(lambda: pool.servers[0].in_flight > 0)
@@ -75,9 +73,13 @@ def _numbers_at_once(number: int) -> int:
     return at_once
 
 
+def score() -> list[float]:
+    return twice(MODEL(jets(2, 4)))
+
+
 def score_after_secede() -> list[float]:
     secede()
-    return twice(MODEL(jets(1, 2)))
+    return score()
 
 
 def test_a_task_that_has_seceded_may_score(client: Client) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -16,11 +19,6 @@ from tests.commands import run
 from sonic_coffea.dask import cluster
 from sonic_coffea.demo import workflow
 from sonic_coffea.demo.samples import DATA
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def demo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

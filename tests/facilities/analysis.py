@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import awkward as ak
 import numpy as np
@@ -16,10 +17,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 MODEL = sonic.Model("tagger", {"x": sonic.Row(["eta"])}, {"y": ["top"]})
 FILE = DATA / "TTbar_1.root"

@@ -13,15 +13,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.network.processes import Service, needs, program
 from tests.ports import held_port
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 needs_slurm = needs("munged", "slurmctld", "slurmd", "sbatch")
 

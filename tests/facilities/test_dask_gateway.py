@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from dask_gateway import Gateway
@@ -16,9 +17,6 @@ from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import serve_example
 from tests.network.processes import Service, answers
 from tests.ports import held_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Clients that have been closed close themselves again when they are collected, and fail, as their
 # event loop has ended.

@@ -7,9 +7,10 @@ import json
 import math
 import re
 import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import certifi
@@ -25,9 +26,6 @@ from tests.transport.shared import write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 pytestmark = pytest.mark.server
 

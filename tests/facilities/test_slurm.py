@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from coffea import processor
@@ -23,9 +24,6 @@ from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
 import sonic_coffea as sonic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [needs_slurm, pytest.mark.server]  # and workers in processes
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.scripts import python
 
 CODE = """
 import awkward as ak
@@ -24,14 +19,7 @@ def test_folders_that_others_can_write_are_not_used(tmp_path: Path, mode: int, k
     folder = tmp_path / "numba"
     folder.mkdir()
     folder.chmod(mode)
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = python("-c", CODE, NUMBA_CACHE_DIR=str(folder))
     assert done.stdout.strip() == "[[[1.0, 0.0]]]"
     # numba itself, and coffea, have functions of their own there.
     assert any("_pad" in path.name for path in folder.rglob("*.nb?")) is keeps

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -14,9 +15,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRAINED = pd.DataFrame({"pt": [20.0, 50.0, 90.0], "eta": [-2.0, 0.5, 1.0], "one": [1.0, 1.0, 1.0]})
 SEEN = TRAINED.to_numpy() * [1.5, 1.2, 1.0]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import dask
 import dask_awkward as dak
 import pytest
+from distributed import Client
 from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 
 @pytest.fixture(scope="module")

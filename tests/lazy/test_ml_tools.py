@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import dask
 import dask_awkward as dak
 import numpy as np
 import pytest
+from distributed import Client
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.ml_tools import triton_wrapper
+from sonic_coffea.ml_tools import Tensor, triton_wrapper
 from sonic_coffea.pool import forget
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from distributed import Client
-
-    from sonic_coffea.ml_tools import Tensor
 
 PLAIN = {"ssl": False}
 

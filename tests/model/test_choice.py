@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -15,9 +16,6 @@ from hypothesis import strategies as st
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LABELS = ["a", "b"]
 

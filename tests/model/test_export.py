@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -15,10 +16,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.scoring import export_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 JETS = ak.Array(
     [

@@ -6,12 +6,15 @@ Offsets and row numbers, which tell the elements of rows apart, have names of th
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests import doubling
 from tests.onnx_files import save_onnx
 
@@ -19,13 +22,6 @@ import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError, InputError
 from sonic_coffea.layouts import bind_inputs
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
 
 EDGES = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL", refers_to="x")
 INPUTS = {"x": sonic.Flat("r", None, batch="batch"), "edge_index": EDGES}
@@ -137,13 +133,8 @@ def test_all_rows_of_an_event_share_a_request() -> None:
         own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
         return {"y": np.column_stack([own / own.sum()])}
 
-    fake = FakeModel(
-        inputs={"jets": ("float32", (-1, 1)), "pf": ("float32", (-1, 1, -1))},
-        outputs={"y": ("float32", (-1, 1))},
-        function=share,
-        max_rows=0,
-    )
-    with FakeServer({"event": fake}) as server, sonic.connect(server.url):
+    served = {"event": FakeModel.of(tagger, share)}
+    with FakeServer(served) as server, sonic.connect(server.url):
         pending = tagger.submit(jets)
         assert pending.result().tolist() == [[0.5, 0.5], [], [1.0]]
     assert pending.statistics.total().requests >= 2

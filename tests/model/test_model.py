@@ -141,22 +141,6 @@ def test_labels_are_compared_with_those_of_the_server(
         assert '"scores": ["qcd", "top"]' in scaffold(pool.settings, "tagger")
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "hint"),
-    [("taggr", None, "did you mean 'tagger'"), ("tagger", 7, "it has version 1")],
-)
-def test_models_that_are_missing_are_named(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, name: str, version: Any, hint: str
-) -> None:
-    model = sonic.Model(name, tagger.inputs, tagger.outputs, version=version)
-    with pytest.raises(errors.ModelNotFoundError, match=hint) as caught:
-        model(jets)
-    assert caught.value.model == name
-    assert caught.value.server in connected.settings.servers
-    pinned = sonic.Model("tagger", tagger.inputs, tagger.outputs, version=1)
-    assert len(pinned(jets[:10])) == 10  # what one lacks, another has
-
-
 def test_calls_from_many_threads(
     connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:

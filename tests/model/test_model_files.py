@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -12,9 +13,6 @@ from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ContractError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ["pt", "eta", "phi"]
 PHOTONS = ak.Array(
@@ -140,6 +138,7 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     renamed = sonic.Model.from_xgboost("id_EB", trees, fields={"pt": "other.pt"})
     events = ak.with_field(PHOTONS, ak.zip({"pt": PHOTONS.pt}), "other")
     with sonic.connect(tmp_path / "r"):
+        assert model.check().features == tuple(NAMES)
         assert ak.flatten(model(PHOTONS).signal).tolist() == expected.tolist()
         assert ak.flatten(renamed(events)).tolist() == expected.tolist()
     with pytest.raises(ConfigError, match="EB.json has 3 features: 'pt', .*; got 'eta', 'pt'"):
@@ -147,20 +146,6 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected XGBoost trees in"):
         sonic.Model.from_xgboost("id_EB", tmp_path / "no.json")
-
-
-def test_keys_that_a_declaration_gives_twice_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    field = "{name: pt, scale: 1.0, scale: 2.0}"
-    for inputs in (
-        f"x: {{layout: Row, fields: [{field}]}}",
-        "x: {layout: Row, fields: [pt], fields: [eta]}",
-    ):
-        path.write_text(f"model: m\ninputs:\n  {inputs}\noutputs: {{y: [a]}}\n")
-        with pytest.raises(
-            ConfigError, match=r"m.yaml as YAML: key '(scale|fields)' is given twice.* line 3"
-        ):
-            sonic.Model.from_yaml(path)
 
 
 def test_declarations_are_printed_without_a_server(tagger: Path, trees: Path) -> None:

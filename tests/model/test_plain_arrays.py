@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -11,9 +12,6 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
 SEVERAL = sonic.Model(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.onnx_files import save_onnx
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import from_wire
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.testing import FakeServer
 
 EVENTS = ak.Array([[{"ids": ["e", "µ"]}, None], [], [{"ids": []}, {"ids": ["h", "e", "e"]}]])
 MODEL = sonic.Model(

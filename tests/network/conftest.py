@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.network.proxies import Envoy
-from tests.network.tritons import restore
+from tests.network.proxies import Envoy, Proxy
+from tests.network.tritons import Triton, restore
 from tests.network.tritons import tritons as several_tritons
 
 import sonic_coffea as sonic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.network.proxies import Proxy
-    from tests.network.tritons import Triton
 
 # Tests load other models, and unload and load the tagger.
 EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]

@@ -6,15 +6,16 @@ The words of servers and proxies are theirs, letter by letter: of Triton 2.60, E
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import awkward as ak
 import grpc
 import numpy as np
 from h2.errors import ErrorCodes
 from tests.network import fault_server as wrong
+from tests.network.fault_server import CallFault, ConnectionFault, FaultServer
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -32,11 +33,6 @@ from sonic_coffea.errors import (
     TokenExpiredError,
 )
 from sonic_coffea.testing import FakeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.network.fault_server import CallFault, ConnectionFault, FaultServer
 
 Code = grpc.StatusCode
 # What is served, and 300 rows, which are five requests of at most 64.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import pytest
+from tests.network.tritons import Triton
 from tests.scored import Scored, same_scores
 from tests.waiting import until
 
@@ -17,13 +20,7 @@ import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import connect_transport
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.network.tritons import Triton
-
-    Rolling = tuple[sonic.Model, Callable[..., None]]
+Rolling = tuple[sonic.Model, Callable[..., None]]
 
 # A machine with much to do takes long to load a model.
 PATIENT: dict[str, Any] = {"retry_timeout_s": 60}

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.network.processes import needs
 from tests.network.proxies import Envoy, Nginx, Proxy, buffer
+from tests.network.tritons import Triton
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.network.tritons import Triton
-
-# What each does for a request or before a batch, and how Triton queues its requests.
+_QUEUED: dict[str, Any] = {"work": "time.sleep(0.02)", "rows": 8}
+# What each does for a batch, and how Triton queues its requests.
 _MODELS: dict[str, dict[str, Any]] = {
-    "one": {},
+    "one": {"work": "pass"},
     "slow": {"work": "time.sleep(0.0003 * len(x))"},
     "hungry": {"work": "assert len(x) <= 500, 'CUDA out of memory. Tried to allocate 2.00 GiB'"},
-    "short_queue": {"before": "time.sleep(0.02)", "rows": 8, "queue_policy": "max_queue_size: 4"},
+    "short_queue": {**_QUEUED, "dynamic_batching": {"default_queue_policy": {"max_queue_size": 4}}},
     "impatient_queue": {
-        "before": "time.sleep(0.02)",
-        "rows": 8,
-        "queue_policy": "default_timeout_microseconds: 50000 allow_timeout_override: false",
+        **_QUEUED,
+        "dynamic_batching": {"default_queue_policy": {"default_timeout_microseconds": 50_000}},
     },
 }
 
@@ -38,7 +35,7 @@ def serve(two_tritons: list[Triton], served_repository: Path) -> Any:
     """Return what has some Tritons load one of these models, and returns them."""
 
     def load(name: str = "one", number: int = 1) -> list[Triton]:
-        write_models(served_repository, name, **{"before": "", **_MODELS[name]})
+        write_models(served_repository, name, **_MODELS[name])
         for triton in two_tritons[:number]:
             triton.tell("Load", name)
         return two_tritons[:number]

@@ -7,8 +7,8 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import awkward as ak
 import numpy as np
@@ -19,9 +19,6 @@ from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUNTIME = """
 import numpy as np

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.network.processes import needs
-from tests.network.proxies import Envoy, HAProxy, Nginx, rate_limit
+from tests.network.proxies import Envoy, HAProxy, Nginx, Proxy, rate_limit
 from tests.network.tritons import Triton
+from tests.scored import Scored
 
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.network.proxies import Proxy
-    from tests.scored import Scored
 
 OPEN = "open"
 # One that is too busy with others: HTTP 429 for what is above 100 requests a second.

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.network import fault_server as wrong
 from tests.network.fault_server import FaultServer
-from tests.network.faults import CASES, JETS, MODEL, MODELS, assert_right
+from tests.network.faults import CASES, JETS, MODEL, MODELS, Case, assert_right
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.network.faults import Case
 
 LASTING = (errors.AccessError, errors.RequestError)
 # Waited for as long as a request may take; an answer that is late for the machine has time.

@@ -8,22 +8,18 @@ import hmac
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.network.proxies import signed_tokens
+from tests.network.tritons import Triton
+from tests.scored import Scored
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.network.tritons import Triton
-    from tests.scored import Scored
-
-    import sonic_coffea as sonic
 
 _KEY = b"a key of tests, of 32 characters"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import grpc
 from tests.network.processes import Service
@@ -14,10 +16,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea.server import ensure
 from sonic_coffea.transport import connect_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 class Triton(Service):

@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import awkward as ak
 import numpy as np
 
-import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import Address, Contract, Response, TensorSpec
 
 ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
-MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 
 Behaviour = Callable[[np.ndarray], Any]
 
@@ -123,14 +120,6 @@ def connect(url: str, **_: Any) -> Any:
 
 def pool_of(*urls: str, **options: Any) -> Pool:
     return Pool(Settings.make(urls, **options), connect=connect)
-
-
-def objects(n: int) -> ak.Array:
-    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
-
-
-def doubled(scores: ak.Array) -> list[float]:
-    return (scores.v0 / 2).tolist()
 
 
 def inferred(x: np.ndarray) -> np.ndarray:

@@ -8,13 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.pool.scenario import LOST, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._request import Attempt
 from sonic_coffea.pool._tuning import (
     FAR_S,
     FIRST_RENEWAL_S,
@@ -26,9 +27,6 @@ from sonic_coffea.pool._tuning import (
     SILENCE_S,
     UNKNOWN_S,
 )
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool._request import Attempt
 
 RTT_S = 0.01
 REFUSED = errors.OverloadError("reset reason: overflow", server=ONE)

@@ -7,45 +7,34 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.pool.scripted import (
-    LOST,
-    MODEL,
-    ONE,
-    TWO,
-    ScriptedServer,
-    connect,
-    doubled,
-    objects,
-    pool_of,
-)
+from tests.doubling import MODEL, jets, twice
+from tests.pool.scripted import LOST, ONE, TWO, ScriptedServer, connect, pool_of
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.gate.clear()
     with pool_of(str(one.address), max_in_flight=2) as pool:
-        pending = MODEL.submit(objects(40), pool=pool)
+        pending = MODEL.submit(jets(*range(40)), pool=pool)
         until(lambda: one.out == 2)
         pool.set_servers(str(two.address))
         until(lambda: len(two.requests) == 8)
         assert [s.url for s in pool.servers] == [str(two.address)]
         assert not one.closed
         one.gate.set()
-        assert doubled(pending.result()) == list(range(40))
+        assert twice(pending.result()) == list(range(40))
         until(lambda: one.closed)
         assert len(one.requests) == 2
-        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
         with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
             pool.set_servers("s1:8001")
 
@@ -68,7 +57,7 @@ def test_servers_are_named_again_while_they_drain(servers: dict[str, ScriptedSer
     two.gate.clear()
     named, held, log = threading.Event(), HeldLog(), logging.getLogger("sonic_coffea.pool")
     with pool_of(*servers, max_in_flight=1) as pool, ThreadPoolExecutor(1) as threads:
-        pending = MODEL.submit(objects(40), pool=pool)
+        pending = MODEL.submit(jets(*range(40)), pool=pool)
         until(lambda: two.out == 1)
         pool.set_servers(ONE)
         log.addHandler(held)
@@ -84,8 +73,8 @@ def test_servers_are_named_again_while_they_drain(servers: dict[str, ScriptedSer
             held.released.set()
             log.removeHandler(held)
         again.result()
-        assert doubled(pending.result()) == list(range(40))
-        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert twice(pending.result()) == list(range(40))
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
     assert len(two.requests) > 1
 
 
@@ -130,7 +119,7 @@ def test_unusable_files_of_servers_change_nothing(
         return servers[url]
 
     def scored() -> bool:
-        return doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        return twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
     with Pool(Settings.make(listed), connect=connecting) as pool:
         assert scored()
@@ -165,10 +154,10 @@ def test_unreachable_files_of_servers_hold_up_nobody(
     with Pool(Settings.make(listed), connect=connect) as pool:
         listed.unlink()
         listed.symlink_to(pipe)
-        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
         until(reading)
         assert [told.waiting for told in pool.telemetry().values()] == [0]
-        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
         written(listed, "grpc://s1:8001\n")
         os.close(pipes[0])
 
@@ -185,7 +174,7 @@ def test_models_do_not_wait_for_questions_about_others(one: ScriptedServer) -> N
         assert one.blocked.wait(60)
         one.blocks = ""
         for model in (MODEL, third):
-            assert doubled(model(objects(4), pool=pool, timeout_s=60)) == [0, 1, 2, 3]
+            assert twice(model(jets(*range(4)), pool=pool, timeout_s=60)) == [0, 1, 2, 3]
         one.released.set()
         for check in checks:
             check.result(60)
@@ -198,13 +187,13 @@ def test_deadlines_are_those_of_the_whole_call(one: ScriptedServer) -> None:
     with pool_of(ONE) as pool, ThreadPoolExecutor(1) as thread:
         for _ in range(2):
             with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow"):
-                SLOW(objects(4), pool=pool, timeout_s=0.05)
+                SLOW(jets(*range(4)), pool=pool, timeout_s=0.05)
             waiting = thread.submit(SLOW.check, pool)
         assert one.blocked.wait(60)
         assert one.described == ["slow"]
         one.released.set()
         waiting.result(60)
-        assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert twice(SLOW(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
 
 def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(one: ScriptedServer) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.doubling import MODEL, jets, twice
 from tests.pool.scenario import Call, Waiter
-from tests.pool.scripted import MODEL, doubled, objects, pool_of
+from tests.pool.scripted import ScriptedServer, pool_of
 
 from sonic_coffea import errors
 from sonic_coffea.pool import ModelKey, Settings
@@ -20,11 +22,6 @@ from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._record import decided
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.transport import Contract, Response, TensorSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pool.scripted import ScriptedServer
 
 
 class Replay:
@@ -117,12 +114,12 @@ def same(decision: list[Any]) -> Any:
 def test_dumps_replay_each_decision(servers: dict[str, ScriptedServer], tmp_path: Path) -> None:
     one, two = servers.values()
     with pool_of(*servers, hedge_after_s=0.05, retry_timeout_s=5.0) as pool:
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        assert twice(MODEL(jets(*range(100)), pool=pool)) == list(range(100))
         one.gate.clear()
-        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
         one.gate.set()
         two.behaviour = lambda *_: errors.OverloadError("full")
-        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        assert twice(MODEL(jets(*range(100)), pool=pool)) == list(range(100))
         pool.dump(tmp_path / "dump")
     assert Replay((tmp_path / "dump").read_text().splitlines()).run() > 100
 
@@ -148,7 +145,7 @@ def test_dumps_have_the_last_of_many_turns(
     monkeypatch.setattr("sonic_coffea.pool._record.MAX_ITEMS", 1000)
     with pool_of(*servers) as pool:
         for _ in range(3):
-            MODEL(objects(800), pool=pool)
+            MODEL(jets(*range(800)), pool=pool)
         pool.dump(tmp_path / "dump")
     start, *turns = map(json.loads, (tmp_path / "dump").read_text().splitlines())
     assert start["left_out"] > 0

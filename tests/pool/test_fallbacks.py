@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import pytest
@@ -19,11 +21,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 TAGGER = sonic.Model(
     "tagger",

@@ -5,37 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
-from tests.pool.scripted import (
-    LOST,
-    MODEL,
-    ONE,
-    ScriptedServer,
-    doubled,
-    inferred,
-    objects,
-    pool_of,
-    refuses,
-)
+from tests.doubling import MODEL, Doubling, jets, twice
+from tests.pool.scripted import LOST, ONE, ScriptedServer, inferred, pool_of, refuses
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import QUIET_S
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 
 def test_one_server_that_is_gone_is_one_clear_error(one: ScriptedServer) -> None:
     one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
     with pool_of(ONE, retry_timeout_s=0.5) as pool:
-        events = ak.unflatten(objects(200), [2] * 100)
+        events = ak.unflatten(jets(*range(200)), [2] * 100)
         with pytest.raises(errors.ServerLostError) as caught:
             MODEL(events, pool=pool)
         error = caught.value
@@ -65,24 +54,24 @@ def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
 
     one.behaviour = behave
     with pool_of(ONE) as pool:
-        pending = MODEL.submit(objects(12), pool=pool)
+        pending = MODEL.submit(jets(*range(12)), pool=pool)
         until(lambda: pending.statistics.scored == 8)
         late.set()
         until(lambda: not [x for x in one.answering if 0 in x])
         last.set()
-        assert doubled(pending.result(timeout_s=30)) == list(range(12))
+        assert twice(pending.result(timeout_s=30)) == list(range(12))
         assert pending.statistics.total().rows == 12
 
 
 def test_lost_rows_are_none_if_asked(one: ScriptedServer) -> None:
     one.behaviour = refuses(5, 18)
-    array = ak.unflatten(objects(20), [3, 0, 10, 7])
+    array = ak.unflatten(jets(*range(20)), [3, 0, 10, 7])
     array = ak.mask(array, array.pt != 2)
     with pool_of(ONE) as pool:
         pending = MODEL.submit(array, pool=pool, on_error="mask")
         scores = pending.result()
         # Nineteen rows in requests of four: the None is not sent.
-        flat = ak.flatten(scores.v0)
+        flat = ak.flatten(scores.twice)
         assert flat.tolist() == [
             None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
         ]
@@ -96,11 +85,11 @@ def test_lost_rows_are_none_if_asked(one: ScriptedServer) -> None:
 def test_lost_rows_of_several_outputs(one: ScriptedServer) -> None:
     one.outputs = ("y", "z")
     one.behaviour = lambda x: refuses(5)(x) if 5 in x else {"y": 2 * x, "z": 3 * x}
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"], "z": None})
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"], "z": None})
     with pool_of(ONE) as pool:
-        scores = model(objects(8), pool=pool, on_error="mask")
+        scores = model(jets(*range(8)), pool=pool, on_error="mask")
     assert scores.tolist() == [
-        {"y": {"v0": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
+        {"y": {"twice": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
     ]
 
 
@@ -111,14 +100,14 @@ def test_without_any_server_all_is_none(one: ScriptedServer) -> None:
 
     one.metadata = metadata  # type: ignore[method-assign]
     with pool_of(ONE, retry_timeout_s=0.1) as pool:
-        pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
+        pending = MODEL.submit(jets(*range(8)), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
-        assert str(pending.result().type) == "8 * ?{v0: float32}"
+        assert str(pending.result().type) == "8 * ?{twice: float32}"
         for statistics in (pending.statistics, pool.statistics):
             assert (statistics.objects, statistics.masked) == (8, 8)
         hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
         with pytest.raises(errors.ServerLostError, match=hint) as caught:
-            MODEL(ak.unflatten(objects(8), [2, 0, 6]), pool=pool)
+            MODEL(ak.unflatten(jets(*range(8)), [2, 0, 6]), pool=pool)
         assert caught.value.model == "m"
         assert caught.value.events == (0, 3)
 
@@ -132,28 +121,24 @@ def test_wrong_rows_are_not_masked(one: ScriptedServer) -> None:
             MODEL(array, pool=pool, on_error="masked")
         one.behaviour = lambda _: errors.AccessError("no")
         with pytest.raises(errors.AccessError):
-            MODEL(objects(3), pool=pool, on_error="mask")
+            MODEL(jets(*range(3)), pool=pool, on_error="mask")
         one.lacks = True
         with pytest.raises(errors.ModelNotFoundError):
             sonic.Model("other", MODEL.inputs, MODEL.outputs)(
-                objects(3), pool=pool, on_error="mask"
+                jets(*range(3)), pool=pool, on_error="mask"
             )
 
 
-class Masking(sonic.SonicProcessor):
-    models = {"m": MODEL}  # noqa: RUF012  as users write it
+class Masking(Doubling):
     on_error = "mask"
 
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"m": events}
-
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        return {"scores": scores["m"].v0}
+        return {"scores": scores["m"].twice}
 
 
 def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
     one.behaviour = refuses(5)
-    events = ak.unflatten(objects(10), [3, 0, 7])
+    events = ak.unflatten(jets(*range(10)), [3, 0, 7])
     with pool_of(ONE):
         out = Masking().process(events)
     assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
@@ -171,12 +156,12 @@ def test_the_digest_is_unknown_if_this_process_cannot_ask_for_it() -> None:
     server = Told(ONE)
     server.gate.clear()
     with pool_of(ONE) as pool:
-        pending = MODEL.submit(objects(4), pool=pool)
+        pending = MODEL.submit(jets(*range(4)), pool=pool)
         until(lambda: server.requests)
         time.sleep(QUIET_S)
         server.gate.set()
         scores = pending.result()
-    assert doubled(scores) == [0, 1, 2, 3]
+    assert twice(scores) == [0, 1, 2, 3]
     assert scores.attrs["sonic"]["digest"] is None
 
 
@@ -184,8 +169,8 @@ def test_rows_fail_that_a_server_never_answers_though_it_lives() -> None:
     """However often they are sent a second time."""
     options = {"request_timeout_s": 1, "retry_timeout_s": 0.5, "hedge_after_s": 0.05}
     with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url, **options):
-        MODEL(objects(4))
+        MODEL(jets(*range(4)))
         server.hold()
         with pytest.raises(errors.DeadlineError, match="server did not answer in time"):
-            MODEL(objects(4), timeout_s=5)
+            MODEL(jets(*range(4)), timeout_s=5)
         assert len(server.requests) > 2

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.doubling import MODEL, jets, twice
 from tests.limits import without_threads
-from tests.pool.scripted import (
-    MODEL,
-    ONE,
-    Behaviour,
-    ScriptedServer,
-    connect,
-    doubled,
-    objects,
-    pool_of,
-)
+from tests.pool.scripted import ONE, Behaviour, ScriptedServer, connect, pool_of
 from tests.waiting import ctrl_c_in, until
 
-from sonic_coffea import errors
+from sonic_coffea import Pending, errors
 from sonic_coffea.pool import Call, Deadline, Pool, Settings
 from sonic_coffea.reporting import Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sonic_coffea import Pending
 
 
 @pytest.mark.parametrize(
@@ -39,7 +27,7 @@ def test_few_requests_of_equal_size_come_back_in_order(
 ) -> None:
     one.max_rows = max_rows
     with pool_of(ONE) as pool:
-        assert doubled(MODEL(objects(rows), pool=pool)) == list(range(rows))
+        assert twice(MODEL(jets(*range(rows)), pool=pool)) == list(range(rows))
         assert MODEL.check(pool).version == "1"
         assert pool.timings() == {}  # not every transport has statistics
     assert [len(r) for r in one.requests] == sizes
@@ -50,7 +38,7 @@ def test_known_contracts_do_not_wait_for_the_engine(one: ScriptedServer) -> None
     held, released = threading.Event(), threading.Event()
     one.gate.clear()
     with pool_of(ONE) as pool:
-        (part,) = MODEL.submit(objects(1), pool=pool).parts
+        (part,) = MODEL.submit(jets(0), pool=pool).parts
         part.call.ended = lambda: (held.set(), released.wait(30))
         one.gate.set()
         assert held.wait(30)
@@ -74,21 +62,21 @@ def test_errors_inside_the_pool_fail_the_calls_until_then(
     for server in servers.values():
         server.max_rows = Indivisible(4)
     with pool_of(*servers) as pool:
-        pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
+        pending = MODEL.submit(jets(*range(40)), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
         assert caught.value.events == (0, 40)
         assert all(s.in_flight == 0 for s in pool.servers)
         for server in servers.values():
             server.max_rows = 4
-        assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
+        assert twice(MODEL(jets(*range(40)), pool=pool, timeout_s=20)) == list(range(40))
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (lambda _: {"y": None}, "could not be taken: .*NoneType"),
-        (lambda x: np.hstack([x, x]), "expected 1 values for labels v0"),
+        (lambda x: np.hstack([x, x]), "expected 1 values for labels twice"),
     ],
 )
 def test_answers_that_do_not_fit_are_errors(
@@ -97,7 +85,7 @@ def test_answers_that_do_not_fit_are_errors(
     """Nobody waits for ever, and such an answer has scored nothing."""
     one.behaviour = answer
     with pool_of(ONE) as pool:
-        pending = MODEL.submit(objects(8), pool=pool)
+        pending = MODEL.submit(jets(*range(8)), pool=pool)
         with pytest.raises(errors.ResponseError, match=message) as caught:
             pending.result(timeout_s=10)
         assert caught.value.server == ONE
@@ -113,7 +101,7 @@ def test_contracts_that_answers_do_not_fit_are_forgotten_before_the_call_is_over
     one.behaviour = lambda _: {"y": None}
     with pool_of(ONE) as pool:
         known: list[Any] = []
-        inputs, contract = MODEL.bind(objects(1)), pool.contract("m", None)
+        inputs, contract = MODEL.bind(jets(0)), pool.contract("m", None)
         end = lambda: known.append(pool.last_contract("m", None)[0])  # noqa: E731
         call = Call(contract, inputs, refused, ["y"], version=None, ended=end)
         pool.submit(call)
@@ -153,15 +141,15 @@ def test_calls_that_end_early_cancel_their_requests_and_send_no_more(
 ) -> None:
     one.gate.clear()
     with pool_of(ONE, max_in_flight=2, hedge_after_s=60.0) as pool:
-        pending = MODEL.submit(objects(100), pool=pool)
+        pending = MODEL.submit(jets(*range(100)), pool=pool)
         until(lambda: one.out == 2)
-        other = MODEL.submit(objects(4), pool=pool)
+        other = MODEL.submit(jets(*range(4)), pool=pool)
         with pytest.raises(error, match=message):
             ends(pending)
         assert pending.done()
         assert all(cancelled.wait(20) for cancelled in one.cancelled[:2])
         one.gate.set()
-        assert doubled(other.result(timeout_s=30)) == [0, 1, 2, 3]
+        assert twice(other.result(timeout_s=30)) == [0, 1, 2, 3]
     assert len(one.requests) == 3
 
 
@@ -170,12 +158,12 @@ def test_cancelled_requests_that_have_not_left_stay(one: ScriptedServer) -> None
     with pool_of(ONE, max_in_flight=2) as pool:
         MODEL.check(pool)
         one.blocks = "infer"
-        pending = MODEL.submit(objects(8), pool=pool)
+        pending = MODEL.submit(jets(*range(8)), pool=pool)
         assert one.blocked.wait(20)
         until(lambda: pool.servers[0].in_flight == 2)
         pending.cancel()
         one.released.set()
-        assert doubled(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3]
+        assert twice(MODEL(jets(*range(4)), pool=pool)) == [0, 1, 2, 3]
     assert len(one.requests) == 2
 
 
@@ -183,7 +171,7 @@ def test_close_is_final_idempotent_and_leaves_nothing(one: ScriptedServer) -> No
     before = threading.active_count()
     one.gate.clear()
     pool = pool_of(ONE)
-    pending = MODEL.submit(objects(100), pool=pool)
+    pending = MODEL.submit(jets(*range(100)), pool=pool)
     pool.close()
     pool.close()
     assert one.closed
@@ -192,7 +180,7 @@ def test_close_is_final_idempotent_and_leaves_nothing(one: ScriptedServer) -> No
     # Nothing can be asked of it, and rows are not lost to any server.
     for on_error in ("raise", "mask"):
         with pytest.raises(errors.ConfigError, match="has been closed"):
-            MODEL(objects(1), pool=pool, on_error=on_error)
+            MODEL(jets(0), pool=pool, on_error=on_error)
     one.gate.set()
     until(lambda: threading.active_count() <= before)
 
@@ -207,21 +195,21 @@ def test_calls_that_come_as_the_pool_closes_are_refused(servers: dict[str, Scrip
         Closing(Settings.make(tuple(servers)), connect=connect) as pool,
         pytest.raises(errors.ConfigError, match="has been closed"),
     ):
-        MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
+        MODEL(jets(*range(4)), pool=pool, timeout_s=20, on_error="mask")
 
 
 def test_pools_recover_from_a_moment_without_threads(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
         with without_threads(), pytest.raises(RuntimeError, match="thread"):
-            MODEL.submit(objects(4), pool=pool)
-        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+            MODEL.submit(jets(*range(4)), pool=pool)
+        assert twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
 
 def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
-        pending = [MODEL.submit(objects(n), pool=pool) for n in (100, 1, 57)]
+        pending = [MODEL.submit(jets(*range(n)), pool=pool) for n in (100, 1, 57)]
         for one, n in zip(pending, (100, 1, 57), strict=True):
-            assert doubled(one.result(timeout_s=30)) == list(range(n))
+            assert twice(one.result(timeout_s=30)) == list(range(n))
         each = Statistics()
         for one in pending:
             each += one.statistics
@@ -243,7 +231,7 @@ def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], bloc
         if blocking == "close":
             pool.set_servers(str(two.address))
         try:
-            pending = [MODEL.submit(objects(4), pool=pool) for _ in range(20)]
+            pending = [MODEL.submit(jets(*range(4)), pool=pool) for _ in range(20)]
             assert one.blocked.wait(20)
             until(lambda: sum(len(x) for x in two.requests) >= 36)
             assert pool.servers
@@ -252,7 +240,7 @@ def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], bloc
             one.released.set()
             one.gate.set()
         for call in pending:
-            assert doubled(call.result(timeout_s=20)) == [0, 1, 2, 3]
+            assert twice(call.result(timeout_s=20)) == [0, 1, 2, 3]
 
 
 def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
@@ -266,7 +254,7 @@ def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
 
     one.threads, one.infer = 2, meet
     with pool_of(ONE) as pool:
-        assert doubled(MODEL(objects(8), pool=pool)) == list(range(8))
+        assert twice(MODEL(jets(*range(8)), pool=pool)) == list(range(8))
 
 
 def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set_it(
@@ -280,18 +268,18 @@ def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set
     try:
         with pool_of(ONE) as pool:
             note()
-            MODEL(objects(1), pool=pool)
+            MODEL(jets(0), pool=pool)
             with pool_of(ONE) as other:
-                MODEL(objects(1), pool=other)
+                MODEL(jets(0), pool=other)
             note()
         note()
         assert intervals_s == [0.005, 0.0005, 0.005]
         with pool_of(ONE) as pool:
-            MODEL(objects(1), pool=pool)
+            MODEL(jets(0), pool=pool)
             sys.setswitchinterval(0.003)
         note()
         with pool_of(ONE) as pool:
-            MODEL(objects(1), pool=pool)
+            MODEL(jets(0), pool=pool)
             note()
         note()
         assert intervals_s[3:] == [0.003] * 3

@@ -9,27 +9,20 @@ import gc
 import multiprocessing
 import pickle
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from tests.doubling import MODEL, jets, served
+from tests.doubling import MODEL, Doubling, jets, multiplier
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 JETS = jets(1.0, 2.0)
-
-
-def server(factor: float, **options: Any) -> FakeServer:
-    """Return a server that multiplies by its own factor, which tells whose scores these are."""
-    return FakeServer(served(lambda inputs: {"y": factor * inputs["x"]}), **options)
 
 
 def factor(scores: Any) -> float:
@@ -40,29 +33,22 @@ def factor(scores: Any) -> float:
 
 @pytest.fixture
 def two() -> Iterator[tuple[FakeServer, FakeServer]]:
-    with server(2) as one, server(3) as other:
+    with multiplier(2) as one, multiplier(3) as other:
         yield one, other
 
 
 @pytest.fixture
 def four() -> Iterator[list[FakeServer]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(server(number)) for number in range(2, 6)]
+        yield [stack.enter_context(multiplier(number)) for number in range(2, 6)]
 
 
-class Times(sonic.SonicProcessor):
-    """A processor whose models are of its class, which a pickle does not have."""
-
-    models = {"times": MODEL}  # noqa: RUF012  as users write it
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"times": events}
-
+class Times(Doubling):
     def overlap(self, events: Any) -> Any:
         return factor(MODEL(events))
 
     def produce(self, events: Any, scores: Any) -> Any:
-        return factor(scores["times"]), scores.overlap, factor(MODEL(events))
+        return factor(scores["m"]), scores.overlap, factor(MODEL(events))
 
 
 def pickled(url: str, *objects: Any) -> bytes:
@@ -195,7 +181,7 @@ def test_pickles_are_scored_by_the_servers_of_their_sender(
 
 def test_pickles_of_many_settings_leave_few_threads() -> None:
     before = threading.active_count()
-    with server(2) as one:
+    with multiplier(2) as one:
         serving = threading.active_count() - before
         for number in range(12):
             with sonic.connect(one.url, max_in_flight=number + 1):
@@ -223,7 +209,7 @@ def test_scores_on_their_way_keep_their_pool(two: tuple[FakeServer, FakeServer])
 def test_pickles_with_other_tokens_have_pools_of_their_own() -> None:
     """Also of the same servers; where the secrets are known, both are scored."""
     headers = {"authorization": "Bearer right"}
-    with server(2, headers=headers) as one:
+    with multiplier(2, headers=headers) as one:
         sonic.connect(one.url, token="right")
         right = pickle.dumps(MODEL)
         sonic.connect(one.url, token="wrong", retry_timeout_s=0.1)
@@ -254,7 +240,7 @@ def test_copies_are_no_pickles(two: tuple[FakeServer, FakeServer]) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_children_use_a_pool_that_they_are_given(caplog: pytest.LogCaptureFixture) -> None:
-    with server(2) as one, sonic.connect(one.url) as pool:
+    with multiplier(2) as one, sonic.connect(one.url) as pool:
         assert factor(MODEL(JETS)) == 2
         context = multiprocessing.get_context("fork")
         queue = context.SimpleQueue()
@@ -276,7 +262,7 @@ def test_forked_children_cannot_wait_for_their_parents_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor does it cancel the call, whose scores come where it began."""
-    with server(2) as one, sonic.connect(one.url):
+    with multiplier(2) as one, sonic.connect(one.url):
         assert factor(MODEL(JETS)) == 2
         one.hold()
         pending = MODEL.submit(JETS)
@@ -319,7 +305,7 @@ def test_ctrl_c_while_a_thread_starts_leaves_one_engine(monkeypatch: pytest.Monk
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    with server(2) as one, sonic.connect(one.url) as pool:
+    with multiplier(2) as one, sonic.connect(one.url) as pool:
         before = threading.enumerate()
         monkeypatch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -121,13 +121,6 @@ def test_servers_from_configuration(tmp_path: Path) -> None:
         assert (settings.max_in_flight, settings.token) == (3, tmp_path)
         assert settings.max_request_bytes == 32_000_000
         assert sonic.connect(max_in_flight=4).settings.max_in_flight == 4
-    with pytest.raises(errors.ConfigError, match="no servers named"):
-        sonic.connect()
-    with (
-        dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-fro-s": 3}),
-        pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_timeout_s'"),
-    ):
-        sonic.connect()
 
 
 def test_servers_from_the_environment() -> None:
@@ -218,16 +211,6 @@ def test_secrets_of_the_configuration_are_found_there(
         assert copied.pool_of_pickle.settings == connected
 
 
-@pytest.mark.parametrize("value", ["$SONIC_TEST_UNSET", "/tokens/${SONIC_TEST_UNSET}"])
-def test_variables_that_the_environment_lacks_are_named(value: str) -> None:
-    """They would be sent as they are."""
-    with (
-        dask.config.set({"sonic.servers": "grpc://a:1", "sonic.token": value}),
-        pytest.raises(errors.ConfigError, match="sonic.token: .* no variable 'SONIC_TEST_UNSET'"),
-    ):
-        sonic.connect()
-
-
 def test_secrets_that_cannot_be_found_are_named() -> None:
     sonic.connect("grpc://s:1", token="hush", headers={"key": "hush"})
     pickled = pickle.dumps(MODEL)
@@ -266,19 +249,32 @@ def test_profiles() -> None:
         with dask.config.set({"sonic.profile": "lab"}):
             lab = sonic.connect().settings
             assert (lab.servers, lab.max_in_flight) == (("grpc://lab.example:8001",), 7)
-        with pytest.raises(errors.ConfigError, match="no profile 'sit'; did you mean 'site'"):
-            sonic.connect(profile="sit")
-        with pytest.raises(errors.ConfigError, match="servers or a profile, got both"):
-            sonic.connect("grpc://a:1", profile="lab")
 
 
-@pytest.mark.parametrize("profile", [None, "grpc://a:1"])
-def test_profiles_are_mappings(profile: Any) -> None:
+LAB = {"profile": "lab"}
+
+
+@pytest.mark.parametrize(
+    ("configured", "options", "message"),
+    [
+        ({}, {}, "no servers named"),
+        ({"retry-fro-s": 3}, {}, "'retry_fro_s'; did you mean 'retry_timeout_s'"),
+        # They would be sent as they are.
+        ({"token": "$SONIC_UNSET"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
+        ({"token": "/t/${SONIC_UNSET}"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
+        ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
+        ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
+        ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),
+        ({"profiles": {"lab": "grpc://a:1"}}, LAB, "expected a mapping of options under sonic"),
+    ],
+)
+def test_bad_configurations_are_named(configured: Any, options: Any, message: str) -> None:
+    servers = {"servers": "grpc://a:1"} if configured else {}
     with (
-        dask.config.set({"sonic.profiles": {"lab": profile}}),
-        pytest.raises(errors.ConfigError, match="expected a mapping of options under sonic"),
+        dask.config.set({"sonic": {**servers, **configured}}),
+        pytest.raises(errors.ConfigError, match=message),
     ):
-        sonic.connect(profile="lab")
+        sonic.connect(**options)
 
 
 def test_the_balancer_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

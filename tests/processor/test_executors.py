@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import loky
 import pytest
 from coffea import processor
-from tests.doubling import MODEL, served
+from tests.doubling import Doubling, multiplier
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import current
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNKS = [ak.Array([[{"pt": float(number)}], []]) for number in range(12)]
 
@@ -30,13 +28,8 @@ pytestmark = [
 ]
 
 
-class Doubling(sonic.SonicProcessor, processor.ProcessorABC):
+class Scoring(Doubling, processor.ProcessorABC):
     """Returns the scores, and which pools of which processes gave them."""
-
-    models = {"m": MODEL}  # noqa: RUF012  as users write it
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"m": events}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         pool = current()
@@ -44,10 +37,6 @@ class Doubling(sonic.SonicProcessor, processor.ProcessorABC):
             "scores": set(ak.flatten(scores["m"].twice).tolist()),
             "pools": {(os.getpid(), id(pool), pool.settings.servers)},
         }
-
-
-def fake_server(**options: Any) -> FakeServer:
-    return FakeServer(served(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +49,7 @@ def processes() -> Iterator[Any]:
 def run(processes: Any) -> dict[str, Any]:
     executor = processor.FuturesExecutor(pool=processes, status=False, retries=0)
     # As coffea's runner pickles it: anew for each chunk.
-    out, failure = executor(CHUNKS, Doubling().process, None)
+    out, failure = executor(CHUNKS, Scoring().process, None)
     assert failure == 0
     return dict(out)
 
@@ -79,7 +68,7 @@ def test_processes_keep_their_pool_and_outlive_it(processes: Any) -> None:
     """One pool for all chunks of a run; the next run has the pool of its own servers."""
     pids = []
     for _ in range(2):
-        with fake_server() as server, sonic.connect(server.url):
+        with multiplier() as server, sonic.connect(server.url):
             out = run(processes)
         check(out, server)
         pids.append({process for process, *_ in out["pools"]})
@@ -92,7 +81,7 @@ def test_token_files_are_found(
     """By its whole path: workers run elsewhere."""
     monkeypatch.chdir(tmp_path)
     Path("token").write_text("hush")
-    with fake_server(headers={"authorization": "Bearer hush"}) as server:
+    with multiplier(headers={"authorization": "Bearer hush"}) as server:
         with sonic.connect(server.url, token_file="token"):
             check(run(processes), server)
         Path("token").rename("moved")
@@ -105,7 +94,7 @@ def test_token_files_are_found(
 
 
 def test_tokens_that_stay_are_told_of(processes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with fake_server(headers={"authorization": "Bearer hush"}) as server:
+    with multiplier(headers={"authorization": "Bearer hush"}) as server:
         with caplog.at_level(logging.WARNING), sonic.connect(server.url, token="hush"):
             assert "token= of connect stays in this process" in caplog.text
             assert "hush" not in caplog.text

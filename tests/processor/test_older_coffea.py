@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import coffea.processor
@@ -17,9 +18,6 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = sonic.Model(
     "m",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +18,7 @@ from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
 from tests.nanoaod import Schema
+from tests.scripts import python
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -181,8 +180,7 @@ def test_saved_outputs_need_no_package_of_ours(tmp_path: Any) -> None:
         statistics = out.pop("sonic_statistics")
         print(out, statistics["chunks"], statistics["events"])
     """
-    command = [sys.executable, "-c", textwrap.dedent(reader), str(tmp_path / "out.coffea")]
-    found = subprocess.check_output(command, text=True, timeout=100)
+    found = python("-c", textwrap.dedent(reader), tmp_path / "out.coffea").stdout
     assert found.strip() == f"{of_the_user(out)} 2 1000"
 
 

@@ -9,9 +9,9 @@ import os
 import random
 import sqlite3
 import stat
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
+from tests.scripts import python
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -27,10 +28,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reuse import ScoreCache
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PADDED = sonic.Model(
     "p",
@@ -253,8 +250,9 @@ def test_variations_and_versions_without_data() -> None:
 
 
 def test_missing_versions_are_named(server: FakeServer, pool: Pool) -> None:
-    with pytest.raises(errors.ModelNotFoundError, match="version 7"):
+    with pytest.raises(errors.ModelNotFoundError, match="version 7.*it has version 1") as caught:
         MODEL(objects([[1], [2]]), pool=pool, version=ak.Array([1, 7]))
+    assert (caught.value.server, caught.value.model) == (server.url, "m")
     pinned = sonic.Model("m", MODEL.inputs, {"y": ["twice"]}, version=1)
     with pytest.raises(errors.ConfigError, match="declared with version 1"):
         pinned(objects([[1]]), pool=pool, version=2)
@@ -587,8 +585,7 @@ ScoreCache(sys.argv[1], 10**6).put([([b"key"], {"y": np.ones((1, 2), np.float32)
 
 
 def test_files_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path / "scores")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python("-c", FULL, tmp_path / "scores")
     assert "scores is not used: " in done.stderr
     assert list(tmp_path.iterdir()) == []
 

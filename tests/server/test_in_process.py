@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import awkward as ak
 import numpy as np
@@ -89,25 +90,6 @@ def test_rows_of_one_number_are_those_of_a_triton(tmp_path, serve):
                 assert pairs(events).tolist() == [[[[-1], [-2]]], [], [[[-3], [-4]]]]
 
 
-def test_trees_are_run_by_their_library(tmp_path, jets):
-    import xgboost  # which imports scikit-learn
-
-    flat = ak.flatten(jets)
-    x = np.stack([ak.to_numpy(flat[name]) for name in FIELDS], axis=1)
-    trees = xgboost.train(
-        {"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5
-    )
-    trees.save_model(tmp_path / "bdt.json")
-    build_repository(tmp_path / "r", {"bdt": tmp_path / "bdt.json"}, max_batch_size=64)
-    model = sonic.Model("bdt", {"features": sonic.Row(FIELDS)}, {"scores": ["s"]})
-    with sonic.connect(tmp_path / "r") as pool:
-        scores = model(jets)
-        assert pool.statistics.total().requests == 5
-        assert pool.contract("bdt", None).features == tuple(FIELDS)
-    assert ak.num(scores).tolist() == ak.num(jets).tolist()
-    np.testing.assert_array_equal(ak.flatten(scores.s), trees.inplace_predict(x))
-
-
 FUNCTION = """
 import numpy as np
 import threading
@@ -136,6 +118,12 @@ def swapped(x):
 def lacking(x):
     return {"y": None}
 
+def forgetful(x):
+    return {"other": x}
+
+def listed(x):
+    return [x]
+
 def complexes(x):
     return {"y": x.astype("complex64")}
 
@@ -149,7 +137,7 @@ def reusing(x):
     return {"y": rows[: len(x)]}
 """
 
-FUNCTIONS = ("twice", "nothing", "masked", "swapped", "lacking", "complexes", "flat", "reusing")
+FUNCTIONS = re.findall(r"def (\w+)", FUNCTION)
 
 
 @pytest.fixture
@@ -176,6 +164,8 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
         for name, message in (
             ("twice", "too large.*model twice"),
             ("nothing", "'y' is declared, but the model returned nothing"),
+            ("forgetful", "'y' is declared, but the model returned 'other'"),
+            ("listed", "expected listed to return a dict of arrays, got list"),
             ("masked", "output 'y' has masked values"),
             ("lacking", r"is declared float32 \[-1, 1\], but the model returned bytes \[\]"),
             ("flat", r"is declared float32 \[-1, 1\], but the model returned float32 \[2\]"),

@@ -23,6 +23,7 @@ import pytest
 from tests.network.processes import answers, page
 from tests.onnx_files import save_onnx
 from tests.ports import held_port
+from tests.scripts import python
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
@@ -193,8 +194,7 @@ with open(sys.argv[3], "w") as file:
 @pytest.mark.parametrize("stream", ["0", "2"])
 def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path, stream):
     """As daemons are; otherwise the next server takes the folder for one that was left."""
-    command = [sys.executable, "-c", TWO_SERVERS, str(light), stream, str(tmp_path / "listed")]
-    subprocess.run(command, check=True, timeout=100)
+    python("-c", TWO_SERVERS, light, stream, tmp_path / "listed")
     assert (tmp_path / "listed").read_text() == "True"
 
 
@@ -211,8 +211,7 @@ except sonic.errors.ServerStartError as error:
 
 @pytest.mark.usefixtures("installation")
 def test_full_disks_are_named(light):
-    command = [sys.executable, "-c", FULL, str(light)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = python("-c", FULL, light)
     assert "cannot write the server's log: [Errno 27] File too large" in done.stdout
 
 

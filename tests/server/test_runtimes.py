@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.scripts import python
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer
@@ -128,8 +128,7 @@ def test_shared_installations_serve_other_versions_of_the_package(index, monkeyp
     installed.root.chmod(0o555)
     try:
         code = "from sonic_coffea.server import ensure; print(ensure(exit).backend_directory)"
-        command = [sys.executable, "-c", ORDINARY, code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = python("-c", ORDINARY, code)
     finally:
         installed.root.chmod(0o755)
     folder = Path(done.stdout.strip())

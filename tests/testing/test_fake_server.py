@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -13,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from tests.doubling import MODEL, jets, served, twice
+from tests.scored import Scored
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -22,11 +24,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import DATATYPES, connect_transport
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.scored import Scored
 
 Code = grpc.StatusCode
 

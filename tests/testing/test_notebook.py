@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import nbformat
@@ -18,9 +18,7 @@ from docs.notebooks import execute
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
-
-if TYPE_CHECKING:
-    from sonic_coffea.testing import FakeServer
+from sonic_coffea.testing import FakeServer
 
 
 def test_a_pool_shows_its_servers(fake: FakeServer) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -25,9 +26,6 @@ from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import connect_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CUT = "upstream request timeout"
 # On a machine that is busy, an answer is late as if its server hung.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.scripts import python
 
 HEAVY = ("awkward", "coffea", "dask", "distributed", "grpc", "numba", "numpy", "tritonclient")
 SESSION = f"""
@@ -27,15 +23,7 @@ def test_nothing_heavy_is_loaded(request):
 def test_a_session_of_others_loads_nothing_heavy(tmp_path: Path) -> None:
     (plugin,) = entry_points(group="pytest11", name="sonic_coffea")
     (tmp_path / "test_session.py").write_text(SESSION, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", plugin.value, "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        # Other plugins of this environment load what they like.
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout
+    session = ("-m", "pytest", "-p", plugin.value, "-p", "no:cacheprovider", ".")
+    # Other plugins of this environment load what they like.
+    done = python(*session, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert "1 passed" in done.stdout

@@ -6,21 +6,19 @@ import contextlib
 import fnmatch
 import glob
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
+import trustme
 from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.server import Served
 from sonic_coffea.testing import FakeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import trustme
 
 # What a fake server has, and what it is asked.
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
@@ -33,35 +31,20 @@ def score(pool: Pool) -> None:
     assert MODEL(EVENTS, pool=pool).top.tolist() == [[0.5], []]
 
 
-# Two inputs of different types and widths.
-_MODEL = """
+# Of two inputs of different types and widths, in the time that some work takes for each batch.
+_FUNCTION = """
 import os
 import time
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
-
-class TritonPythonModel:
-    def execute(self, requests):
-        {before}
-        answers = []
-        for request in requests:
-            x, n = (pb_utils.get_input_tensor_by_name(request, k).as_numpy() for k in "xn")
-            {work}
-            y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1).astype(np.float32)
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
-        return answers
+def {name}(x, n):
+    {work}
+    return {{"y": np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1).astype("float32")}}
 """
-_CONFIG = """
-name: "{name}"
-backend: "python"
-max_batch_size: {rows}
-input {{ name: "x" data_type: TYPE_FP32 dims: [ 256 ] }}
-input {{ name: "n" data_type: TYPE_INT64 dims: [ 3 ] }}
-output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-{batching}
-"""
+_TENSORS: dict[str, Any] = {
+    "inputs": {"x": ("float32", ["N", 256]), "n": ("int64", ["N", 3])},
+    "outputs": {"y": ("float32", ["N", 2])},
+}
 
 
 def model(name: str = "one") -> sonic.Model:
@@ -87,23 +70,20 @@ def check(scores: ak.Array, sent: ak.Array) -> None:
 def write_models(
     repository: Path,
     *names: str,
-    before: str = "time.sleep(0.01)",
-    work: str = "",
+    work: str = "time.sleep(0.01)",
     rows: int = 2048,
-    queue_policy: str = "",
+    dynamic_batching: Any = False,
 ) -> None:
-    """Write models; each does something before a batch, and something for each request.
-
-    With a policy of its queue, Triton makes batches of waiting requests.
-    """
-    policy = f"default_queue_policy {{ {queue_policy} }}"
-    batching = f"dynamic_batching {{ {policy} }}" if queue_policy else ""
+    """Build models, each of which works for a while on each batch."""
     for name in names:
-        (repository / name / "1").mkdir(parents=True, exist_ok=True)
-        code = _MODEL.format(before=before, work=work)
-        (repository / name / "1" / "model.py").write_text(code)
-        config = _CONFIG.format(name=name, rows=rows, batching=batching)
-        (repository / name / "config.pbtxt").write_text(config)
+        code = repository.parent / f"{name}.py"
+        code.write_text(_FUNCTION.format(name=name, work=work))
+        sonic.build_repository(
+            repository,
+            {name: Served(f"{code}:{name}", **_TENSORS)},
+            max_batch_size=rows,
+            dynamic_batching=dynamic_batching,
+        )
 
 
 def pool_of(server: Any, **options: Any) -> Pool:

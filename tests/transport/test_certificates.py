@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -17,12 +19,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.errors import AccessError, ConfigError
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 CLIENT = "client@example.org"
 

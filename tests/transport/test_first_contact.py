@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from pathlib import Path
 
 import pytest
 from tests.network.toxics import Forwarded, ToxicProxy
@@ -12,10 +13,6 @@ from tests.transport.shared import SERVED, score
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
-
-if TYPE_CHECKING:
-    import asyncio
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.scripts import python
 
 OLD = """
 from google.protobuf import runtime_version
@@ -27,8 +26,7 @@ with sonic.connect("grpc://127.0.0.1:1") as pool:
 
 
 def test_protobuf_that_is_too_old_is_named() -> None:
-    command = [sys.executable, "-c", OLD]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", OLD)
     expected = "tritonclient cannot be loaded (Runtime version cannot be older than 6.33.5)"
     assert done.stdout.startswith(expected), done.stderr
     assert "pip install --upgrade" in done.stdout

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from tests.network.tritons import Triton
 from tests.ports import held_port
+from tests.scored import Scored
 from tests.transport.shared import write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.transport import ConnectionOptions, connect_transport
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.scored import Scored
 
 
 def test_scores_over_mutual_tls_to_who_has_the_certificate_and_the_header(

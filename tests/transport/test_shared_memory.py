@@ -9,7 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +24,6 @@ from tritonclient.utils import InferenceServerException
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -135,15 +133,15 @@ def test_memory_that_cannot_be_used_is_an_error(
 
 # The model works on a request until a file is removed, and creates another when it begins.
 _HELD = """open("{begun}", "w").close()
-        while os.path.exists("{held}"):
-            time.sleep(0.002)
+    while os.path.exists("{held}"):
+        time.sleep(0.002)
 """
 
 
 @pytest.mark.server
 def test_what_was_abandoned_is_not_used_again(tmp_path: Path) -> None:
     repository, begun, held = (tmp_path / name for name in ("repository", "begun", "held"))
-    write_models(repository, "one", before=_HELD.format(begun=begun, held=held))
+    write_models(repository, "one", work=_HELD.format(begun=begun, held=held))
     with (
         sonic.LocalServer(repository, stop_timeout_s=0.1) as server,
         pool_of(server) as pool,

@@ -7,8 +7,9 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -20,9 +21,6 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import ConnectionOptions, Token, connect_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def emptied(path: Path) -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import grpc
@@ -25,9 +26,6 @@ from sonic_coffea.transport import (
 )
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._tensors import with_contents
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
