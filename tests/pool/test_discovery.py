@@ -183,6 +183,21 @@ def test_calls_keep_their_version_while_a_server_has_it() -> None:
     assert {one.call.contract.version for one in slices} == {"1"}
 
 
+def test_rows_that_wait_keep_their_version_while_a_server_has_it() -> None:
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(200)
+    scenario.served[ONE] = replace(contract(), version="2")
+    while scenario.in_flight:
+        for attempt in scenario.at(ONE):
+            scenario.fail(attempt, UNLOADED)
+        for attempt in scenario.at(TWO)[:1]:
+            scenario.answer(attempt)
+        scenario.wait(0.1)
+    assert set(scenario.delivered.values()) == {TWO}
+    assert set(scenario.delivered) == set(slices)
+    assert {one.call.contract.version for one in slices} == {"1"}
+
+
 def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario = Scenario(ONE, retry_timeout_s=60)
     slices = scenario.submit(10)
