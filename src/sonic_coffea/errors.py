@@ -283,10 +283,13 @@ def require(
             raise kind(f"{problem} {name!r}; {nearest(name, known)}")
 
 
-def expect(holds: object, expected: str, got: object) -> None:
-    """Raise a `ConfigError` that says what was expected and what was given, unless that holds."""
+def expect(holds: object, expected: str, got: object, place: str = "") -> None:
+    """Raise a `ConfigError` that says what was expected and what was given, unless that holds.
+
+    The message begins with the place, if one is given.
+    """
     if not holds:
-        raise ConfigError(f"expected {expected}, got {got!r}")
+        raise ConfigError(f"{place and f'{place}: '}expected {expected}, got {got!r}")
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import ml_dtypes  # noqa: F401  adds bfloat16 to numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
+from sonic_coffea.errors import ConfigError, ContractError, InputError, expect, nearest
 from sonic_coffea.layouts import (
     ByRow,
     Output,
@@ -93,10 +93,9 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         address = replace(Address.parse(model_url), tls=bool(options["ssl"]))
         if address.model is None:
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {model_url!r}")
-        size: Any = batch_size
-        if not isinstance(size, Integral) or size == 0:
-            expected = "a whole number of at least 1, or -1 for the server's own"
-            raise ConfigError(f"batch_size: expected {expected}, got {size!r}")
+        is_size = isinstance(batch_size, Integral) and batch_size != 0
+        expected = "a whole number of at least 1, or -1 for the server's own"
+        expect(is_size, expected, batch_size, "batch_size")
         self.model = address.model
         self.version = address.version
         self._url = address.url

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sonic_coffea.cli._command import ExistingFile
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 
 
 def connection_options(
@@ -67,8 +67,7 @@ def load(place: str, option: str) -> Any:
     import cloudpickle
 
     module, _, name = place.rpartition(":")
-    if not module or not name:
-        raise ConfigError(f"{option}: expected FILE.py:NAME or MODULE:NAME, got {place!r}")
+    expect(module and name, "FILE.py:NAME or MODULE:NAME", place, option)
     path = Path(module).absolute()
     is_file = path.suffix == ".py"
     if is_file and not path.is_file():
@@ -124,8 +123,7 @@ def declarations(
         return []
     if Path(declare).is_file():
         return [Model.from_yaml(declare, model)]
-    if ":" not in declare:
-        raise ConfigError(f"--declare: expected a YAML file or FILE.py:NAME, got {declare!r}")
+    expect(":" in declare, "a YAML file or FILE.py:NAME", declare, "--declare")
     loaded = load(declare, "--declare")
     models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
     declared = [*models.values()] if isinstance(models, Mapping) else [models]

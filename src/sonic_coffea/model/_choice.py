@@ -12,7 +12,7 @@ import xxhash
 from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, brief
+from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect
 from sonic_coffea.layouts import (
     Elements,
     Feature,
@@ -61,10 +61,9 @@ class Choice:
     _what = "case"
 
     def __init__(self, models: Mapping[Any, Model], by: str) -> None:
-        declared: Any = models
         kind, expected = type(self).__name__, "a dict of two models or more"
-        if not isinstance(declared, Mapping) or len(models) < 2:
-            raise ConfigError(f"{kind}: expected {expected}, got {models!r}")
+        expect(isinstance(models, Mapping), expected, models, kind)
+        expect(len(models) > 1, expected, models, kind)
         first = next(iter(models.values()))
         for model in models.values():
             if not isinstance(model, Model):
@@ -74,10 +73,8 @@ class Choice:
                     f"{kind}: models {first.name!r} and {model.name!r} give other outputs "
                     f"({first.outputs} and {model.outputs}); declare the same"
                 )
-        if not any(all(isinstance(key, of) for key in models) for of in (int, str)):
-            raise ConfigError(
-                f"{kind}: expected whole numbers or strings as keys, got {list(models)}"
-            )
+        are_alike = any(all(isinstance(key, of) for key in models) for of in (int, str))
+        expect(are_alike, "whole numbers or strings as keys", list(models), kind)
         if not isinstance(by, str):
             raise ConfigError(
                 f"{kind}: expected a field or an expression as a str, got {type(by).__name__}"
@@ -231,9 +228,9 @@ class Folds(Choice):
     _what = "fold"
 
     def __init__(self, models: Sequence[Model], fold: str | None = _UNSAID) -> None:
-        listed: Any = models
-        if not isinstance(listed, Sequence) or len(models) < 2:
-            raise ConfigError(f"Folds: expected a list of two models or more, got {models!r}")
+        expected = "a list of two models or more"
+        expect(isinstance(models, Sequence), expected, models, "Folds")
+        expect(len(models) > 1, expected, models, "Folds")
         is_said = fold is not None and fold is not _UNSAID
         super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]
         self._by = fold

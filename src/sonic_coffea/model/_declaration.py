@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from sonic_coffea.errors import ConfigError, ContractError, FieldError, printable, require
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, expect, printable, require
 from sonic_coffea.layouts import (
     Inputs,
     Layout,
@@ -80,29 +80,26 @@ class Declaration(WithPool):
         priority: int | None = None,
         server_timeout_s: float | None = None,
     ) -> None:
+        model = f"model {name!r}"
         tensors: Any
         for side, tensors in (("inputs", inputs), ("outputs", outputs)):
-            if not isinstance(tensors, Mapping) or not tensors:
-                raise ConfigError(
-                    f"model {name!r}: expected a dict for {side}, as the server names them, got "
-                    f"{tensors!r}"
-                )
+            is_dict = isinstance(tensors, Mapping) and tensors
+            expect(is_dict, f"a dict for {side}, as the server names them", tensors, model)
         for key in (name, *inputs, *outputs):
-            if not isinstance(key, str):
-                raise ConfigError(f"model {name!r}: expected names as str, got {key!r}")
+            expect(isinstance(key, str), "names as str", key, model)
         for key, layout in inputs.items():
             if not isinstance(layout, Layout):
                 raise ConfigError(
-                    f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
+                    f"{model}, input {key!r}: expected a layout such as sonic.Padded or "
                     f"sonic.Row, got {type(layout).__name__}"
                 )
         if one_request_per is not None:
-            require([one_request_per], ONE_REQUEST_PER, f"model {name!r}: no one_request_per")
+            require([one_request_per], ONE_REQUEST_PER, f"{model}: no one_request_per")
         check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
         carried = {} if parameters is None else parameters
-        self.parameters = _parameters(name, carried, priority, server_timeout_s)
+        self.parameters = _parameters(model, carried, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -248,9 +245,9 @@ class Declaration(WithPool):
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
             return current(self.pool_of_pickle)
-        if not isinstance(given, Pool):
-            raise ConfigError(f"expected pool to be what sonic.connect returns, got {given!r}")
-        return given
+        expect(isinstance(given, Pool), "pool to be what sonic.connect returns", given)
+        pool: Pool = given
+        return pool
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""
@@ -283,41 +280,35 @@ class Declaration(WithPool):
         )
 
 
-def _parameters(model: str, given: Any, priority: Any, server_timeout_s: Any) -> Parameters:
+def _parameters(where: str, given: Any, priority: Any, server_timeout_s: Any) -> Parameters:
     """Return the parameters of each request by Triton's names; refuse other names and types."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"model {model!r}: expected a dict for parameters, got {given!r}")
+    expect(isinstance(given, Mapping), "a dict for parameters", given, where)
     for name in given:
         if name in _RESERVED:
             raise ConfigError(
-                f"model {model!r}: parameter {name!r} is not free; declare priority= or "
+                f"{where}: parameter {name!r} is not free; declare priority= or "
                 "server_timeout_s=; sequences are not supported"
             )
     carried = dict(given)
     if priority is not None:
-        if type(priority) is not int or priority < 1:
-            raise ConfigError(f"model {model!r}: expected priority of 1 or more, got {priority!r}")
+        is_level = type(priority) is int and priority >= 1
+        expect(is_level, "priority of 1 or more", priority, where)
         carried["priority"] = priority
     if server_timeout_s is not None:
         most_s = 2**63 / 1e6  # Triton has microseconds as an int64
-        if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < most_s:
-            raise ConfigError(
-                f"model {model!r}: expected server_timeout_s above 0 s and below {most_s:g} s, "
-                f"got {server_timeout_s!r}"
-            )
+        is_time = isinstance(server_timeout_s, Real) and 0 < float(server_timeout_s) < most_s
+        expected = f"server_timeout_s above 0 s and below {most_s:g} s"
+        expect(is_time, expected, server_timeout_s, where)
         carried["timeout"] = max(1, round(float(server_timeout_s) * 1e6))
     for name, value in carried.items():
-        _check_parameter(f"model {model!r}, parameter {name!r}: expected", name, value)
+        parameter = f"{where}, parameter {name!r}"
+        expect(isinstance(name, str), "a name of type str", name, parameter)
+        if type(value) not in (bool, int, float, str):
+            got = type(value).__name__
+            raise ConfigError(f"{parameter}: expected a bool, int, float or str, got {got}")
+        is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
+        expect(is_short, "an integer of 64 bits", value, parameter)
     return tuple(carried.items())
-
-
-def _check_parameter(expected: str, name: Any, value: Any) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"{expected} a name of type str")
-    if type(value) not in (bool, int, float, str):
-        raise ConfigError(f"{expected} a bool, int, float or str, got {type(value).__name__}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ConfigError(f"{expected} an integer of 64 bits, got {value}")
 
 
 @cache

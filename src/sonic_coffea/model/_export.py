@@ -11,7 +11,7 @@ import numpy as np
 from awkward.contents import NumpyArray
 
 from sonic_coffea import provenance
-from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError
+from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError, expect
 from sonic_coffea.layouts import (
     Feature,
     Inputs,
@@ -47,8 +47,8 @@ def export(
             f"model {model.name!r} takes all rows of an event at once, and a file has one row for "
             "each; export it with a declaration without one_request_per"
         )
-    if not isinstance(labels, Mapping) or not all(isinstance(name, str) for name in labels):
-        raise ConfigError(f"expected labels as a dict of names and columns, got {labels!r}")
+    are_named = isinstance(labels, Mapping) and all(isinstance(name, str) for name in labels)
+    expect(are_named, "labels as a dict of names and columns", labels)
     check_index({"the objects": objects, **labels, "the weights": weights})
     inputs = model.bind(objects)
     columns: dict[str, Any] = dict(_tensors(inputs))

@@ -9,7 +9,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, require
+from sonic_coffea.errors import ConfigError, FieldError, InputError, expect, nearest, require
 from sonic_coffea.layouts import (
     FilePositions,
     Int64,
@@ -194,8 +194,7 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     """
     both = {"jets": jets, "others": others}
     radius = checked("float", radius, "within_cone: expected radius to be")
-    if not radius > 0:
-        raise ConfigError(f"within_cone: expected a radius above 0, got {radius!r}")
+    expect(radius > 0, "a radius above 0", radius, "within_cone")
     function, label = partial(_within_cone, radius=radius), "within-cone"
     return over_partitions(function, both, label=label, token=f"{label}-{radius}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -176,7 +176,7 @@ class Pending:
         self._wait(deadline, progress=progress)
         content = self._content()
         scoring = {part.number for part in self.parts} or range(len(self._models))
-        made_by = [self._made_by(number) for number in sorted(scoring)]
+        made_by = [self.provenance([number]) for number in sorted(scoring)]
         scores = self.rows.unflatten(content, attrs=attributes(self.provenance(), made_by))
         if self.lengths is None:
             return self.give_back(scores)
@@ -224,32 +224,28 @@ class Pending:
         places = [different.index(o) if o in different else -1 for o in self._outputs]
         return chosen(np.asarray([*places, -1])[numbers], each, **self._options)
 
-    def provenance(self) -> dict[str, Any]:
-        """Return the provenance of the scores: models, versions, servers, declarations' hashes."""
-        each = [self._made_by(number) for number in range(len(self._models))]
+    def provenance(self, numbers: Collection[int] | None = None) -> dict[str, Any]:
+        """Return the provenance of the scores: models, versions, servers, declarations' hashes.
 
-        def joined(key: str) -> str | None:
-            return ", ".join(record[key] for record in each if record[key] is not None) or None
-
-        return {
-            **each[0],
-            **{key: joined(key) for key in ("model", "version", "config_hash")},
-            "digest": join_digests(part.digest for part in self.parts),
-            "servers": sorted({server for record in each for server in record["servers"]}),
-        }
-
-    def _made_by(self, number: int) -> dict[str, Any]:
-        """Return the provenance of the scores by a model."""
-        name, version, config_hash = self._models[number]
-        parts = [part for part in self.parts if part.number == number]
-        served = set().union(*(part.call.served_versions for part in parts))
+        Parameters
+        ----------
+        numbers : collection of int, optional
+            The models whose scores are meant, by their places; by default, all.
+        """
+        numbers = range(len(self._models)) if numbers is None else numbers
+        parts = [part for part in self.parts if part.number in numbers]
+        names, versions, hashes = zip(*(self._models[number] for number in numbers), strict=True)
+        served = {n: set[str]() for n in numbers}
+        for part in parts:
+            served[part.number] |= part.call.served_versions
+        each = (v or ", ".join(sorted(served[n])) for n, v in zip(numbers, versions, strict=True))
         tallies = [entry for part in parts for entry in part.call.statistics]
         return {
-            "model": name,
-            "version": version or ", ".join(sorted(served)) or None,
+            "model": ", ".join(names),
+            "version": ", ".join(filter(None, each)) or None,
             "digest": join_digests(part.digest for part in parts),
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
-            "config_hash": config_hash,
+            "config_hash": ", ".join(hashes),
             "sonic_coffea": __version__,
         }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError, ContractError, SonicError, printable, require
+from sonic_coffea.errors import ConfigError, ContractError, SonicError, expect, printable, require
 from sonic_coffea.layouts import (
     Bucketed,
     Dense,
@@ -117,10 +117,8 @@ def filled_in(
     """
     tensors: Any
     for side, tensors in (("inputs", inputs), ("outputs", outputs)):
-        if not isinstance(tensors, Mapping):
-            raise ConfigError(
-                f"expected a dict for {side}, as the file names them, got {tensors!r}"
-            )
+        is_dict = isinstance(tensors, Mapping)
+        expect(is_dict, f"a dict for {side}, as the file names them", tensors)
     layouts: dict[str, Layout] = {}
     lines: list[str] = []
     for spec in contract.inputs:

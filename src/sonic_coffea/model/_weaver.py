@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea._files import read_json, read_text
-from sonic_coffea.errors import ConfigError, require
+from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
 
 ORDERS = "cmssw", "weaver"
@@ -56,10 +56,12 @@ def read(
         ("inputs as a dict", given, Mapping),
     )
     for what, value, kinds in expected:
-        if not isinstance(value, kinds):
-            raise ConfigError(f"from_weaver: expected {what}, got {value!r}")
-    _check_names("rename", names)
-    _check_names("prefix", prefix)
+        expect(isinstance(value, kinds), what, value, "from_weaver")
+    for option, by_name in {"rename": names, "prefix": prefix}.items():
+        are_names = not isinstance(by_name, Mapping) or all(
+            isinstance(name, str) for name in by_name.values()
+        )
+        expect(are_names, f"names in {option} as str", by_name, "from_weaver")
     content, file = preprocess, "the preprocessing"
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
@@ -110,11 +112,6 @@ def _layout(
     return Bucketed(features, lengths, fill=fills, pad_mode=pad_mode)
 
 
-def _check_names(option: str, by_name: str | Mapping[str, str]) -> None:
-    if isinstance(by_name, Mapping) and not all(isinstance(n, str) for n in by_name.values()):
-        raise ConfigError(f"from_weaver: expected names in {option} as str, got {by_name!r}")
-
-
 def usual_output(inputs: Iterable[str]) -> str:
     """Return weaver's name of the output; its TorchScript exports number inputs and outputs."""
     return "softmax__0" if all(re.search(r"__\d+$", name) for name in inputs) else "softmax"
@@ -133,16 +130,14 @@ def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | Non
         lines = read_text(labels, "the labels in").split("\n")
         return [line.strip() for line in lines if line.strip()]
     if labels is not None:
-        given: Any = labels
-        if not isinstance(given, Sequence) or not all(isinstance(n, str) for n in given):
-            raise ConfigError(f"expected labels as a file or a list of names, got {labels!r}")
+        expected = "labels as a file or a list of names"
+        expect(isinstance(labels, Sequence), expected, labels)
+        expect(all(isinstance(name, str) for name in labels), expected, labels)
         return list(labels)
     names = content.get("output_names")
     names = content.get("flav_names") if names is None else names
-    if names is not None and not isinstance(names, (list, tuple, Mapping)):
-        raise ConfigError(
-            f"the preprocessing file: expected output_names to be a list of names, got {names!r}"
-        )
+    are_listed = names is None or isinstance(names, (list, tuple, Mapping))
+    expect(are_listed, "output_names to be a list of names", names, "the preprocessing file")
     if not names or _CLASSES in names:
         others = ", ".join(repr(str(n)) for n in names or () if n != _CLASSES)
         raise ConfigError(
@@ -208,8 +203,7 @@ def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
         most = _get(group, key, where, int, 0)
         least = most if key == "var_length" else _get(group, "min_length", where, int, most)
         if group[key] is not None:
-            if most < 1:
-                raise ConfigError(f"{where}: expected {key} to be at least 1, got {most}")
+            expect(most >= 1, f"{key} to be at least 1", most, where)
             ranges[name] = max(1, least), max(1, least, most)
     steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
     return {
@@ -233,8 +227,7 @@ def _get(
     content: Any, key: str, where: str, kind: type = object, default: float | None = None
 ) -> Any:
     """Return a value of the file, of a type; null is as good as none where there is a default."""
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{where}: expected an object that has {key!r}, got {content!r}")
+    expect(isinstance(content, Mapping), f"an object that has {key!r}", content, where)
     if default is None:
         require([key], content, f"{where} has no")
     value: Any = content.get(key)
@@ -248,6 +241,6 @@ def _get(
     }
     types, expected = kinds[kind]
     fits = isinstance(value, types) and not (kind in (int, float) and isinstance(value, bool))
-    if not fits or (kind is list and not all(isinstance(name, str) for name in value)):
-        raise ConfigError(f"{where}: expected {key} to be {expected}, got {value!r}")
+    fits = fits and (kind is not list or all(isinstance(name, str) for name in value))
+    expect(fits, f"{key} to be {expected}", value, where)
     return float(value) if kind is float else value

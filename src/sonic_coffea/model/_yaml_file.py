@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sonic_coffea import layouts
-from sonic_coffea.errors import ConfigError, SonicError, require
+from sonic_coffea.errors import ConfigError, SonicError, expect, require
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts import Layout, Output
@@ -47,8 +47,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
     known = _mapping(content, str(path))
     require(known, _KEYS, f"{path}: no key")
     name = name or known.get("model")
-    if not isinstance(name, str):
-        raise ConfigError(f"{path}: expected the model's name as `model`, got {name!r}")
+    expect(isinstance(name, str), "the model's name as `model`", name, str(path))
     inputs = _mapping(known.get("inputs"), f"{path}, inputs")
     outputs = _mapping(known.get("outputs"), f"{path}, outputs")
     return {
@@ -60,9 +59,9 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
 
 
 def _mapping(content: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(content, dict) or not content:
-        raise ConfigError(f"{where}: expected keys and values, got {content!r}")
-    return content
+    expect(isinstance(content, dict) and content, "keys and values", content, where)
+    mapping: Mapping[str, Any] = content
+    return mapping
 
 
 def _layout(content: Any, where: str) -> Layout:
@@ -95,9 +94,8 @@ def _output(content: Any, where: str) -> Output | None:
     if isinstance(content, dict):
         output: Output = _build(layouts.Output, content, where)
         return output
-    if content is None:
-        return None
-    raise ConfigError(f"{where}: expected a list of labels, or nothing, got {content!r}")
+    expect(content is None, "a list of labels, or nothing", content, where)
+    return None
 
 
 def _build(kind: Any, options: Mapping[str, Any], where: str) -> Any:

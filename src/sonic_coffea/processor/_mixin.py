@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, nearest, require
+from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect, nearest, require
 from sonic_coffea.layouts import is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, recorded
 from sonic_coffea.pool import WithPool, using
@@ -225,8 +225,8 @@ class SonicProcessor(WithPool):
 def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any, int]]:
     """Yield the processor that works on each block, its events, and 1 for the chunk's first."""
     size = processor.block_size
-    if size is not None and (type(size) is not int or size < 1):
-        raise ConfigError(f"block_size: expected at least 1 event, or None, got {size!r}")
+    is_size = size is None or (type(size) is int and size >= 1)
+    expect(is_size, "at least 1 event, or None", size, "block_size")
     if size is None or _has_no_data(events) or len(events) <= size:
         yield processor, events, 1
         return

@@ -19,7 +19,7 @@ from typing import Any
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea._files import others_write
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
@@ -179,10 +179,10 @@ def _run(
     processor: Scoring, files: Any, target: Path, client: Any, chunksize: int, *, progress: bool
 ) -> tuple[Any, list[Path]]:
     """Run a processor on files; return what it returns, and the chunks' files in order."""
-    if not isinstance(chunksize, Real) or not chunksize >= 1:
-        raise ConfigError(f"chunksize: expected at least 1 event, got {chunksize!r}")
-    if processor.features is not None and not callable(processor.features):
-        raise ConfigError(f"features: expected a function, got {processor.features!r}")
+    is_size = isinstance(chunksize, Real) and chunksize >= 1
+    expect(is_size, "at least 1 event", chunksize, "chunksize")
+    is_function = processor.features is None or callable(processor.features)
+    expect(is_function, "a function", processor.features, "features")
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")

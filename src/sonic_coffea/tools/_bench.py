@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Settings, open_transport, rows_per_request
 from sonic_coffea.transport import ask
 
@@ -80,8 +80,8 @@ class Curve:
                 f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
             ) from None
         numbers: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
-        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
-            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {numbers}")
+        are_possible = all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
+        expect(are_possible, f"finite numbers above 0 in the curve {path}", numbers)
         return curve
 
 
@@ -230,8 +230,8 @@ def plan(
     """
     numbers = {"cores": cores, "cpu_s": cpu_s, "rows_per_event": rows_per_event, "events": events}
     for name, value in {**numbers, "servers": servers, "bytes_per_s": bytes_per_s}.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{name}: expected a finite number above 0, got {value!r}")
+        is_possible = value is None or 0 < value < math.inf
+        expect(is_possible, "a finite number above 0", value, name)
     if servers is None:
         # While a server is idle for a fifth of the time, its queue stays short.
         servers = math.ceil(cores * rows_per_event / cpu_s / (curve.rows_per_s * 0.8))
