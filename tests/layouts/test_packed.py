@@ -49,6 +49,14 @@ LACK = ak.Array(
         {"Jet": [{"pt": 3.0}], "MET": None, "met": 2.0},
     ]
 )
+MUON_OF_JET = ak.Array(
+    [
+        {"Jet": [{"mu": {"pt": 5.0}}]},
+        {"Jet": []},
+        {"Jet": [{"mu": None}]},
+        {"Jet": [{"mu": {"pt": 6.0}}]},
+    ]
+)
 NONE_IN_TURN = {"a": ak.Array([1, None, None, 5])[:3], "b": ak.Array([None, 2, None])}
 WITH_FLAVOUR = ak.Array(
     [{"Jet": [{"f": "b"}, {"f": "µ"}], "era": None}, {"Jet": [], "era": "2018"}]
@@ -93,6 +101,8 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row(sonic.Feature("MET.pt", 1.0, 2.0), missing=-9.0, pad="before"), LACK, [[8], [-20]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
+    (Row("Jet[0].mu.pt"), MUON_OF_JET, [[5], [6]]),
+    (Row(["Jet[0].mu.pt", "Jet[-1].mu.pt"]), MUON_OF_JET, [[5, 5], [6, 6]]),
     # Numbers of events, and arrays of fixed length.
     (Row(["Jet.pt", "MET.pt"]), EVENTS, [[50, 80], [30, 80], [40, 10]]),
     (

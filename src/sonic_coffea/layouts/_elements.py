@@ -572,7 +572,7 @@ def _united(each: Sequence[Levels], *, is_filled: bool) -> Levels:
     kinds = ("",) if is_filled else ("", "plain")
     for levels in each:
         options = levels[len(without_options(levels)) :]
-        own = merged([level for level in options if level.gap in kinds])
+        own = merged(without_options(options, keep=kinds))
         if own is not None:
             known.append(own >= 0)
         elif not any(level.gap == "plain" for level in options):
