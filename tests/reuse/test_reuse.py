@@ -108,6 +108,15 @@ def shared() -> Iterator[Pool]:
         yield one
 
 
+def test_rows_of_one_byte_are_deduplicated() -> None:
+    model = sonic.Model("flags", {"x": sonic.Row("x", dtype="bool")}, {"y": ["same"]})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype(np.float32)})
+    with FakeServer({"flags": served}) as server, sonic.connect(server.url):
+        scores = model(ak.Array({"x": [1, 0, 1, 1]}), deduplicate=True)
+        assert scores.same.tolist() == [1, 0, 1, 1]
+        assert sent(server, "flags") == 2
+
+
 def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool: Pool) -> None:
     server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no luck")
     numbers = [[5, 6], [5, 7], [6]]

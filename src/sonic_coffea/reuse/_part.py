@@ -108,7 +108,8 @@ def _keys_of_tensors(tensors: Mapping[str, NDArray[Any]], scope: str) -> NDArray
     for tensor in tensors.values():
         whole = np.ascontiguousarray(_hashed(tensor))
         parts.append(whole.reshape(rows, -1).view(np.uint8))
-    digests = b"".join(map(xxhash.xxh3_128_digest, np.concatenate(parts, axis=1)))
+    packed = np.ascontiguousarray(np.concatenate(parts, axis=1))
+    digests = b"".join(map(xxhash.xxh3_128_digest, packed))
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
