@@ -100,6 +100,11 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row(["a", "b"], missing=[-1, -2]), NONE_IN_TURN, [[1, -2], [-1, 2], [-1, -2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row(sonic.Feature("MET.pt", 1.0, 2.0), missing=-9.0, pad="before"), LACK, [[8], [-20]]),
+    (
+        Row(feature(replace={1: 5}), "int64", missing=1, pad="before"),
+        {"x": ak.Array([LARGE, None])},
+        [[LARGE], [5]],
+    ),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
     (Row("Jet[0].mu.pt"), MUON_OF_JET, [[5], [6]]),
     (Row(["Jet[0].mu.pt", "Jet[-1].mu.pt"]), MUON_OF_JET, [[5, 5], [6, 6]]),

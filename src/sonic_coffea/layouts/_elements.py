@@ -254,8 +254,10 @@ class Elements:
         is_filled = self.columns.transforms_missing and not feature.plain
         if absent is None or missing is None or not is_filled:
             return raw, absent
-        raw = raw.astype(real_of(raw.dtype))
-        raw[absent] = missing[channel]
+        fill = np.float64(missing[channel])
+        is_held = fill.astype(raw.dtype) == fill  # as real numbers, large integers are rounded
+        raw = raw.astype(raw.dtype if is_held else real_of(raw.dtype))
+        raw[absent] = fill
         return raw, None
 
     def _refuse_unsent(self, channel: int, target: np.dtype[Any]) -> None:
