@@ -358,12 +358,13 @@ class Submission:
                 return compare(ask(anew=pool.settings.cache is not None))
             return compare(ask(anew=True))
         except (ServerError, DeadlineError) as problem:
-            error = problem.at(events=rows.events_of(0, len(rows)))
+            events = rows.events_of(0, len(rows))
             mask = self.on_error == "mask" and not self.deadline.over
-            maskable = isinstance(error, MASKABLE) and not isinstance(error, ModelNotFoundError)
+            maskable = isinstance(problem, MASKABLE) and not isinstance(problem, ModelNotFoundError)
             if not (mask and maskable):
-                raise error from problem.__cause__
-            logger.warning("%s; all %d rows are None", error, len(rows))
+                # Not as a variable: its traceback would refer to itself, and to the rows.
+                raise problem.at(events=events) from problem.__cause__
+            logger.warning("%s; all %d rows are None", problem.at(events=events), len(rows))
             return None
 
     def _cache(self, model: Declaration, pool: Pool, contract: Contract) -> ScoreCache | None:

@@ -253,6 +253,7 @@ class Part:
         same = known is not None and (known.version, known.digest) == expected
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
+        del self._outputs, self._equal  # they refer to the chunk's rows
 
     def settle(self, asked_within_s: float = 3.0) -> None:
         """Ask for the digest once more if it can have changed, and keep the scores if it has not.
@@ -313,4 +314,4 @@ class Part:
                     model=contract.model,
                     version=contract.version,
                 )
-                raise self.call.failure
+                self.call.raise_failure()
