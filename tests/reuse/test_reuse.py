@@ -134,6 +134,25 @@ def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
 
 
+def test_variations_read_the_columns_of_the_model_alone(pool: Pool) -> None:
+    """NanoAOD has hundreds, and a virtual array reads them from the file."""
+    read: list[str] = []
+
+    def buffer(key: str, data: Any) -> Any:
+        return lambda: read.append(key) or data
+
+    jets = ak.zip({"pt": [[1.0, 2.0], [3.0]], "eta": [[4.0, 5.0], [6.0]]})
+    form, length, buffers = ak.to_buffers(ak.zip({"jets": jets, "muons": jets}, depth_limit=1))
+    virtual = {key: buffer(key, data) for key, data in buffers.items()}
+    model = sonic.Model("m", {"x": sonic.Row("jets.pt")}, MODEL.outputs)
+    model.pack(ak.from_buffers(form, length, virtual))
+    expected, read[:] = set(read), []
+    events = ak.from_buffers(form, length, virtual)
+    scores = model(sonic.Variations(nominal=events, up=events), pool=pool)
+    assert scores["up"].twice.tolist() == [[2, 4], [6]]
+    assert set(read) == expected
+
+
 class Halved(ak.Array):
     """Jets whose pt is a property."""
 

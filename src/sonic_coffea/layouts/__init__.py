@@ -33,6 +33,7 @@ from sonic_coffea.layouts._source import (
     is_lazy,
     is_tracer,
     lazy_file,
+    only_columns,
     over_partitions,
     records_of,
 )
