@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
+from tests.layouts.test_proportional import peak
 from tests.scripts import python
 from tests.waiting import until
 
@@ -115,6 +116,17 @@ def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool:
     assert pending.result().twice.tolist() == [[None, None], [None, None], [None]]
     assert pending.statistics.masked == 5
     until(lambda: pool.statistics.masked == 5)
+
+
+def test_rows_are_compared_without_a_copy_of_them_all() -> None:
+    images = np.ones((64, 3, 256, 256), np.float32)
+    model = sonic.Model("m", {"x": sonic.Dense("image", shape=(3, 256, 256))}, {"y": ["mean"]})
+    answers = FakeModel.of(model, lambda inputs: {"y": inputs["x"].mean(axis=(1, 2, 3))[:, None]})
+    with FakeServer({"m": answers}) as server, Pool(Settings.make(server.url)) as pool:
+        objects = ak.Array({"image": images})
+        taken = peak(lambda: model(objects, pool=pool, deduplicate=True))
+        assert sent(server) == 2
+    assert taken < images.nbytes / 2
 
 
 def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ContractError, DeadlineError, InputError, ResponseError, SonicError
-from sonic_coffea.layouts import ranges
+from sonic_coffea.layouts import BLOCK_BYTES, ranges
 from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, is_in_process
 from sonic_coffea.transport import STRINGS, to_wire
 
@@ -54,8 +54,9 @@ class EqualRows:
         self._keys = np.zeros((len(inputs.rows), 2), np.uint64)
         inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
         for segment in inputs.segments:
-            for start in range(segment.start, segment.stop, 4096):
-                stop = min(start + 4096, segment.stop)
+            step = max(1, BLOCK_BYTES // int(np.max(segment.row_bytes, initial=1)))
+            for start in range(segment.start, segment.stop, step):
+                stop = min(start + step, segment.stop)
                 keys = _keys_of_tensors(inputs.pack(start, stop), scope)
                 self._keys[inputs.numbers(start, stop)] = keys
         # One set of equal rows after the other, in their order.
