@@ -101,14 +101,27 @@ def to_parquet(
     sonic_coffea.errors.ConfigError
         If the file cannot be written.
     """
+    write_parquet([array], path, *scores)
+
+
+def write_parquet(
+    arrays: Iterable[ak.Array],
+    path: str | os.PathLike[str],
+    *scores: ak.Array | Mapping[str, Any],
+) -> None:
+    """Write arrays of one type, one after another, as `to_parquet` does; of each, a row group."""
     with needed("score", "writing Parquet files"):
         import pyarrow.parquet as pq
 
-    table = ak.to_arrow_table(array, extensionarray=False)
     record = {KEY: json.dumps(of_scores(*scores))}
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **record})
-    with replacing(Path(path)) as half:
-        pq.write_table(table, half)
+    with replacing(Path(path)) as half, contextlib.ExitStack() as stack:
+        writer = None
+        for array in arrays:
+            table = ak.to_arrow_table(array, extensionarray=False)
+            if writer is None:
+                schema = table.schema.with_metadata({**(table.schema.metadata or {}), **record})
+                writer = stack.enter_context(pq.ParquetWriter(half, schema))
+            writer.write_table(table)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import uproot
 from tests.commands import run
@@ -68,6 +69,20 @@ def test_files_have_the_tensors_that_are_sent(
             column = ak.to_numpy(table[name])
             assert column.dtype == tensor.dtype
             np.testing.assert_array_equal(column, tensor)
+
+
+def test_large_tensors_are_written_piece_by_piece(exported: Any, tmp_path: Path) -> None:
+    """So that it takes no memory for the tensors of all rows."""
+    counts = np.arange(40) % 3
+    jets = ak.zip(
+        {"pf": ak.unflatten(np.arange(counts.sum()) + 1.0, counts), "n": counts}, depth_limit=1
+    )
+    table = exported(model(pf=sonic.Bucketed("pf", (1, 1_000_000))), jets, labels={"count": "n"})
+    assert pq.ParquetFile(tmp_path / "train.parquet").num_row_groups > 1
+    assert table["count"].tolist() == counts.tolist()
+    assert ak.num(table.pf, axis=2)[:, 0].tolist() == [1, 1, 1_000_000] * 13 + [1]
+    sums = ak.sum(ak.flatten(table.pf, axis=2), axis=1)
+    assert sums.tolist() == ak.sum(jets.pf, axis=1).tolist()
 
 
 def test_rows_of_lists_have_the_form_in_which_they_leave(exported: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 import weakref
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import grpc
 import numpy as np
 import pytest
 from tests.network.fault_server import Exchange, FaultServer, answered
@@ -222,18 +224,85 @@ def test_scores_do_not_depend_on_the_requests(
     assert scores[0] == scores[1] == scores[2]
 
 
-def test_rows_are_freed_with_their_call(sonic_server: Any, request: pytest.FixtureRequest) -> None:
-    """Chunks are large, and few objects: cycles of them are collected many chunks later."""
+def scored(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    pending = model.submit(jets)
+    assert len(pending.result()) == 20
+    return pending
+
+
+def unasked(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    pending = model.submit(jets)
+    until(pending.done)
+    return pending
+
+
+def cancelled(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    pending = model.submit(jets)
+    pending.cancel()
+    return pending
+
+
+def late(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    server.hold()
+    pending = model.submit(jets)
+    with contextlib.suppress(errors.DeadlineError):
+        pending.result(0.0)
+    server.release()
+    return pending
+
+
+def refused(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no luck")
+    pending = model.submit(jets)
+    with contextlib.suppress(errors.RequestError):
+        pending.result()
+    return pending
+
+
+def unknown(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
+    with contextlib.suppress(errors.ModelNotFoundError):
+        model.submit(jets, version=7)
+
+
+@pytest.mark.parametrize("end", [scored, unasked, cancelled, late, refused, unknown])
+def test_rows_are_freed_with_their_call(
+    sonic_server: Any, request: pytest.FixtureRequest, end: Any
+) -> None:
+    """Also while somebody keeps the call.
+
+    Chunks are large, and few objects: cycles of them are collected many chunks later.
+    """
     model = sonic.Model("tagger", {"x": sonic.Padded(["pt"], 4)}, {"y": ["top"]})
-    sonic_server(model)
+    server = sonic_server(model)
     gc.collect()
     gc.disable()
     request.addfinalizer(gc.enable)
-    pt = np.ones(60, np.float32)
-    freed = weakref.ref(pt)
-    content = ak.contents.RecordArray([ak.contents.NumpyArray(pt)], ["pt"])
-    jets = ak.Array(ak.contents.RegularArray(content, 3))
-    top = model(jets).top
-    del pt, content, jets
+    jets, freed = jets_and_numbers()
+    kept = end(model, jets, server)
+    del jets
     until(lambda: freed() is None)  # by the pool's thread, too
-    assert len(top) == 20
+    del kept
+
+
+def test_rows_are_freed_once_scores_of_their_constituents_are_taken(sonic_server: Any) -> None:
+    outputs = {"y": sonic.Output(per="constituent")}
+    model = sonic.Model("tagger", {"x": sonic.Padded(["pt"], 4)}, outputs)
+    sonic_server(model, functions={"tagger": lambda inputs: {"y": inputs["x"][:, 0]}})
+    jets, freed = jets_and_numbers()
+    pending = model.submit(jets)
+    del jets
+    first, again = pending.result(), pending.result()
+    gc.collect()
+    assert freed() is None
+    assert first.tolist() == again.tolist()
+    assert ak.num(first).tolist() == [3] * 20
+
+
+def jets_and_numbers() -> tuple[ak.Array, Any]:
+    """Return 20 jets, and a reference to their numbers."""
+    pt = np.ones(60, np.float32)
+    content = ak.contents.RecordArray([ak.contents.NumpyArray(pt)], ["pt"])
+    return ak.Array(ak.contents.ListOffsetArray(OFFSETS, content)), weakref.ref(pt)
+
+
+OFFSETS = ak.index.Index64(np.arange(0, 61, 3))

@@ -6,6 +6,7 @@ of one model go into the next if `produce` is a generator.
 
 from __future__ import annotations
 
+import weakref
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import pytest
 from coffea import processor
 from coffea.nanoevents.trace import trace_with_typetracer
 from tests.nanoaod import Schema, sample
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -244,6 +246,26 @@ def test_statistics_include_those_of_a_processor_inside() -> None:
 
 def test_stages_of_a_filter_get_the_events_that_pass() -> None:
     assert Filtered().process(EVENTS)["mva"] == [[], [50.0]]
+
+
+def test_objects_are_freed_before_the_stage_that_follows() -> None:
+    class Fresh(sonic.SonicProcessor):
+        models: ClassVar[Any] = {"correct": CORRECT}
+        numbers: ClassVar[list[Any]] = []
+
+        def acquire(self, events: Any) -> Any:
+            pt = np.ones(len(events), np.float32)
+            self.numbers.append(weakref.ref(pt))
+            content = ak.contents.RecordArray([ak.contents.NumpyArray(pt)], ["pt"])
+            return {"correct": ak.Array(content)}
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            until(lambda: self.numbers[0]() is None)  # by the pool's thread, too
+            yield self.acquire(events)
+            until(lambda: self.numbers[1]() is None)
+            return {}
+
+    assert Fresh().process(EVENTS)
 
 
 @pytest.mark.parametrize(

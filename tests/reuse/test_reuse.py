@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
+from tests.layouts.test_proportional import peak
 from tests.scripts import python
 from tests.waiting import until
 
@@ -126,6 +127,17 @@ def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool:
     until(lambda: pool.statistics.masked == 5)
 
 
+def test_rows_are_compared_without_a_copy_of_them_all() -> None:
+    images = np.ones((64, 3, 256, 256), np.float32)
+    model = sonic.Model("m", {"x": sonic.Dense("image", shape=(3, 256, 256))}, {"y": ["mean"]})
+    answers = FakeModel.of(model, lambda inputs: {"y": inputs["x"].mean(axis=(1, 2, 3))[:, None]})
+    with FakeServer({"m": answers}) as server, Pool(Settings.make(server.url)) as pool:
+        objects = ak.Array({"image": images})
+        taken = peak(lambda: model(objects, pool=pool, deduplicate=True))
+        assert sent(server) == 2
+    assert taken < images.nbytes / 2
+
+
 def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     nominal = objects([[10, 20], [30], []])
     up = objects([[10, 21], [30], []])
@@ -141,6 +153,25 @@ def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     assert pending.provenance()["model"] == "m"
     inputs = {name: {"x": array} for name, array in {"nominal": nominal, "up": up}.items()}
     assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
+
+
+def test_variations_read_the_columns_of_the_model_alone(pool: Pool) -> None:
+    """NanoAOD has hundreds, and a virtual array reads them from the file."""
+    read: list[str] = []
+
+    def buffer(key: str, data: Any) -> Any:
+        return lambda: read.append(key) or data
+
+    jets = ak.zip({"pt": [[1.0, 2.0], [3.0]], "eta": [[4.0, 5.0], [6.0]]})
+    form, length, buffers = ak.to_buffers(ak.zip({"jets": jets, "muons": jets}, depth_limit=1))
+    virtual = {key: buffer(key, data) for key, data in buffers.items()}
+    model = sonic.Model("m", {"x": sonic.Row("jets.pt")}, MODEL.outputs)
+    model.pack(ak.from_buffers(form, length, virtual))
+    expected, read[:] = set(read), []
+    events = ak.from_buffers(form, length, virtual)
+    scores = model(sonic.Variations(nominal=events, up=events), pool=pool)
+    assert scores["up"].twice.tolist() == [[2, 4], [6]]
+    assert set(read) == expected
 
 
 class Halved(ak.Array):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonic_coffea.layouts._assignments import assignments
 from sonic_coffea.layouts._batch import Inputs, Segment, bind_inputs, check_told_apart, declared
-from sonic_coffea.layouts._elements import Elements, bind_columns
+from sonic_coffea.layouts._elements import BLOCK_BYTES, Elements, bind_columns
 from sonic_coffea.layouts._features import (
     Feature,
     Metadata,
@@ -33,6 +33,7 @@ from sonic_coffea.layouts._source import (
     is_lazy,
     is_tracer,
     lazy_file,
+    only_columns,
     over_partitions,
     records_of,
 )

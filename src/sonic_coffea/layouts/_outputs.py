@@ -424,7 +424,8 @@ class ByRow:
     def __init__(
         self, name: str, output: Output, inputs: Inputs | None = None, rows: int = 0
     ) -> None:
-        self.name, self.output, self._inputs = name, output, inputs
+        self.name, self.output = name, output
+        self._inputs: Inputs | None = None
         self._rows = rows if inputs is None else len(inputs.rows)
         self._bound: Bound | None = None
         self._parts: tuple[Part, ...] = ()
@@ -440,6 +441,7 @@ class ByRow:
         """Find the inputs of the output's axes."""
         jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
         what, axes = f"output {self.name!r}", self.output.named_axes
+        self._inputs = inputs
         if not jagged:
             raise ConfigError(f"{what} is per constituent, but no input has a jagged axis")
         named = [of for of, _, _ in axes if of]

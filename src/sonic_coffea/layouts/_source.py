@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -471,6 +471,33 @@ def records_of(objects: Any) -> Any:
             values = series.astype(object).where(series.notna(), None)
             columns[name] = _layout(series.to_numpy()) if is_plain else ak.from_iter(values)
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
+
+
+def only_columns(array: ak.Array, columns: Sequence[str]) -> ak.Array:
+    """Return an array without the fields of records that are in none of the columns."""
+    pruned = _pruned(array.layout, columns)
+    return ak.Array(pruned, behavior=array.behavior, attrs=array.attrs)
+
+
+def _pruned(node: Content, columns: Sequence[str]) -> Content:
+    if node.is_list or node.is_option or node.is_indexed:
+        return node.copy(content=_pruned(node.content, columns))
+    if not node.is_record or node.is_tuple:
+        return node
+    kept = {}
+    for name, content in zip(node.fields, node.contents, strict=True):
+        inner = [column[len(name) + 1 :] for column in columns if _begins(column, name)]
+        if inner:
+            kept[name] = content if "" in inner else _pruned(content, inner)
+    if not all(any(_begins(column, name) for name in kept) for column in columns):
+        return node  # a behaviour may compute one of them, of any fields
+    # Without its name: behaviours may refuse a record that lacks fields.
+    others = {key: value for key, value in node.parameters.items() if key != "__record__"}
+    return node.copy(contents=[*kept.values()], fields=[*kept], parameters=others)
+
+
+def _begins(column: str, name: str) -> bool:
+    return f"{column}.".startswith(f"{name}.")
 
 
 def _is_frame(objects: Any, *names: str) -> bool:

@@ -20,6 +20,7 @@ from sonic_coffea.layouts import (
     bind_inputs,
     check_index,
     content_of,
+    declared,
 )
 from sonic_coffea.model._submission import as_array, values_of
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.model._declaration import Declaration
+
+# Rows of so many bytes are packed at a time, and are a row group of the file.
+_GROUP_BYTES = 1 << 24
 
 
 def export(
@@ -51,10 +55,10 @@ def export(
     expect(are_named, "labels as a dict of names and columns", labels)
     check_index({"the objects": objects, **labels, "the weights": weights})
     inputs = model.bind(objects)
-    columns: dict[str, Any] = dict(_tensors(inputs))
+    columns: dict[str, Any] = {}
     weight = [] if weights is None else [("weight", weights)]
     for name, label in (*labels.items(), *weight):
-        if name in columns:
+        if name in columns or name in declared(model.inputs):
             raise ConfigError(f"label {name!r} is the name of an input, or of another label")
         columns[name] = _label(inputs.rows, label, records or (objects,), f"label {name!r}")
     made_by = {
@@ -62,8 +66,7 @@ def export(
         "config_hash": model.config_hash,
         "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
     }
-    table = ak.zip(columns, depth_limit=1)
-    provenance.to_parquet(table, path, {"models": [made_by]})
+    provenance.write_parquet(_groups(inputs, columns), path, {"models": [made_by]})
 
 
 def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
@@ -84,6 +87,17 @@ def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
         "trained on it would be given other numbers:\n" + "\n".join(lines),
         model=model.name,
     )
+
+
+def _groups(inputs: Inputs, columns: Mapping[str, Any]) -> Iterator[ak.Array]:
+    """Yield the rows of each row group, as one array of tensors and further columns."""
+    row_bytes = max((int(np.max(segment.row_bytes)) for segment in inputs.segments), default=0)
+    step = max(1, _GROUP_BYTES // max(1, row_bytes))
+    for start in range(0, max(1, len(inputs)), step):
+        stop = min(start + step, len(inputs))
+        group = dict(_tensors(inputs.only(np.arange(start, stop))))
+        group |= {name: column[start:stop] for name, column in columns.items()}
+        yield ak.zip(group, depth_limit=1)
 
 
 def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:

@@ -93,9 +93,11 @@ class Pending:
         # The models may be changed before the scores are there.
         self._models = [(model.name, model.version, model.config_hash) for model in models]
         self._name = ", ".join(name for name, _, _ in self._models)
-        self.rows = Structure(0, ()) if rows is None else rows
+        # Without what is below the rows, which the scores do not depend on.
+        self.rows = Structure(0, ()) if rows is None else Structure(rows.events, rows.levels)
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
+        self._content: Content | None = None
         self._lost: list[Any] = []
         self.parts: list[Part] = []
 
@@ -174,7 +176,11 @@ class Pending:
         if self._ready is not None:
             return self._ready
         self._wait(deadline, progress=progress)
-        content = self._content()
+        # In this order, as several threads may ask at the same time.
+        outputs, content = self._outputs, self._content
+        if content is None:
+            content = self._content = self._joined(outputs)
+            self._outputs = ()  # they refer to the chunk's rows
         scoring = {part.number for part in self.parts} or range(len(self._models))
         made_by = [self.provenance([number]) for number in sorted(scoring)]
         scores = self.rows.unflatten(content, attrs=attributes(self.provenance(), made_by))
@@ -208,20 +214,20 @@ class Pending:
                 _settle([part for part in self.parts if part.keeps], Deadline.after(within_s))
             raise
 
-    def _content(self) -> Content:
+    def _joined(self, outputs: Sequence[Outputs]) -> Content:
         """Return the score of each row: that of its model, or the mean of all."""
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
-        used, numbers = self._outputs, self._numbers
+        used, numbers = outputs, self._numbers
         if numbers is not None and not self._is_mean:
             # Models without rows do not know the shape of outputs that declare none.
             used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
         different = list(dict.fromkeys(used))
-        each = [self.rows.without(outputs.content(), lost) for outputs in different]
+        each = [self.rows.without(one.content(), lost) for one in different]
         if self._is_mean and len(each) > 1:
             each = [mean(each)]
         if numbers is None:
             return each[0]
-        places = [different.index(o) if o in different else -1 for o in self._outputs]
+        places = [different.index(o) if o in different else -1 for o in outputs]
         return chosen(np.asarray([*places, -1])[numbers], each, **self._options)
 
     def provenance(self, numbers: Collection[int] | None = None) -> dict[str, Any]:

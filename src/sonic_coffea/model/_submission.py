@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -233,12 +234,24 @@ class Submission:
                 own = {o: _of_variation(a, name, o) for o, a in self._arrays.items()}
                 each[name] = self._with(own)._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
-        together, lengths = objects.together()
+        together, lengths = objects.together(self._columns)
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
         pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
+
+    @property
+    def _columns(self) -> dict[str | None, list[str]]:
+        """The fields that are read of each input, and under None of one array for all inputs."""
+        each = defaultdict[str | None, list[str]](list)
+        for model in self.models:
+            for name, layout in model.inputs.items():
+                if _has_index(layout):  # where objects lie in the file may be told by any field
+                    return {}
+                each[name] += layout.columns
+                each[None] += layout.columns
+        return each
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
@@ -358,12 +371,13 @@ class Submission:
                 return compare(ask(anew=pool.settings.cache is not None))
             return compare(ask(anew=True))
         except (ServerError, DeadlineError) as problem:
-            error = problem.at(events=rows.events_of(0, len(rows)))
+            events = rows.events_of(0, len(rows))
             mask = self.on_error == "mask" and not self.deadline.over
-            maskable = isinstance(error, MASKABLE) and not isinstance(error, ModelNotFoundError)
+            maskable = isinstance(problem, MASKABLE) and not isinstance(problem, ModelNotFoundError)
             if not (mask and maskable):
-                raise error from problem.__cause__
-            logger.warning("%s; all %d rows are None", error, len(rows))
+                # Not as a variable: its traceback would refer to itself, and to the rows.
+                raise problem.at(events=events) from problem.__cause__
+            logger.warning("%s; all %d rows are None", problem.at(events=events), len(rows))
             return None
 
     def _cache(self, model: Declaration, pool: Pool, contract: Contract) -> ScoreCache | None:

@@ -84,7 +84,7 @@ class Call:
     contract : Contract
         The model's contract.
     inputs : RowSource
-        The rows, and how they are packed.
+        The rows, and how they are packed; gone once the call is over.
     put : Put
         What puts each response in its place.
     requested : sequence of str
@@ -149,8 +149,9 @@ class Call:
             raise
 
     def raise_failure(self) -> None:
+        """Raise its failure, if it failed: a copy, as a traceback refers to the call."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.at()
 
     def abandon(self, error: SonicError) -> None:
         """End the call with an error, unless it is over; its requests are cancelled.
@@ -173,8 +174,9 @@ class Call:
 
     def _set_over(self) -> None:
         ended, self._missing = self.ended, []
-        # They refer to the call: a cycle would keep a chunk's rows until it is collected.
-        del self.put, self.ended
+        # Scores that nobody has asked for yet keep the call, but not the rows of a chunk. What
+        # refers to the call would be a cycle, which is collected many chunks later.
+        del self.inputs, self.put, self.ended, self.lost_with
         try:
             ended()
         finally:

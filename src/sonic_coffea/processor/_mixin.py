@@ -247,6 +247,7 @@ def _stages(
         except StopIteration as end:
             return end.value
         pending = _submit(processor, "produce", sent, events, calls)
+        del sent  # the next stage may take long, and needs none of it
         scores = Scores({name: call.result() for name, call in pending.items()})
 
 

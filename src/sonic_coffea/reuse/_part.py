@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ContractError, DeadlineError, InputError, ResponseError, SonicError
-from sonic_coffea.layouts import ranges
+from sonic_coffea.layouts import BLOCK_BYTES, ranges
 from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, is_in_process
 from sonic_coffea.transport import STRINGS, to_wire
 
@@ -54,8 +54,9 @@ class EqualRows:
         self._keys = np.zeros((len(inputs.rows), 2), np.uint64)
         inputs = replace(inputs, without_axis=frozenset())  # many rows at a time
         for segment in inputs.segments:
-            for start in range(segment.start, segment.stop, 4096):
-                stop = min(start + 4096, segment.stop)
+            step = max(1, BLOCK_BYTES // int(np.max(segment.row_bytes, initial=1)))
+            for start in range(segment.start, segment.stop, step):
+                stop = min(start + step, segment.stop)
                 keys = _keys_of_tensors(inputs.pack(start, stop), scope)
                 self._keys[inputs.numbers(start, stop)] = keys
         # One set of equal rows after the other, in their order.
@@ -254,6 +255,7 @@ class Part:
         same = known is not None and (known.version, known.digest) == expected
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}
         self._is_sure = fresh or not call.served_versions
+        del self._outputs, self._equal  # they refer to the chunk's rows
 
     def settle(self, asked_within_s: float = 3.0) -> None:
         """Ask for the digest once more if it can have changed, and keep the scores if it has not.
@@ -314,4 +316,4 @@ class Part:
                     model=contract.model,
                     version=contract.version,
                 )
-                raise self.call.failure
+                self.call.raise_failure()

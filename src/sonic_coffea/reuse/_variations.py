@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import is_lazy, is_tracer, records_of
+from sonic_coffea.layouts import is_lazy, is_tracer, only_columns, records_of
 
 
 class Variations(dict[str, Any]):
@@ -55,8 +55,14 @@ class Variations(dict[str, Any]):
                 )
         return bool(without)
 
-    def together(self) -> tuple[Any, dict[str, int]]:
+    def together(self, columns: Mapping[str | None, Sequence[str]]) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
+
+        Parameters
+        ----------
+        columns : mapping
+            The fields that are read of each input, or under None of one array for all. The others
+            are left out: they would be copied, and read from the file. Without any, all are kept.
 
         Raises
         ------
@@ -70,12 +76,15 @@ class Variations(dict[str, Any]):
         for name, inputs in each.items():
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
-        joined = {key: self._joined({n: one[key] for n, one in each.items()}) for key in first}
+        joined = {
+            key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key))
+            for key in first
+        }
         sizes = {name: len(next(iter(inputs.values()))) for name, inputs in each.items()}
         return joined.get(None, joined), sizes
 
     @staticmethod
-    def _joined(arrays: Mapping[str, Any]) -> ak.Array:
+    def _joined(arrays: Mapping[str, Any], columns: Sequence[str] | None) -> ak.Array:
         try:
             arrays = {name: ak.Array(records_of(array)) for name, array in arrays.items()}
         except (TypeError, ValueError) as error:
@@ -85,5 +94,6 @@ class Variations(dict[str, Any]):
             if odd := set(array.fields) ^ set(first.fields):
                 fields = ", ".join(sorted(odd))
                 raise InputError(f"variation {name!r} has other fields than the first: {fields}")
+        each = [only_columns(array, columns) if columns else array for array in arrays.values()]
         # awkward finds the fields of records by their names, in any order.
-        return ak.concatenate(list(arrays.values()))
+        return ak.concatenate(each)
