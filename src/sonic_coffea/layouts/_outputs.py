@@ -663,13 +663,15 @@ def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:
     rows, *lengths, each = tensor.shape
     if not lengths[0]:
         return np.full((rows, len(lengths) * each), -1, np.int64)
-    scores = np.where(np.isnan(tensor), -np.inf, tensor.astype(np.float64))
+    scores = widened(tensor)
+    can_be = scores > -np.inf
     for axis in range(1, tensor.ndim - 1):
         others = [n for n in range(1, tensor.ndim) if n != axis]
-        scores = np.where(np.expand_dims(inside, others), scores, -np.inf)
-    scores = scores.reshape(rows, -1, each)
-    best = np.stack(np.unravel_index(np.argmax(scores, axis=1), lengths), axis=1)
-    chosen = scores.max(axis=1, keepdims=True) > -np.inf
+        can_be &= np.expand_dims(inside, others)
+    scores = np.where(can_be, scores, -np.inf).reshape(rows, -1, each)
+    at = np.argmax(scores, axis=1)
+    chosen = np.take_along_axis(scores, at[:, np.newaxis], axis=1) > -np.inf
+    best = np.stack(np.unravel_index(at, lengths), axis=1)
     return np.where(chosen, best, -1).reshape(rows, -1)
 
 

@@ -468,8 +468,10 @@ def records_of(objects: Any) -> Any:
         is_plain = isinstance(series.dtype, np.dtype) and series.dtype != object
         # No layout could read it, such as times with zones, or integers that are too large.
         with suppress(TypeError, ValueError, RuntimeError):
-            values = series.astype(object).where(series.notna(), None)
-            columns[name] = _layout(series.to_numpy()) if is_plain else ak.from_iter(values)
+            values = series.to_numpy()
+            if not is_plain:
+                values = ak.from_iter(series.astype(object).where(series.notna(), None))
+            columns[name] = _layout(values)
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
 
 

@@ -59,16 +59,17 @@ class EqualRows:
                 stop = min(start + step, segment.stop)
                 keys = _keys_of_tensors(inputs.pack(start, stop), scope)
                 self._keys[inputs.numbers(start, stop)] = keys
-        # One set of equal rows after the other, in their order.
-        rows = np.sort(inputs.numbers(0, len(inputs)))
-        self._members = rows[np.lexsort(self._keys[rows].T)]
-        ordered = self._keys[self._members]
-        is_first = np.any(np.diff(ordered, axis=0, prepend=~ordered[:1]), axis=1)
+        # One set of equal rows after the other. Should different keys ever begin with the same 64
+        # bits, a set may be in two places, and its row is sent twice.
+        rows = inputs.numbers(0, len(inputs))
+        self._members = rows[np.argsort(self._keys[rows, 0])]
+        ordered, is_first = self._keys[self._members], np.ones(len(rows), np.bool_)
+        is_first[1:] = np.logical_or(*(ordered[1:] != ordered[:-1]).T)
         self._begins = np.flatnonzero(is_first)
         self._sizes = np.diff(self._begins, append=len(rows))
         self._sets = np.zeros(len(inputs.rows), np.int64)
         self._sets[self._members] = np.cumsum(is_first) - 1
-        self.sent = np.sort(self._members[is_first])
+        self.sent = np.sort(np.minimum.reduceat(self._members, self._begins))
 
     def keys(self, rows: Int64) -> list[bytes]:
         """Return the keys of some rows."""
@@ -215,22 +216,23 @@ class Part:
 
     def _recall(self, cache: ScoreCache, equal: EqualRows, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
-        missed = dict(zip(equal.keys(equal.sent), equal.sent.tolist(), strict=True))
-        reading = deadline.run(lambda: cache.get(sorted(missed)), name="sonic-cache")
+        rows = dict(zip(equal.keys(equal.sent), equal.sent.tolist(), strict=True))
+        reading = deadline.run(lambda: cache.get(sorted(rows)), name="sonic-cache")
         if not reading.done():
             raise DeadlineError(
                 f"the cache {cache.path} was not read within {deadline.timeout_s:g} s",
                 model=self._contract.model,
             )
+        hits: list[int] = []
         for keys, answer in reading.result():
-            hits = set(keys)
+            some = [rows[key] for key in keys]
             try:
-                self._spread(np.asarray([missed[key] for key in keys]), len(keys), answer)
+                self._spread(np.asarray(some), len(some), answer)
             except ResponseError as error:  # another declaration took them; servers have to answer
                 logger.info("scores in %s do not fit the declaration: %s", cache.path, error)
             else:
-                missed = {key: row for key, row in missed.items() if key not in hits}
-        return np.asarray(sorted(missed.values()), np.int64)
+                hits += some
+        return np.setdiff1d(equal.sent, np.asarray(hits, np.int64), assume_unique=True)
 
     @property
     def digest(self) -> str | None:
