@@ -17,6 +17,7 @@ from tests.nanoaod import sample as sample_of
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
 
 
 def linked(names: tuple[str, str, str]) -> ak.Array:
@@ -220,6 +221,21 @@ def test_indices_of_the_file_lead_to_the_same_object(is_kept: bool) -> None:
     some = ak.with_field(electrons, links, "FatJetPFCand")
     some = some[(ak.num(some.PFCand) > 0) & (ak.num(some.FatJetPFCand) > 0)]
     assert sonic.Padded([mine], 1).pack(some)[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
+
+
+def test_variations_follow_the_indices_of_the_file() -> None:
+    """What is not read by the model may tell where objects lie in the file."""
+    events = sample_of(entry_stop=20)
+    by_pt = events.PFCand[ak.argsort(events.PFCand.pt, axis=1, ascending=True)]
+    varied = ak.with_field(events, by_pt, "PFCand")
+    pdg_id = sonic.Feature("PFCand.pdgId", index="FatJetPFCand.pfCandIdx")
+    model = sonic.Model("m", {"x": sonic.Padded(pdg_id, 64, missing=0.0)}, {"y": ["sum"]})
+    weights = np.arange(64, dtype=np.float32)[:, np.newaxis]
+    answers = FakeModel.of(model, lambda inputs: {"y": inputs["x"][:, 0] @ weights})
+    with FakeServer({"m": answers}) as server, sonic.connect(server.url):
+        expected = model(events)
+        scores = model(sonic.Variations(nominal=varied, up=varied))
+    assert scores["nominal"].tolist() == scores["up"].tolist() == expected.tolist()
 
 
 def paired(jets: ak.Array) -> ak.Array:

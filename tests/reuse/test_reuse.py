@@ -17,6 +17,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
@@ -116,6 +117,20 @@ def test_rows_of_one_byte_are_deduplicated() -> None:
         scores = model(ak.Array({"x": [1, 0, 1, 1]}), deduplicate=True)
         assert scores.same.tolist() == [1, 0, 1, 1]
         assert sent(server, "flags") == 2
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_differ_whose_hashes_begin_alike(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    """Rows are sorted by half of a hash, and compared by all of it."""
+    whole = xxhash.xxh3_128_digest
+    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda data: bytes(8) + whole(data)[8:])
+    numbers = [[5, 6, 7, 6], [5, 8], [7]]
+    with sonic.connect(server.url, cache=tmp_path / "scores" if cached else None) as pool:
+        for _ in range(2):
+            scores = MODEL(objects(numbers), pool=pool, deduplicate=True)
+            assert scores.twice.tolist() == [[10, 12, 14, 12], [10, 16], [14]]
 
 
 def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool: Pool) -> None:
