@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -22,10 +22,7 @@ from sonic_coffea._extras import needed
 from sonic_coffea.dask._scheduler import CONNECTED, TURN, SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import HostCheck, check_here, entered_elsewhere, in_turn
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import HostCheck, Pool, Settings, check_here, entered_elsewhere, in_turn
 
 logger = logging.getLogger(__name__)
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from sonic_coffea.dask._quotas import Allocator, ServedModel
 from sonic_coffea.errors import printable
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from distributed import Scheduler
-
-    from sonic_coffea.dask._quotas import Allocator, ServedModel
 
 _URL = "sonic"
 _RATES = "Rows scored per second"

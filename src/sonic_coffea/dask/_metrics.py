@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sonic_coffea.pool import Pool
 from sonic_coffea.reporting import Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sonic_coffea.pool import Pool
 
 _COUNTS = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
 _TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import re
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +20,10 @@ from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.processor import located, run_files
+from sonic_coffea.reporting import Report
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Sequence
-
     from rich.console import Console
-
-    from sonic_coffea.reporting import Report
 
 
 # What the extra `demo` adds to the package's own requirements.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._options import checked
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._structure import Int64, Tensor
+from sonic_coffea.layouts._structure import Int64, Tensor
 
 
 def assignments(

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
+from sonic_coffea.layouts._options import DType
 from sonic_coffea.layouts._padding import load
 from sonic_coffea.layouts._source import Source, within, without_fields
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._options import DType
-    from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
 
 @dataclass(frozen=True, slots=True)

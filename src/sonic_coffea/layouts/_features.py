@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +31,7 @@ from sonic_coffea.layouts._options import (
     hashed,
     refuse,
 )
-from sonic_coffea.layouts._structure import real_of
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._structure import Tensor
-
+from sonic_coffea.layouts._structure import Tensor, real_of
 
 Name = str | tuple[str | int, ...]
 """A field: its path with dots, or a tuple of names that may hold dots."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, InputError, require
 from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding
@@ -30,9 +31,6 @@ from sonic_coffea.layouts._structure import (
     ranges,
     without_options,
 )
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
 
 Constants = float | str | Sequence[float] | Sequence[str] | None
 

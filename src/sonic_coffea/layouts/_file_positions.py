@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import awkward as ak
 import numpy as np
-from awkward.contents import NumpyArray
+from awkward.contents import Content, NumpyArray
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._structure import leaf, offsets_of, ranges
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
-    from numpy.typing import NDArray
-
-    from sonic_coffea.layouts._structure import Int64, Tensor
+from sonic_coffea.layouts._structure import Int64, Tensor, leaf, offsets_of, ranges
 
 # What tells the events of a file apart, and the objects of an event: no calibration changes it.
 _EVENT = "run", "luminosityBlock", "event"

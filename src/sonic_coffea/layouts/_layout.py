@@ -7,11 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import awkward as ak
 import numpy as np
+from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._options import DType, equals, hashed
 from sonic_coffea.layouts._source import Source
 from sonic_coffea.layouts._structure import (
@@ -22,12 +25,6 @@ from sonic_coffea.layouts._structure import (
     Tensor,
     widened,
 )
-
-if TYPE_CHECKING:
-    import awkward as ak
-    from awkward.contents import Content
-
-    from sonic_coffea.layouts._elements import Columns
 
 Shape = tuple[int, ...] | None
 

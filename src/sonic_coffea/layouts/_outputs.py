@@ -7,26 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import awkward as ak
 import numpy as np
 from awkward import contents
+from awkward.contents import Content
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest, require
-from sonic_coffea.layouts._batch import bind_inputs
+from sonic_coffea.layouts._batch import Inputs, bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
+from sonic_coffea.layouts._layout import Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
 from sonic_coffea.layouts._padding import Scatter, content_of, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, real_of, widened
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
-
-    from sonic_coffea.layouts._batch import Inputs
-    from sonic_coffea.layouts._layout import Bound, Layout, Part
-
 
 Inner = int | tuple[Any, ...] | None
 NamedAxis = tuple[str | None, int, int]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 from awkward import contents
+from awkward.contents import Content
 from awkward.index import Index8, Index64
 
 from sonic_coffea._files import others_write
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of, ranges
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
 
 
 def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any) -> None:

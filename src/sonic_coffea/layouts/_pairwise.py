@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, require
 from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
+from sonic_coffea.layouts._features import Fields, SortBy
 from sonic_coffea.layouts._fields import Constants, FieldsLayout
-from sonic_coffea.layouts._layout import Layout
+from sonic_coffea.layouts._layout import Batch, Bound, Layout
 from sonic_coffea.layouts._options import declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import pad
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sonic_coffea.layouts._features import Fields, SortBy
-    from sonic_coffea.layouts._layout import Batch, Bound
-    from sonic_coffea.layouts._structure import Tensor
+from sonic_coffea.layouts._structure import Tensor
 
 VECTORS = (
     ("px", "py", "pz", "energy"),

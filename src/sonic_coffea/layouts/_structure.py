@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 from awkward import contents
+from awkward.contents import Content
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._expressions import Path, text_of
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
 
 Tensor = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from awkward.contents import RecordArray
+from awkward.contents import Content, RecordArray
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._expressions import path_of
@@ -16,13 +16,8 @@ from sonic_coffea.layouts._fields import Bucketed, Padded, Row
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, held, refuse
 from sonic_coffea.layouts._padding import listed
-from sonic_coffea.layouts._source import within
+from sonic_coffea.layouts._source import Source, within
 from sonic_coffea.layouts._structure import STRING, Tensor
-
-if TYPE_CHECKING:
-    from awkward.contents import Content
-
-    from sonic_coffea.layouts._source import Source
 
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -24,12 +24,10 @@ from sonic_coffea.layouts import (
     records_of,
 )
 from sonic_coffea.model._model import Model
+from sonic_coffea.model._pending import Pending
 from sonic_coffea.model._submission import Submission, as_array
 from sonic_coffea.pool import NEVER, Deadline, Pool
 from sonic_coffea.reuse import Variations
-
-if TYPE_CHECKING:
-    from sonic_coffea.model._pending import Pending
 
 # The fold of a call, or of a declaration, that does not say it.
 _UNSAID: Any = ...

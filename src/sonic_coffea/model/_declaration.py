@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
@@ -25,9 +25,7 @@ from sonic_coffea.layouts import (
 )
 from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import Pool, WithPool, current
-
-if TYPE_CHECKING:
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 

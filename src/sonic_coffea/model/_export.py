@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 from awkward.contents import NumpyArray
+from numpy.typing import NDArray
 
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError, expect
@@ -22,12 +23,8 @@ from sonic_coffea.layouts import (
     content_of,
     declared,
 )
+from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._submission import as_array, values_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.model._declaration import Declaration
 
 # Rows of so many bytes are packed at a time, and are a row group of the file.
 _GROUP_BYTES = 1 << 24

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -16,15 +16,13 @@ from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._export import check_export, export
+from sonic_coffea.model._pending import Pending
 from sonic_coffea.model._scaffold import contract_of_file, filled_in
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
 from sonic_coffea.pool import Deadline, Pool, open_transport
 from sonic_coffea.reuse import Variations
-
-if TYPE_CHECKING:
-    from sonic_coffea.model._pending import Pending
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 

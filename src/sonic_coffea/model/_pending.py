@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import IndexedOptionArray, NumpyArray
+from awkward.contents import Content, IndexedOptionArray, NumpyArray
+from awkward.forms import Form
 from awkward.index import Index64
 
 from sonic_coffea._version import __version__
@@ -24,20 +25,16 @@ from sonic_coffea.errors import (
     brief,
     printable,
 )
-from sonic_coffea.layouts import Structure, held
+from sonic_coffea.layouts import Int64, Outputs, Structure, held
+from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics
+from sonic_coffea.reuse import Part
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
-    from awkward.forms import Form
     from rich.console import RenderableType
     from rich.progress import Progress
-
-    from sonic_coffea.layouts import Int64, Outputs
-    from sonic_coffea.model._declaration import Declaration
-    from sonic_coffea.reuse import Part
 
 # Longest time in which scores are kept after Ctrl-C, for the same call to find them.
 _KEPT_WITHIN_S = 1.0

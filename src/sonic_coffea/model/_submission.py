@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -41,15 +41,12 @@ from sonic_coffea.layouts import (
     over_partitions,
     trace,
 )
-from sonic_coffea.model._declaration import warn_once
+from sonic_coffea.model._declaration import Declaration, warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part, ScoreCache, Variations
-
-if TYPE_CHECKING:
-    from sonic_coffea.model._declaration import Declaration
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from sonic_coffea import layouts
 from sonic_coffea.errors import ConfigError, SonicError, expect, require
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts import Layout, Output
+from sonic_coffea.layouts import Layout, Output
 
 _LAYOUTS = ("Bucketed", "Dense", "Flat", "Mask", "Padded", "Pairwise", "Row", "Tokens")
 _OPTIONS = ("version", "one_request_per", "parameters", "priority", "server_timeout_s")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from random import Random
+from typing import Literal
 
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _tuning as tuning
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from sonic_coffea.errors import SonicError
-
 
 Circuit = Literal["closed", "open", "half-open"]
 """Whether requests pass: all, none, or one at a time to test the endpoint."""

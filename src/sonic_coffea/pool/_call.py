@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -23,14 +23,9 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._process import wait_for
-from sonic_coffea.pool._request import ModelKey
+from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.reporting import Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
-
-    from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.transport import Contract, Response
+from sonic_coffea.transport import Contract, Response
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import (
     InferenceError,
@@ -26,16 +27,12 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
+from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
 from sonic_coffea.pool._failures import Decision, classify
+from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._models import ServedModels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sonic_coffea.pool._endpoint import Endpoint, ServerState, Telemetry
-    from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-    from sonic_coffea.pool._settings import Settings
+from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from random import Random
 
 from sonic_coffea.errors import (
     CancelledError,
@@ -14,23 +15,16 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     OverloadError,
     RouteTimeoutError,
+    SonicError,
     TokenExpiredError,
 )
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import CircuitBreaker
 from sonic_coffea.pool._channels import Channels
-from sonic_coffea.pool._limits import AdaptiveLimit
-from sonic_coffea.pool._request import Attempt, ModelKey
+from sonic_coffea.pool._limits import AdaptiveLimit, Quota
+from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+from sonic_coffea.pool._settings import Settings
 from sonic_coffea.pool._signature import Signature
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from random import Random
-
-    from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 

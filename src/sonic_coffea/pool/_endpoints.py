@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from random import Random
 
 from sonic_coffea.pool._endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from random import Random
-
-    from sonic_coffea.pool._request import ModelKey, RequestSlice
-    from sonic_coffea.pool._settings import Settings
+from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._settings import Settings
 
 
 class EndpointRegistry:

@@ -13,34 +13,29 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from sonic_coffea.errors import CancelledError, ConfigError, SonicError
 from sonic_coffea.pool import _instructions as do
+from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import fulfil, run_apart
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
+from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.pool._servers import Sender, as_ours
-from sonic_coffea.pool._settings import is_in_process, read_servers
+from sonic_coffea.pool._settings import Settings, is_in_process, read_servers
 from sonic_coffea.reporting import Statistics, Tally
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Contract, Transport
-
-    Task = Callable[[], Event | None]
+from sonic_coffea.transport import Contract, Transport
 
 logger = logging.getLogger(__name__)
+
+Task = Callable[[], Event | None]
 
 CLOSED = "the pool has been closed; call sonic.connect again"
 # How often the file of servers is looked at.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sonic_coffea.errors import (
     DeadlineError,
@@ -13,15 +13,12 @@ from sonic_coffea.errors import (
     RequestTooLargeError,
     RouteTimeoutError,
     ServerLostError,
+    SonicError,
     TokenExpiredError,
 )
 from sonic_coffea.pool import _tuning as tuning
-
-if TYPE_CHECKING:
-    from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import Attempt
-    from sonic_coffea.pool._settings import Settings
-
+from sonic_coffea.pool._request import Attempt
+from sonic_coffea.pool._settings import Settings
 
 Decision = Literal["retry", "split", "lost", "fail"]
 """Send rows again, send them again by halves, take their server for lost, or give them up.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-    from sonic_coffea.transport import Contract, Response
+from sonic_coffea.errors import SonicError
+from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+from sonic_coffea.transport import Contract, Response
 
 
 class Answer(NamedTuple):

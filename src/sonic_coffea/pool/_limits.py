@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
 
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
-
-if TYPE_CHECKING:
-    from random import Random
 
 
 def min_in_flight(full: float) -> float:

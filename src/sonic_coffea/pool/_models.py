@@ -22,25 +22,22 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
+from sonic_coffea.pool._endpoint import Endpoint
 from sonic_coffea.pool._endpoints import EndpointRegistry
+from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._settings import Settings
 from sonic_coffea.pool._signature import merge, serves
 from sonic_coffea.pool._waiting import WaitingSlices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
-
-    from sonic_coffea.pool._endpoint import Endpoint
-    from sonic_coffea.pool._request import ModelKey, RequestSlice
-    from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Contract
+from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 

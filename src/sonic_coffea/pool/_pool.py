@@ -6,35 +6,30 @@ import concurrent.futures
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._batching import plan
+from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
+from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
+from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._servers import as_ours, open_transport
-from sonic_coffea.pool._settings import is_in_process
-from sonic_coffea.reporting import tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._endpoint import ServerState, Telemetry
-    from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Contract, ModelStatistics, Transport
+from sonic_coffea.pool._settings import Settings, is_in_process
+from sonic_coffea.reporting import Statistics, tables
+from sonic_coffea.transport import Contract, ModelStatistics, Transport
 
 
 @dataclass(slots=True, eq=False)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
+from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._core import Event, PoolCore
+from sonic_coffea.pool._instructions import Instruction
 from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import Attempt, RequestSlice
+from sonic_coffea.pool._settings import Settings
 from sonic_coffea.transport import Contract, Response
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sonic_coffea.pool._instructions import Instruction
-    from sonic_coffea.pool._settings import Settings
 
 # Events, slices and instructions that are kept: some 4 MB.
 MAX_ITEMS = 20_000

@@ -9,25 +9,21 @@ import math
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
+from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import run_apart
 from sonic_coffea.pool._instructions import Answer
+from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._settings import is_in_process
-from sonic_coffea.transport import connect_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._request import Attempt, ModelKey
-    from sonic_coffea.transport import ConnectionOptions, Response, Transport
+from sonic_coffea.transport import ConnectionOptions, Response, Transport, connect_transport
 
 logger = logging.getLogger(__name__)
 

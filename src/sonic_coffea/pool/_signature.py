@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from random import Random
 
-from sonic_coffea.errors import ContractError
+from sonic_coffea.errors import ContractError, SonicError
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
-from sonic_coffea.transport import newest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from random import Random
-
-    from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.transport import Contract
+from sonic_coffea.pool._request import RequestSlice
+from sonic_coffea.transport import Contract, newest_of
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._request import ModelKey, RequestSlice
 
 _Order = tuple[int, int]
 

@@ -7,19 +7,16 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect, nearest, require
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.model import Choice, Folds, recorded
+from sonic_coffea.model import Choice, Folds, Model, Pending, recorded
 from sonic_coffea.pool import WithPool, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
-
-if TYPE_CHECKING:
-    from sonic_coffea.model import Model, Pending
 
 
 class Request:

@@ -10,24 +10,21 @@ import sqlite3
 import stat
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport import STRINGS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    Kept = tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]
-
 logger = logging.getLogger(__name__)
+
+Kept = tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]
 
 # They mark a file as ours, and its format. SQLite writes the first at a fixed offset.
 _APPLICATION, _FORM = 0x50434143, 3

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ContractError, DeadlineError, InputError, ResponseError, SonicError
-from sonic_coffea.layouts import BLOCK_BYTES, ranges
-from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, is_in_process
-from sonic_coffea.transport import STRINGS, to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from sonic_coffea.layouts import Inputs, Int64, Outputs
-    from sonic_coffea.pool import Pool
-    from sonic_coffea.reuse._cache import ScoreCache
-    from sonic_coffea.transport import Contract
-
-    Answer = Mapping[str, NDArray[Any]]
+from sonic_coffea.layouts import BLOCK_BYTES, Inputs, Int64, Outputs, ranges
+from sonic_coffea.pool import MAX_MISSES, QUIET_S, Call, Deadline, Pool, is_in_process
+from sonic_coffea.reuse._cache import ScoreCache
+from sonic_coffea.transport import STRINGS, Contract, to_wire
 
 logger = logging.getLogger(__name__)
+
+Answer = Mapping[str, NDArray[Any]]
 
 
 class EqualRows:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dask.system import cpu_count
+from numpy.typing import NDArray
 
 from sonic_coffea._files import read_text
 from sonic_coffea._version import __version__
@@ -26,10 +27,6 @@ from sonic_coffea.transport import (
     configured_contract,
     not_found,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 Tensors = Mapping[str, "NDArray[Any]"]
 

@@ -6,17 +6,15 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts import declared
+from sonic_coffea.model import Model
 from sonic_coffea.transport import STRINGS, kserve_name
-
-if TYPE_CHECKING:
-    from sonic_coffea.model import Model
 
 Tensors = Mapping[str, NDArray[Any]]
 Function = Callable[[Tensors], Tensors]

@@ -10,20 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, ServerStartError, require
 from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # The methods of KServe v2 and of Triton's extensions, with the extension of each.
 _METHODS = {

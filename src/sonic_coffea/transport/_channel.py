@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-if TYPE_CHECKING:
-    from sonic_coffea.transport._address import Address
-    from sonic_coffea.transport._options import ConnectionOptions
+from sonic_coffea.transport._address import Address
+from sonic_coffea.transport._options import ConnectionOptions
 
 # However busy it is, a live server answers a probe, refuses a handshake, or maps shared memory
 # within this time.

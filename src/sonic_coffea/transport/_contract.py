@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import (
     ConfigError,
@@ -19,9 +20,6 @@ from sonic_coffea.errors import (
     nearest,
 )
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Parameters of a request that say when it is executed, not how.
 _SCHEDULING = ("priority", "timeout")

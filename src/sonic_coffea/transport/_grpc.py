@@ -9,12 +9,14 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
+from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from sonic_coffea.errors import (
@@ -32,24 +34,17 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
+from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._channel import PROMPT_S, Channel
-from sonic_coffea.transport._contract import ModelEntry, newest_of, not_found
+from sonic_coffea.transport._contract import Contract, ModelEntry, newest_of, not_found
 from sonic_coffea.transport._failures import UNKNOWN_REGION, translate
 from sonic_coffea.transport._handshake import refusal
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._model_config import contract_of, digest_of
+from sonic_coffea.transport._options import ConnectionOptions
 from sonic_coffea.transport._shared_memory import SharedMemory
 from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
 from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from sonic_coffea.transport._address import Address
-    from sonic_coffea.transport._contract import Contract
-    from sonic_coffea.transport._options import ConnectionOptions
 
 logger = logging.getLogger(__name__)
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+import ssl
 
 from sonic_coffea.errors import AccessError, ConfigError, SonicError
+from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._channel import PROMPT_S
 from sonic_coffea.transport._failures import NO_CERT
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
-
-    from sonic_coffea.transport._address import Address
-    from sonic_coffea.transport._options import ConnectionOptions
+from sonic_coffea.transport._options import ConnectionOptions
 
 _COMPLETED = "the handshake was completed"
 
@@ -23,8 +19,6 @@ def refusal(address: Address, options: ConnectionOptions) -> SonicError | None:
 
     gRPC has the same words for a server that refuses a certificate, wants TLS, or is gone.
     """
-    import ssl
-
     if address.path is not None or options.proxy is not None:
         return None
     context = options.ssl_context() if address.tls else ssl.create_default_context()
@@ -46,7 +40,7 @@ def refusal(address: Address, options: ConnectionOptions) -> SonicError | None:
     return AccessError(f"{NO_CERT}: {reason}", server=str(address)) if refused else None
 
 
-def _shake_hands(address: Address, context: SSLContext) -> str:
+def _shake_hands(address: Address, context: ssl.SSLContext) -> str:
     """Return why a TLS handshake fails, or that it is completed; empty if nothing listens."""
     try:
         places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

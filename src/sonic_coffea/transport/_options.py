@@ -11,18 +11,16 @@ import json
 import logging
 import math
 import re
+import ssl
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea._files import read_text, unreadable
 from sonic_coffea.errors import ConfigError, SonicError
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ class ConnectionOptions:
         except OSError as error:  # it has gone since
             raise unreadable("the files of tls_root, tls_cert and tls_key", error) from None
 
-    def ssl_context(self) -> SSLContext:
+    def ssl_context(self) -> ssl.SSLContext:
         """Return what the standard library makes of the files; reading may block.
 
         gRPC would take files that do not fit each other, and never make a connection.
@@ -115,8 +113,6 @@ class ConnectionOptions:
         ConfigError
             Naming the option and the file that cannot be used.
         """
-        import ssl
-
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         with contextlib.suppress(ssl.SSLError):  # gRPC takes short keys, too
             context.set_ciphers("DEFAULT@SECLEVEL=0")

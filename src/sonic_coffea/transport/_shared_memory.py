@@ -20,9 +20,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import (
@@ -32,12 +33,8 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
+from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._channel import PROMPT_S
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.transport._address import Address
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 _NAME = re.compile(r"sonic-coffea-client-(?P<pid>\d+)-(?P<round>\d+)-[0-9a-f]+")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import SonicError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from sonic_coffea.transport._contract import Contract, ModelEntry
+from sonic_coffea.transport._contract import Contract, ModelEntry
 
 
 class ServerMetadata(NamedTuple):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.config
 
@@ -33,10 +33,7 @@ from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
 from sonic_coffea.server.repository.formats import is_list
-from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
-
-if TYPE_CHECKING:
-    from sonic_coffea.transport import ServerMetadata
+from sonic_coffea.transport import Address, ConnectionOptions, ServerMetadata, connect_transport
 
 logger = logging.getLogger(__name__)
 

@@ -8,19 +8,15 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Tensor, is_list
+from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Served, Tensor, is_list
 from sonic_coffea.transport import read_model_config, write_model_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sonic_coffea.server.repository.formats import Served
 
 FILE = "config.pbtxt"
 _AGENTS = "model_repository_agents"

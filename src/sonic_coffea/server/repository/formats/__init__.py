@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,6 @@ from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.server.repository.formats import _function, _onnx, _outputs, _torchscript, _trees
 from sonic_coffea.transport import DATATYPES
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # What a model is, as its versions' manifests begin: kind, file, inputs, outputs, platform, which is
 # the backend, whether it is batched, and what the format adds.
