@@ -137,6 +137,8 @@ class Engine:
         """Replace the servers; `Pool.set_servers` describes it."""
         settings = self.settings.with_servers(servers)
         settings.read_certificates()
+        if self.closing.is_set():
+            raise ConfigError(CLOSED)
 
         def change() -> None:
             if self._thread is not None:

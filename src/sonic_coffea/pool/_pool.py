@@ -236,7 +236,7 @@ class Pool:
         Raises
         ------
         ConfigError
-            If a URL cannot be used.
+            If a URL cannot be used, or the pool has been closed.
         """
         self._engine.set_servers(servers)
 
