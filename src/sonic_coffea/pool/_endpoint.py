@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from sonic_coffea.errors import (
@@ -97,17 +98,15 @@ class Endpoint:
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
-        self._rng = rng
         self.priority: float = 0
         self.draining = False
         self.breaker = CircuitBreaker(rng)
-        self.signatures = defaultdict[ModelKey, Signature](Signature)
+        self.signatures = defaultdict[ModelKey, Signature](partial(Signature, rng))
         self._revalidates_at = 0.0
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         # What is in flight
         self.channels = Channels(settings.channels)
-        limits = settings.max_in_flight, settings.retry_timeout_s
-        self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(*limits))
+        self.limits = defaultdict[ModelKey, AdaptiveLimit](partial(AdaptiveLimit, settings, rng))
         self._quotas: dict[ModelKey, Quota] = {}
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
@@ -271,15 +270,15 @@ class Endpoint:
                 self.breaker.last_error = error
                 limit.halve(now)
                 if not self.by_model[key]:  # the route may cut all requests, and at once
-                    limit.pause(now, self._rng)
+                    limit.pause(now)
             case OverloadError():
                 self.breaker.last_error = error
-                limit.refused(self.by_model[key], now, self._rng, error.retry_after_s)
+                limit.refused(self.by_model[key], now, error.retry_after_s)
                 self._telemetry[key].refused += 1
             case TokenExpiredError():
-                limit.pause(now, self._rng)
+                limit.pause(now)
             case ModelNotFoundError():
-                self.signatures[key].miss(now, self._rng)
+                self.signatures[key].miss(now)
 
     def retried(self, error: SonicError, now: float) -> None:
         """Log the number of requests that are sent again, at most once in `LOG_INTERVAL_S`."""

@@ -257,7 +257,7 @@ class ServedModels(ABC):
         """Take the contract of a server that was asked for it."""
         endpoint.spoke(now)
         if self._lacks_version(endpoint, key, contract):
-            endpoint.signatures[key].lack(now, self._rng)
+            endpoint.signatures[key].lack(now)
             return
         endpoint.signatures[key].accept(contract, now)
         known, first = self._known[key], self.waiting.first(key)
@@ -269,18 +269,17 @@ class ServedModels(ABC):
 
     def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
-        rng = self._rng
         if isinstance(error, errors.ModelNotFoundError):
             endpoint.spoke(now)
-            endpoint.signatures[key].lack(now, rng)
+            endpoint.signatures[key].lack(now)
             return
         if isinstance(error, errors.OverloadError):
             endpoint.spoke(now)
-            endpoint.limits[key].pause(now, rng, error.retry_after_s)
+            endpoint.limits[key].pause(now, error.retry_after_s)
             return
         # The retry budget bounds losses, unless requests in flight keep the circuit closed.
         if not isinstance(error, errors.ServerLostError) or endpoint.breaker.exhausted(now):
-            endpoint.signatures[key].failed(now, rng)
+            endpoint.signatures[key].failed(now)
         if isinstance(error, errors.CancelledError):  # its connection was renewed
             return
         if isinstance(error, errors.DeadlineError):
