@@ -145,7 +145,7 @@ class InProcessTransport:
         except Exception as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}") from error
         return Response(
-            outputs=contract.received(tensors, {}),
+            outputs=contract.received(tensors),
             version=contract.version,
             sent_bytes=0,
             received_bytes=0,

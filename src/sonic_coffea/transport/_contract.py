@@ -146,9 +146,7 @@ class Contract:
             tensors[spec.name] = np.zeros(shape, dtype)
         return tensors
 
-    def received(
-        self, tensors: Mapping[str, NDArray[Any]], context: Mapping[str, Any]
-    ) -> dict[str, NDArray[Any]]:
+    def received(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the tensors of a response; bfloat16, which awkward lacks, as float32.
 
         An output of another type than the contract's is an error: its numbers would be misread.
@@ -162,7 +160,7 @@ class Contract:
             got = kserve_name(tensors[spec.name].dtype) if spec.name in tensors else spec.datatype
             if got != spec.datatype:
                 what = f"came back as {got}, the model declares {spec.datatype}"
-                raise ResponseError(f"output {spec.name!r} {what}", **context)
+                raise ResponseError(f"output {spec.name!r} {what}")
         return {
             name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
             for name, t in tensors.items()

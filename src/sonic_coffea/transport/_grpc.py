@@ -420,7 +420,7 @@ class Connection:
                 # gRPC would only log what is raised here, and the rows would wait for ever.
                 try:
                     with _reading(context):
-                        outcome = _response(outcome, contract, sent_bytes, context)
+                        outcome = _response(outcome, contract, sent_bytes)
                 except SonicError as error:
                     outcome = error
             if shared is not None and region is not None:
@@ -453,22 +453,17 @@ def _reading(context: Mapping[str, Any]) -> Iterator[None]:
     """Raise what goes wrong with a server's words as a `ResponseError`."""
     try:
         yield
-    except SonicError:
-        raise
+    except SonicError as error:
+        raise error.at(**context) from None
     except Exception as error:  # noqa: BLE001
         what = f"cannot read the server's response: {error!r}"
         raise ResponseError(what, **context) from None
 
 
-def _response(
-    message: Any, contract: Contract, sent_bytes: int, context: Mapping[str, Any]
-) -> Response:
+def _response(message: Any, contract: Contract, sent_bytes: int) -> Response:
     """Return the response to an inference request that was answered."""
-    tensors = tensors_of(message)
-    if tensors is None:
-        raise ResponseError("the server's response has outputs without data", **context)
     return Response(
-        outputs=contract.received(tensors, context),
+        outputs=contract.received(tensors_of(message)),
         version=message.model_version,
         sent_bytes=sent_bytes,
         received_bytes=message.ByteSize(),
