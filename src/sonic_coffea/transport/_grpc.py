@@ -54,7 +54,6 @@ _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 # others answer at once. The last time is over a new channel, as the connection itself may hang.
 _READS = _OPTIONAL | {"ServerMetadata", "ModelMetadata"}
 _REPEAT_AFTER_S = (0.5, 1.5)
-_MOST_CLASSES = 2**31 - 1
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
@@ -122,7 +121,7 @@ class Connection:
         """
         token = None if self._options.token is None else self._options.token()
         headers = self._options.metadata(token)
-        files = self._options.certificates() if self.address.tls else ()
+        files = self._options.certificate_states() if self.address.tls else ()
         # Under the lock, so that a channel that is idle and not in use stays so.
         with self._lock:
             # Shared memory is unregistered meanwhile.
@@ -353,7 +352,7 @@ class Connection:
         names = [output.name for output in labelled]
         inputs = describe(request, contract.zeros(1), names)
         for output, tensor in zip(labelled, request.outputs, strict=True):
-            classes = min(math.prod(output.dims), _MOST_CLASSES)
+            classes = min(math.prod(output.dims), 2**31 - 1)  # a message holds fewer
             tensor.parameters["classification"].int64_param = classes
         message = with_contents(request, inputs.values())
         response = self._call("ModelInfer", message, model=contract.model)
@@ -408,11 +407,9 @@ class Connection:
         nbytes = sum(tensor.nbytes for tensor in sent.values())
         if nbytes > LARGE_BYTES:
             keep_memory()
-        shared, region = self._shared, None
-        if shared is not None:
-            region = shared.place(request, sent.values(), nbytes)
-        message = with_contents(request, sent.values() if region is None else ())
-        sent_bytes = len(message) + (nbytes if region is not None else 0)
+        release = self._shared and self._shared.place(request, sent.values(), nbytes)
+        message = with_contents(request, () if release else sent.values())
+        sent_bytes = len(message) + (nbytes if release else 0)
 
         def finished(outcome: Any) -> None:
             answered = not isinstance(outcome, SonicError)
@@ -423,9 +420,9 @@ class Connection:
                         outcome = _response(outcome, contract, sent_bytes)
                 except SonicError as error:
                     outcome = error
-            if shared is not None and region is not None:
+            if release:
                 # A server that did not answer might still read it.
-                shared.release(region, reusable=answered)
+                release(reusable=answered)
             done(outcome)
 
         timeout_s, name = self._options.request_timeout_s, self._options.compression
@@ -435,8 +432,8 @@ class Connection:
                 "ModelInfer", message, timeout_s, finished, compression=compression, **context
             )
         except BaseException:  # such as a token that cannot be had
-            if shared is not None and region is not None:
-                shared.release(region, reusable=True)
+            if release:
+                release(reusable=True)
             raise
         cancel: Callable[[], object] = call.cancel
         return cancel

@@ -130,7 +130,7 @@ class ConnectionOptions:
             raise unreadable(what, f"{problem}; expected {expected}") from None
         return context
 
-    def certificates(self) -> list[Any]:
+    def certificate_states(self) -> list[Any]:
         """Return a value that changes whenever one of the files does; this may block."""
         states: list[Any] = []
         for path in self._paths():
@@ -170,7 +170,7 @@ class Token:
         self._last = "" if self.renewable else _token(source, "the token has")
         self._renews_at = -math.inf if self.renewable else math.inf
         self._warned = self._refused = False
-        self._having = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self) -> str:
         """Return the token; this may block.
@@ -180,7 +180,7 @@ class Token:
         ConfigError
             If there has been none yet.
         """
-        with self._having:
+        with self._lock:
             if self._refused or time.time() >= self._renews_at:
                 try:
                     self._last = self._call() if callable(self._source) else self._read()
