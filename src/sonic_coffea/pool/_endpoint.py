@@ -97,7 +97,7 @@ class Endpoint:
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
-        self.url = url
+        self.url, self._settings = url, settings
         self.priority: float = 0
         self.draining = False
         self.breaker = CircuitBreaker(rng)
@@ -112,9 +112,8 @@ class Endpoint:
         self.by_model: Counter[ModelKey] = Counter()
         self.taken = 0
         self._telemetry = defaultdict[ModelKey, Telemetry](Telemetry)
-        # Late responses
-        self._hedges_at_once = settings.hedge_after_s is not None
-        self._most_late_s = self._least_late_s = settings.hedge_after_s or tuning.LATE_S
+        # Late responses. The least time until a response is late is halved while the server hangs.
+        self._healthy_min_late_s = self._min_late_s = settings.hedge_after_s or tuning.LATE_S
         self._answered_from = 0.0  # when the youngest request began that was answered
         self.late_at = math.inf
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
@@ -123,7 +122,6 @@ class Endpoint:
         self._probed_at: float | None = None
         self._lives_at = 0.0  # when it last answered a probe
         # The log
-        self._retry_timeout_s = settings.retry_timeout_s
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
 
     # Whether it can take requests
@@ -213,7 +211,7 @@ class Endpoint:
             quota.sent(now)
         attempt = Attempt(request, self.url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
-        self.late_at = min(self.late_at, now + self._least_late_s)
+        self.late_at = min(self.late_at, now + self._min_late_s)
         request.attempts.append(attempt)
         return attempt
 
@@ -240,7 +238,7 @@ class Endpoint:
         self.channels[attempt.channel].answered()
         self._answered_from = max(self._answered_from, attempt.begun_at)
         if attempt.late:  # it was slow, and did not hang
-            self._least_late_s = min(2 * self._least_late_s, self._most_late_s)
+            self._min_late_s = min(2 * self._min_late_s, self._healthy_min_late_s)
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
@@ -297,7 +295,7 @@ class Endpoint:
         """Forget its limits and validate again, as another server may come back at this URL."""
         if now >= self._logs_at:
             what = "%s; nothing gets through, and requests are sent again for up to %g s"
-            logger.warning(what, error, self._retry_timeout_s)
+            logger.warning(what, error, self._settings.retry_timeout_s)
             self._loss_is_logged, self._logs_at = True, now + tuning.LOG_INTERVAL_S
         self.limits.clear()
         self.revalidate()
@@ -343,14 +341,14 @@ class Endpoint:
 
     def hedge_won(self, now: float) -> None:
         """Hedge the next late request sooner, as the server of this one hung."""
-        self._least_late_s = max(self._least_late_s / 2, tuning.MIN_LATE_S)
-        self.late_at = min(self.late_at, now + self._least_late_s)
+        self._min_late_s = max(self._min_late_s / 2, tuning.MIN_LATE_S)
+        self.late_at = min(self.late_at, now + self._min_late_s)
 
     def take_late(self, now: float) -> list[Attempt]:
         """Return the attempts that have become late, which no longer count for limits."""
         awaited = [attempt for attempt in self.attempts if not attempt.late]
         late = [attempt for attempt in awaited if self._is_late(attempt, now)]
-        if late and self._least_late_s == self._most_late_s:
+        if late and self._min_late_s == self._healthy_min_late_s:
             # While they were in flight, the limit has grown by the places that they held.
             for key, places in Counter(attempt.key for attempt in late).items():
                 self.limits[key].release(places)
@@ -358,23 +356,23 @@ class Endpoint:
             attempt.late = True
             self.by_model[attempt.key] -= 1
             self.channels[attempt.channel].late(now)
-        least_s, self.late_at = self._least_late_s, math.inf
+        least_s, self.late_at = self._min_late_s, math.inf
         if oldest := next((attempt for attempt in awaited if not attempt.late), None):
             self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
         return late
 
     def _is_late(self, attempt: Attempt, now: float) -> bool:
         """Whether an attempt has waited longer than usual, while the server answers others."""
-        attempts = len(attempt.slice.attempts)
+        at_once, attempts = self._settings.hedge_after_s is not None, len(attempt.slice.attempts)
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
         if late_s is None:
             travels_s = attempt.slice.nbytes / tuning.UNKNOWN_BYTES_PER_S
-            late_s = 0.0 if self._hedges_at_once else tuning.UNKNOWN_S * attempts + travels_s
+            late_s = 0.0 if at_once else tuning.UNKNOWN_S * attempts + travels_s
         back_off = max(1.0, attempts / tuning.MAX_RETRIES)
-        late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
+        late_at = attempt.sent_at + back_off * max(late_s, self._min_late_s)
         if now < late_at:
             return False
-        hangs = self._hedges_at_once or self._least_late_s < self._most_late_s
+        hangs = at_once or self._min_late_s < self._healthy_min_late_s
         return hangs or self.overtaken(attempt) or self._lives_at > late_at
 
     # What others are told

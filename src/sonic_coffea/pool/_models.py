@@ -58,7 +58,7 @@ _DIFFERS = (
 )
 
 
-def passes(error: SonicError) -> bool:
+def is_transient(error: SonicError) -> bool:
     """Whether another try may succeed."""
     return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
 
@@ -209,13 +209,13 @@ class ServedModels(ABC):
         signature.asked = False
         if isinstance(outcome, SonicError):
             self._not_described.add(key)
-            known.transient |= passes(outcome)
-            self._not_told(endpoint, key, outcome, now)
+            known.transient |= is_transient(outcome)
+            self._take_error(endpoint, key, outcome, now)
         else:
             known.described = True
             known.late_at = min(known.late_at, now + tuning.LATE_S)
             endpoint.channels.round_trip_s = outcome.round_trip_s
-            self._told(endpoint, key, outcome, now)
+            self._accept(endpoint, key, outcome, now)
         signature.outcome = outcome
 
     def _forget(self, key: ModelKey) -> None:
@@ -253,8 +253,8 @@ class ServedModels(ABC):
         failed = callers and isinstance(signature.outcome, SonicError)
         return (failed or signature.contract is None) and now >= endpoint.retry_at(key)
 
-    def _told(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
-        """Take the contract of a server that was asked for it."""
+    def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
+        """Take the contract of a server that was asked for it, unless requests did not find it."""
         endpoint.spoke(now)
         if self._lacks_version(endpoint, key, contract):
             endpoint.signatures[key].lack(now)
@@ -267,7 +267,7 @@ class ServedModels(ABC):
         if endpoint.url == self.endpoints.fallback:
             self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
-    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+    def _take_error(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
         if isinstance(error, errors.ModelNotFoundError):
             endpoint.spoke(now)
@@ -323,8 +323,11 @@ class ServedModels(ABC):
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
         if awaited and now < known.late_at:
             return
-        told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
-        contracts = {url: contract for url, contract in told.items() if contract is not None}
+        contracts = {
+            url: x.contract
+            for url, x in signatures.items()
+            if x.contract is not None and x.contract is x.outcome
+        }
         servers = {url: c for url, c in contracts.items() if url != self.endpoints.fallback}
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
@@ -387,7 +390,7 @@ class ServedModels(ABC):
         missing = any(isinstance(error, errors.ModelNotFoundError) for error in reasons)
         # A model that was there is being loaded again, or its server is being restarted.
         returns = missing and (known.transient or known.described)
-        transient = returns or any(map(passes, reasons))
+        transient = returns or any(map(is_transient, reasons))
         self._start_fallback(key, now, at_once=not transient)
         # A worker may join a cluster while servers are restarted; a fallback may load its model.
         joined = self.starts_at > -math.inf
@@ -479,9 +482,10 @@ class ServedModels(ABC):
         """Reject a fallback that has not the model of the servers, even if they are gone."""
         known = self._known[key]
         if expected is not None and not serves(actual, expected):
-            files = f"its files have the digest {actual.digest}, those of the servers"
-            other = actual.digest != expected.digest
-            what = "the fallback has another model" + f": {files} {expected.digest}" * other
+            what = "the fallback has another model"
+            if actual.digest != expected.digest:
+                files = f"its files have the digest {actual.digest}, those of the servers"
+                what = f"{what}: {files} {expected.digest}"
             self._reject(endpoint, key, what, now)
         elif not known.compared and not (expected and actual.digest and expected.digest):
             known.compared = True
