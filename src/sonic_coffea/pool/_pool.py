@@ -197,11 +197,6 @@ class Pool:
         state = "closed, " if self.closed else ""
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
 
-    @property
-    def threads(self) -> frozenset[int]:
-        """The threads that are in a ``with`` block of the pool."""
-        return frozenset(block.thread for block in tuple(self._entered))
-
     def is_entered_beside(self, blocks: Sequence[Block]) -> bool:
         """Whether it has a ``with`` block that is none of these."""
         return any(block not in blocks for block in tuple(self._entered))

@@ -193,7 +193,7 @@ def _default() -> Pool | None:
     connected = _open()
     if own := [pool for pool in connected if pool.connected_here]:
         return own[-1]
-    is_entered = any(pool.threads for pool in connected)
+    is_entered = any(pool.is_entered_beside(()) for pool in connected)
     several = [pool for pool in connected if is_entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if len(servers) > 1 and several[-1] is connected[-1]:

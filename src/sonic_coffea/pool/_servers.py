@@ -23,12 +23,10 @@ from sonic_coffea.pool._deadline import run_apart
 from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._settings import is_in_process
+from sonic_coffea.pool._tuning import MAX_RETRIES
 from sonic_coffea.transport import ConnectionOptions, Response, Transport, connect_transport
 
 logger = logging.getLogger(__name__)
-
-# Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
-PROBES = 4
 
 
 def open_transport(url: str, *, options: ConnectionOptions) -> Any:
@@ -109,11 +107,12 @@ class Sender:
         connection = self.connections[0]
 
         def ask() -> SonicError | None:
+            # One of several servers behind the URL may hang: it is live if one probe is answered.
             outcomes: SimpleQueue[SonicError | None] = SimpleQueue()
-            for _ in range(PROBES):
+            for _ in range(MAX_RETRIES):
                 connection.live(outcomes.put)
             error = outcomes.get()
-            for _ in range(PROBES - 1):
+            for _ in range(MAX_RETRIES - 1):
                 error = error and outcomes.get()
             return error
 
