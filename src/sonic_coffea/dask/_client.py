@@ -188,7 +188,7 @@ def check_workers(
     settings : Settings
         The servers, and how they are connected.
     *tried
-        Further arguments of `sonic_coffea.tools.check`.
+        Further arguments of `check_here`.
     worker_timeout_s : float
         How long to wait for a first worker. Jobs of a batch system may queue for longer; then wait
         for workers before this.

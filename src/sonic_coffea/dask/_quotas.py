@@ -84,13 +84,13 @@ class Capacity:
         """Take the reports of a round, and share among the active clients until the next."""
         reports, self.reports = self.reports, []
         self.active, self._round_s = active, round_s
-        self._adapt(reports, round_s)
+        self._adapt(reports)
         if self.interval_s:
             self.phase = (self.phase + round_s / self.interval_s) % 1.0
         paced = int(self.limit) < len(active) and self.rate
         self.interval_s = len(active) / self.rate if paced else 0.0
 
-    def _adapt(self, reports: list[Telemetry], round_s: float) -> None:
+    def _adapt(self, reports: list[Telemetry]) -> None:
         """Adapt the limit and the rate."""
         waiting = sum(report.waiting for report in reports)
         refused = any(report.refused for report in reports)
@@ -109,7 +109,7 @@ class Capacity:
             self._in_flight = sum(report.in_flight for report in reports)
             return
         # Little's law.
-        self._in_flight = sum_s / round_s
+        self._in_flight = sum_s / self._round_s
         if not refused:
             step = MAX_RTT_RATIO * idle_s / sum_s
             busy = max(min_in_flight(report.full) for report in reports)
@@ -118,7 +118,7 @@ class Capacity:
             if waiting:
                 self.limit += _PUSH * busy
             self.limit = max(min(self.limit, 2 * _MAX_STEP * self._in_flight), busy)
-        self._pace(answers / round_s, waiting=bool(waiting))
+        self._pace(answers / self._round_s, waiting=bool(waiting))
 
     def _pace(self, observed: float, *, waiting: bool) -> None:
         """Adapt the rate to that of the answers."""
