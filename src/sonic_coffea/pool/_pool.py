@@ -399,7 +399,7 @@ class Pool:
         Models that run in this process are no other process's concern.
         """
         telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
-        return {which: told for which, told in telemetry.items() if not is_in_process(which[0])}
+        return {key: report for key, report in telemetry.items() if not is_in_process(key[0])}
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
@@ -417,7 +417,7 @@ class Pool:
             if hasattr(connection, "statistics")
         }
         answers = zip(questions, _ask([*questions.values()]), strict=True)
-        return {which: told for which, told in answers if not isinstance(told, SonicError)}
+        return {key: answer for key, answer in answers if not isinstance(answer, SonicError)}
 
     def set_quotas(
         self,

@@ -116,8 +116,8 @@ class Sender:
                 error = error and outcomes.get()
             return error
 
-        over = partial(PoolCore.probed, url=self._url)
-        self._ask("sonic-probe", ask, over, errors.ServerLostError)
+        probed = partial(PoolCore.probed, url=self._url)
+        self._ask("sonic-probe", ask, probed, errors.ServerLostError)
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
@@ -139,8 +139,8 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        told = partial(PoolCore.validated, url=self._url, key=key)
-        self._ask("sonic-contract", ask, told, errors.RequestError)
+        validated = partial(PoolCore.validated, url=self._url, key=key)
+        self._ask("sonic-contract", ask, validated, errors.RequestError)
 
     def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
         """Ask something that may block, and post the event with its outcome."""

@@ -233,7 +233,7 @@ class Settings:
         if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
-        known, given = {f.name: f for f in fields(cls) if f.metadata}, {}
+        known, values = {f.name: f for f in fields(cls) if f.metadata}, {}
         for name, value in options.items():
             if name not in known:
                 hint = nearest(name, [*known, "token_file"])
@@ -241,12 +241,12 @@ class Settings:
             read, default = known[name].metadata["read"], known[name].metadata["default"]
             try:
                 by_default = isinstance(value, str | None) and value == default
-                given[name] = value if by_default else read(value)
+                values[name] = value if by_default else read(value)
             except ValueError as expected:
                 got = repr(value) if known[name].repr else type(value).__name__
                 message = f"{name}: expected {expected} (by default {default!r}), got {got}"
                 raise ConfigError(message) from None
-        settings = cls(servers=_urls(servers), **given)
+        settings = cls(servers=_urls(servers), **values)
         if settings.secrets:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)

@@ -249,8 +249,8 @@ def not_found(
     else:
         versions = sorted({f"version {e.version} ({e.reason or e.state})" for e in entries})
         hint = f"it has {', '.join(versions)}"
-    wanted = f"model {model!r}" + (f" version {version}" if version else "")
-    message = f"the {place} does not have {wanted}; {hint}"
+    named = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the {place} does not have {named}; {hint}"
     return kind(message, server=server, model=model, version=version)
 
 

@@ -152,7 +152,7 @@ class LocalServer:
         self._lives = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
         self._starting = threading.Lock()
         # As its supervisor reports it; and whether the server runs or is over.
-        self._state, self._said = "stopped", dict[str, Any]()
+        self._state, self._report = "stopped", dict[str, Any]()
         self._settled = threading.Event()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listening: threading.Thread | None = None
@@ -279,9 +279,9 @@ class LocalServer:
         try:
             with supervisor:
                 for line in supervisor.stdout or ():
-                    self._said = json.loads(line)
-                    state = self._said["state"]
-                    self._explain(state, self._said["problem"])
+                    self._report = json.loads(line)
+                    state = self._report["state"]
+                    self._explain(state, self._report["problem"])
                     if state in ("stopped", "ended"):
                         last = state
                         continue
@@ -300,12 +300,12 @@ class LocalServer:
         if problem:
             self._error = ServerStartError(
                 f"the local server for {self.repository} {problem}. It said:\n"
-                f"{self._errors(self._said['since'])}\nIts log: {self._log}",
+                f"{self._errors(self._report['since'])}\nIts log: {self._log}",
                 server=self.url,
             )
             if state == "backing off" or self._state != "starting":
                 logger.warning("%s", self._error)
-        if state == "running" and not self._said["hidden"]:
+        if state == "running" and not self._report["hidden"]:
             logger.warning(
                 "users of this machine can read the rows and scores of %s in /dev/shm: the kernel "
                 "does not let you hide them (user namespaces are off)",
@@ -379,8 +379,8 @@ class LocalServer:
         while True:
             versions = []
             try:
-                found = [m for m in self.metadata.models if m.name == model]
-                versions = [m for m in found if requested in (None, m.version)]
+                listed = [m for m in self.metadata.models if m.name == model]
+                versions = [m for m in listed if requested in (None, m.version)]
             except ServerError:
                 if not self._supervised:
                     raise
@@ -415,7 +415,7 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        return self._said.get("pid") if self.running else None
+        return self._report.get("pid") if self.running else None
 
     @property
     def running(self) -> bool:
@@ -425,7 +425,7 @@ class LocalServer:
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        return self._state == "stopped" and bool(self._said.get("on_request"))
+        return self._state == "stopped" and bool(self._report.get("on_request"))
 
     def __enter__(self) -> LocalServer:
         self.start()
