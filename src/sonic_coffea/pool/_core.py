@@ -64,8 +64,7 @@ class PoolCore(ServedModels):
         for event in events:
             event(self, now)
         self._advance(now)
-        instructions = self._instructions.copy()
-        self._instructions.clear()
+        instructions, self._instructions = self._instructions, []
         return instructions
 
     def wakes_at(self) -> float:
@@ -227,7 +226,7 @@ class PoolCore(ServedModels):
         if decision == "lost":
             endpoint.failed(error, now)
             self._mark_stale()
-            if not getattr(error, "undelivered", False):
+            if not (isinstance(error, ServerLostError) and error.undelivered):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
             # This time goes on when coffea or dask run a chunk again.

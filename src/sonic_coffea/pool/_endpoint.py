@@ -16,6 +16,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     OverloadError,
     RouteTimeoutError,
+    ServerLostError,
     SonicError,
     TokenExpiredError,
 )
@@ -246,11 +247,11 @@ class Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
-        self._owes = False
-        hopeless = self.awaited == 0
+        self._owes, hopeless = False, self.awaited == 0
+        delivered = not (isinstance(error, ServerLostError) and error.undelivered)
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
-        elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:
+        elif hopeless and delivered and now >= self._revalidates_at:
             # Its only server may have been restarted, with another model.
             self._revalidates_at = now + tuning.VALID_S
             self.revalidate()

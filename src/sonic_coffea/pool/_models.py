@@ -60,7 +60,8 @@ _DIFFERS = (
 
 def is_transient(error: SonicError) -> bool:
     """Whether another try may succeed."""
-    return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
+    gone = isinstance(error, errors.ServerLostError) and error.gone
+    return isinstance(error, TRANSIENT) and not gone
 
 
 @dataclass(slots=True)
@@ -397,7 +398,8 @@ class ServedModels(ABC):
         fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
         loading = fallback is not None and fallback.signatures[key].asked
         reached = joined or loading or any(other.described for other in self._known.values())
-        never = not reached and all(getattr(error, "unreached", False) for error in reasons)
+        lost = all(isinstance(x, errors.ServerLostError) and x.unreached for x in reasons)
+        never = lost and not reached
         patience_s = self._settings.retry_timeout_s
         patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
         patient = transient and now - failing_since < patience_s
