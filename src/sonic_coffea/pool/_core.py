@@ -50,7 +50,6 @@ class PoolCore(ServedModels):
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
-        self._in_flight_bytes = 0
         # Until its first quotas come, or until this time, a model may only have so many requests
         # in flight, over all servers. The first chunks of a thousand processes come at once, and
         # by the processes' own limits they would fill the servers' queues.
@@ -126,9 +125,9 @@ class PoolCore(ServedModels):
         heads = self.waiting.heads()
         while heads:
             request = heads.pop(0)
-            in_flight_bytes = self._in_flight_bytes + request.nbytes
+            in_flight_bytes = self.endpoints.in_flight_bytes
             # A slice larger than the whole limit travels alone.
-            if in_flight_bytes > self._max_in_flight_bytes and self._in_flight_bytes:
+            if in_flight_bytes and in_flight_bytes + request.nbytes > self._max_in_flight_bytes:
                 return
             if self._holds_back(request.key, now):
                 continue
@@ -140,7 +139,6 @@ class PoolCore(ServedModels):
             if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
                 self._split(request, now)
             else:
-                self._in_flight_bytes = in_flight_bytes
                 self._instructions.append(do.Send(endpoint.begin(request, now)))
             heads = self.waiting.heads()
 
@@ -259,7 +257,6 @@ class PoolCore(ServedModels):
             return False
         attempt.slice.attempts.remove(attempt)
         self.endpoints.by_url[attempt.url].settle(attempt)
-        self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
     def _end(self, request: RequestSlice, now: float) -> None:
