@@ -26,7 +26,7 @@ from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._servers import as_ours, open_transport
+from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.reporting import Statistics, tables
 from sonic_coffea.transport import Contract, ModelStatistics, Transport
@@ -481,11 +481,7 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
     futures = [run_apart("sonic-ask", question) for question in questions]
     concurrent.futures.wait(futures, timeout_s)
     late = errors.DeadlineError(f"the server has not answered within {timeout_s} s")
-    outcomes = []
-    for future in futures:
-        error = future.exception() if future.done() else late
-        outcomes.append(future.result() if error is None else as_ours(error, errors.RequestError))
-    return outcomes
+    return [outcome_of(f, errors.RequestError) if f.done() else late for f in futures]
 
 
 def _declarations(model: Any) -> Sequence[Any]:

@@ -144,13 +144,9 @@ class Sender:
 
     def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
         """Ask something that may block, and post the event with its outcome."""
-
-        def over(future: Future[Any]) -> None:
-            error = future.exception()
-            outcome = future.result() if error is None else as_ours(error, kind)
-            self._post(partial(event, outcome=outcome))
-
-        run_apart(name, ask).add_done_callback(over)
+        run_apart(name, ask).add_done_callback(
+            lambda future: self._post(partial(event, outcome=outcome_of(future, kind)))
+        )
 
     def close(self) -> None:
         """Send nothing more, and close the connections; this may block."""
@@ -211,6 +207,12 @@ class Sender:
             request_id=f"{self._name}-{next(self._numbers)}",
             done=done,
         )
+
+
+def outcome_of(future: Future[Any], kind: type[SonicError]) -> Any:
+    """Return the result of a future that is done, or its error as one of this package."""
+    error = future.exception()
+    return future.result() if error is None else as_ours(error, kind)
 
 
 def as_ours(error: BaseException, kind: type[SonicError]) -> SonicError:
