@@ -199,8 +199,6 @@ class Call:
 
     def finish(self, request: RequestSlice) -> None:
         """Count the rows of a slice as placed or masked; with the last ones, the call is over."""
-        if self.over:
-            return
         before = [(a, min(b, request.start)) for a, b in self._missing]
         after = [(max(a, request.stop), b) for a, b in self._missing]
         self._missing = [(start, stop) for start, stop in before + after if start < stop]

@@ -110,10 +110,10 @@ def using(pool: Pool | None) -> Iterator[None]:
             leave(block)
 
 
-def shared(settings: Settings, pool: Pool | None = None) -> Pool:
+def shared(settings: Settings, pool: Pool | None) -> Pool:
     """Return the pool that would score a call if it has these servers, else one with the settings.
 
-    ``pool`` is that of a pickle.
+    ``pool`` is that of a pickle; None if there is none.
     """
     pool = pool or _named()
     if pool is not None and set(settings.servers) <= set(pool.settings.servers):
