@@ -148,7 +148,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
             if reason is not None:
                 raise ServerStartError(f"{reason}; {ALTERNATIVES}")
             root.mkdir(parents=True, exist_ok=True)
-            progress = progress or warn
+            progress = progress or print_stage
             with (root / ".lock").open("a") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +174,7 @@ def _lacks(install: ServerInstall, package: str) -> bool:
     return not any(distributions(name=package, path=[str(install.packages)]))
 
 
-def warn(text: str) -> None:
+def print_stage(text: str) -> None:
     """Print a stage of an installation, so that the user sees why it takes long.
 
     The text goes to standard error; in a notebook, to the cell's output, where errors are red.

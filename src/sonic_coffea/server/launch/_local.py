@@ -28,7 +28,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
-from sonic_coffea.server._install import warn
+from sonic_coffea.server._install import print_stage
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
@@ -160,7 +160,7 @@ class LocalServer:
         self._log: Path | None = None
         self._error: ServerStartError | None = None
 
-    def start(self, *, progress: Callable[[str], None] = warn) -> LocalServer:
+    def start(self, *, progress: Callable[[str], None] = print_stage) -> LocalServer:
         """Start the server and return when it is ready; harmless when it runs.
 
         Parameters
