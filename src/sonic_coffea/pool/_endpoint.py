@@ -144,8 +144,11 @@ class Endpoint:
 
     def retry_at(self, key: ModelKey) -> float:
         """Return when all back-offs that concern a model are over."""
-        paused_until = self.limits[key].paused_until
-        return max(self.breaker.retry_at, paused_until, self.signatures[key].retry_at)
+        return max(self._back_offs(key))
+
+    def _back_offs(self, key: ModelKey) -> list[float]:
+        signature, limit = self.signatures[key], self.limits[key]
+        return [self.breaker.retry_at, limit.paused_until, signature.retry_at]
 
     def usable(self, request: RequestSlice, now: float) -> bool:
         """Whether a slice may be sent to it."""
@@ -185,11 +188,7 @@ class Endpoint:
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = [
-            self.breaker.retry_at,
-            self.limits[key].paused_until,
-            self.signatures[key].retry_at,
-        ]
+        times = self._back_offs(key)
         if (quota := self._quotas.get(key)) is not None:
             times += quota.next_turn_at, quota.expires_at
         return times

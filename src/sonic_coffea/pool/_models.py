@@ -393,15 +393,9 @@ class ServedModels(ABC):
         returns = missing and (known.transient or known.described)
         transient = returns or any(map(is_transient, reasons))
         self._start_fallback(key, now, at_once=not transient)
-        # A worker may join a cluster while servers are restarted; a fallback may load its model.
-        joined = self.starts_at > -math.inf
-        fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
-        loading = fallback is not None and fallback.signatures[key].asked
-        reached = joined or loading or any(other.described for other in self._known.values())
-        lost = all(isinstance(x, errors.ServerLostError) and x.unreached for x in reasons)
-        never = lost and not reached
-        patience_s = self._settings.retry_timeout_s
-        patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
+        patience_s, never = self._settings.retry_timeout_s, self._is_never_reached(key, reasons)
+        if never:
+            patience_s = min(tuning.FIRST_CONTACT_S, patience_s)
         patient = transient and now - failing_since < patience_s
         if patient or self.endpoints.awaits_fallback(key):
             return
@@ -412,6 +406,16 @@ class ServedModels(ABC):
             self._forget(key)
             for request in self.waiting.take_chosen(key, lambda _: True):
                 self._give_up(request, error.server, error, now)
+
+    def _is_never_reached(self, key: ModelKey, reasons: Sequence[SonicError]) -> bool:
+        """Whether nothing was ever at the servers' addresses."""
+        # A worker may join a cluster while servers are restarted; a fallback may load its model.
+        joined = self.starts_at > -math.inf
+        fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
+        loading = fallback is not None and fallback.signatures[key].asked
+        reached = joined or loading or any(known.described for known in self._known.values())
+        lost = all(isinstance(x, errors.ServerLostError) and x.unreached for x in reasons)
+        return lost and not reached
 
     def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
         """Return the error for a model that no server has."""

@@ -468,8 +468,7 @@ def _free_port(host: str, port: int) -> int:
     """Return a port of this machine at which nobody listens."""
     try:
         with socket.create_server((host, port)) as free:
-            number: int = free.getsockname()[1]
-            return number
+            return int(free.getsockname()[1])
     except OSError as error:
         raise ServerStartError(
             f"port {port} of {host} cannot be had: {error.strerror}; port=0 takes a free one, and "
