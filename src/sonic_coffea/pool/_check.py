@@ -259,7 +259,7 @@ def _compare(connection: Connection, declared: Any) -> str:
     declared.compare(contract, server=server)
     labels: dict[str, list[str]] = {}
     with contextlib.suppress(errors.SonicError):  # a model that does not take a row of zeros
-        labels = connection.labels(contract, declared.version)
+        labels = connection.labels(contract)
     notes = declared.compare_labels(labels, contract, server=server)
     return "; ".join([f"fits version {contract.version}", *notes])
 

@@ -335,19 +335,19 @@ class Connection:
         response = self._call("ModelConfig", request, model=model, version=version or None)
         return digest_of(response.config, version)
 
-    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
+    def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
 
         Triton sends labels only with the classes of a response, so this sends a row of zeros. Each
         of its calls blocks for up to ``metadata_timeout_s``.
         """
-        config = self._config(contract.model, version or contract.version)
+        config = self._config(contract.model, contract.version)
         # Of an output of any length, a server says one class at most.
         labelled = [o for o in config.output if o.label_filename and min(o.dims, default=1) > 0]
         if not labelled:
             return {}
         request = service_pb2.ModelInferRequest(
-            model_name=contract.model, model_version=version or "", id="labels"
+            model_name=contract.model, model_version=contract.version, id="labels"
         )
         names = [output.name for output in labelled]
         inputs = describe(request, contract.zeros(1), names)
