@@ -187,6 +187,7 @@ class PoolCore(ServedModels):
         again = decision != "fail"
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
+        # The servers of the attempts that are left seem to hang, and a copy could not be made.
         if not sent and request.attempts and not request.queued:
             request.retry_at = now + back_off_s(1, self._rng)
             self.waiting.put_back(request, now)

@@ -64,7 +64,7 @@ def _number(expected: str, kind: type, minimum: float, maximum: float, convert: 
     return _reader(expected, usable, convert)
 
 
-def _one_of(*choices: Any) -> Read:
+def _one_of(*choices: str) -> Read:
     return _reader("one of " + ", ".join(choices), lambda value: value in choices)
 
 
