@@ -136,7 +136,7 @@ class PoolCore(ServedModels):
                 self._start_fallback(request.key, now)
                 continue
             self.waiting.take(request)
-            if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
+            if request.rows > 1 and not request.whole and not endpoint.accepts_size(request, now):
                 self._split(request, now)
             else:
                 self._instructions.append(do.Send(endpoint.begin(request, now)))

@@ -91,8 +91,6 @@ class Endpoint:
         hangs, so they do not count for limits.
     by_model : Counter
         The number of attempts in flight that are not late.
-    taken : int
-        The number of attempts so far: by it, endpoints with equal load take turns.
     late_at : float
         When an attempt may be late, at the earliest.
     """
@@ -111,17 +109,17 @@ class Endpoint:
         self._quotas: dict[ModelKey, Quota] = {}
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
-        self.taken = 0
+        self._begun = 0  # attempts so far: by it, endpoints with equal load take turns
         self._telemetry = defaultdict[ModelKey, Telemetry](Telemetry)
         # Late responses. The least time until a response is late is halved while the server hangs.
         self._healthy_min_late_s = self._min_late_s = settings.hedge_after_s or tuning.LATE_S
         self._answered_from = 0.0  # when the youngest request began that was answered
         self.late_at = math.inf
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
-        # the request was given up; `_active_at` is that sign, or when it began to owe a response.
-        self._owes, self._active_at = False, 0.0
+        # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
+        self._owes, self._alive_at = False, 0.0
         self._probed_at: float | None = None
-        self._lives_at = 0.0  # when it last answered a probe
+        self._probe_answered_at = 0.0
         # The log
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
 
@@ -170,9 +168,9 @@ class Endpoint:
 
     def load(self, key: ModelKey) -> tuple[float, int]:
         """Return a sort key: of several endpoints, the one with the lowest is used least."""
-        return self.by_model[key] / self.limits[key].value, self.taken
+        return self.by_model[key] / self.limits[key].value, self._begun
 
-    def takes(self, request: RequestSlice, now: float) -> bool:
+    def accepts_size(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
@@ -198,7 +196,7 @@ class Endpoint:
     def begin(self, request: RequestSlice, now: float) -> Attempt:
         """Begin an attempt to send a slice."""
         if not self.attempts and not self._owes:
-            self._active_at = now
+            self._alive_at = now
         self._owes = True
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == self.url}
@@ -206,7 +204,7 @@ class Endpoint:
         self.channels[channel].in_flight += 1
         self.channels[channel].nbytes += request.nbytes
         self.by_model[key] += 1
-        self.taken += 1
+        self._begun += 1
         if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
         attempt = Attempt(request, self.url, channel, now, self.by_model[key])
@@ -224,13 +222,13 @@ class Endpoint:
         if not attempt.late:
             self.by_model[attempt.key] -= 1
 
-    def spoke(self, now: float) -> None:
+    def mark_alive(self, now: float) -> None:
         """Take a sign of life: any answer."""
-        self._active_at, self._owes = now, False
+        self._alive_at, self._owes = now, False
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Take a response to a request."""
-        self.spoke(now)
+        self.mark_alive(now)
         if self.breaker.succeed() and self._loss_is_logged:
             self._loss_is_logged = False
             logger.warning("%s answers again", self.url)
@@ -260,7 +258,7 @@ class Endpoint:
         """Take an error other than a loss; `too_large`: the size of the request may be why."""
         key, limit = attempt.key, self.limits[attempt.key]
         if not isinstance(error, (DeadlineError, CancelledError)):
-            self.spoke(now)
+            self.mark_alive(now)
         if too_large:
             self._refuse_size(error, attempt.slice, now)
         match error:
@@ -289,7 +287,7 @@ class Endpoint:
     def revalidate(self) -> None:
         """Have its models validated again, as another server may come back at this URL."""
         for signature in self.signatures.values():
-            signature.doubt()
+            signature.invalidate()
 
     def _lost(self, error: SonicError, now: float) -> None:
         """Forget its limits and validate again, as another server may come back at this URL."""
@@ -302,7 +300,7 @@ class Endpoint:
 
     def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Have requests of this size split for some time, as it refused this one for its size."""
-        if not self.takes(request, now):
+        if not self.accepts_size(request, now):
             return
         _, until = self._refused_bytes.get(request.key, (0, -math.inf))
         level = logging.DEBUG if now < until else logging.WARNING
@@ -315,7 +313,7 @@ class Endpoint:
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
         waits = self.attempts and self._probed_at is None
-        return self._active_at + tuning.SILENCE_S if waits else math.inf
+        return self._alive_at + tuning.SILENCE_S if waits else math.inf
 
     def start_probe(self, now: float) -> None:
         self._probed_at = now
@@ -328,9 +326,9 @@ class Endpoint:
         probed_at, self._probed_at = self._probed_at, None
         self._owes = False
         if error is None:
-            self._active_at = self._lives_at = now
+            self._alive_at = self._probe_answered_at = now
             return False
-        silent = probed_at is None or self._active_at <= probed_at
+        silent = probed_at is None or self._alive_at <= probed_at
         if silent and self.breaker.open(error, now):
             self._lost(error, now)
         return silent
@@ -373,7 +371,7 @@ class Endpoint:
         if now < late_at:
             return False
         hangs = at_once or self._min_late_s < self._healthy_min_late_s
-        return hangs or self.overtaken(attempt) or self._lives_at > late_at
+        return hangs or self.overtaken(attempt) or self._probe_answered_at > late_at
 
     # What others are told
 

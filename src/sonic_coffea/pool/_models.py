@@ -256,7 +256,7 @@ class ServedModels(ABC):
 
     def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
         """Take the contract of a server that was asked for it, unless requests did not find it."""
-        endpoint.spoke(now)
+        endpoint.mark_alive(now)
         if self._lacks_version(endpoint, key, contract):
             endpoint.signatures[key].lack(now)
             return
@@ -271,11 +271,11 @@ class ServedModels(ABC):
     def _take_error(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
         if isinstance(error, errors.ModelNotFoundError):
-            endpoint.spoke(now)
+            endpoint.mark_alive(now)
             endpoint.signatures[key].lack(now)
             return
         if isinstance(error, errors.OverloadError):
-            endpoint.spoke(now)
+            endpoint.mark_alive(now)
             endpoint.limits[key].pause(now, error.retry_after_s)
             return
         # The retry budget bounds losses, unless requests in flight keep the circuit closed.

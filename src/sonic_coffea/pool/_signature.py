@@ -96,7 +96,7 @@ class Signature:
 
     def lack(self, now: float) -> None:
         """Record that the endpoint does not have the model; it is asked again after a back-off."""
-        self.doubt()
+        self.invalidate()
         self._misses, self._missed_at = 0, now
         self.failed(now)
         if self.lacking_since is None:
@@ -107,7 +107,7 @@ class Signature:
         self.contract, self.rejection = None, error
         self.retry_at = now + tuning.RECHECK_S
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Have the endpoint asked again before it gets more rows."""
         self.contract = self.outcome = self.rejection = None
 

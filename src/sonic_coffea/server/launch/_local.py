@@ -149,7 +149,7 @@ class LocalServer:
             *(["--model-control-mode=poll", "--repository-poll-secs=1"] if poll else ()),
             *extra_args,
         ]
-        self._lives = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
+        self._life_cycle = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
         self._starting = threading.Lock()
         # As its supervisor reports it; and whether the server runs or is over.
         self._state, self._report = "stopped", dict[str, Any]()
@@ -205,7 +205,7 @@ class LocalServer:
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
                 **launch(self.repository, folder, arguments, self._env),
-                **self._lives,
+                **self._life_cycle,
                 "address": address,
                 "owner": os.getpid(),
                 "folder": str(folder),
