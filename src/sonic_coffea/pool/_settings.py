@@ -17,7 +17,7 @@ from typing import Any
 
 from sonic_coffea._files import read_text
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions
+from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions, Token
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
@@ -379,9 +379,9 @@ class Settings:
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
-        return ConnectionOptions(
-            **{f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
+        token = None if self.token is None else Token(self.token)
+        return ConnectionOptions(**{**values, "token": token})
 
 
 def _secrets_id(settings: Settings) -> str:

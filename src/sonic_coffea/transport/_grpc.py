@@ -171,7 +171,7 @@ class Connection:
         self, call: Any, method: str, token: str | None, *, early: bool, **context: Any
     ) -> SonicError:
         """Return our error for a failed call."""
-        code, details = call.code(), call.details() or ""
+        code, details, source = call.code(), call.details() or "", self._options.token
         if token is not None:  # which a server may repeat
             details = re.sub(rf"(?<!\w){re.escape(token)}(?!\w)", "…", details)
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
@@ -189,10 +189,10 @@ class Connection:
         if self._shared is not None and UNKNOWN_REGION in details.lower():
             unusable = self._shared.unknown(details)
             error = error if unusable is None else unusable.at(**context)
-        if token is not None and code == grpc.StatusCode.UNAUTHENTICATED:
-            if not self._options.token.renewable:
+        if source and token and code == grpc.StatusCode.UNAUTHENTICATED:
+            if not source.renewable:
                 error = AccessError(f"{error.message}; token_file= reads a new one", **context)
-            elif self._options.token.refused(token):
+            elif source.refused(token):
                 error = TokenExpiredError(error.message, **context)
         return error
 

@@ -33,8 +33,8 @@ class ConnectionOptions:
 
     Parameters
     ----------
-    token : str, Path, callable or None
-        Bearer token of every call, or a file or a function that returns it. Never shown.
+    token : Token or None
+        Bearer token of every call. Never shown.
     headers : mapping
         More headers of every call. Never shown.
     tls_root : str or None
@@ -55,10 +55,10 @@ class ConnectionOptions:
     Raises
     ------
     ConfigError
-        If gRPC does not take the token or a header.
+        If gRPC does not take a header.
     """
 
-    token: Any = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
     tls_cert: str | None = None
@@ -79,8 +79,6 @@ class ConnectionOptions:
                 f"headers: {', '.join(sorted(twice))} is given twice; names of headers differ in "
                 "more than case, and token= is the header authorization"
             )
-        if self.token is not None and not isinstance(self.token, Token):
-            object.__setattr__(self, "token", Token(self.token))
 
     def metadata(self, token: str | None) -> tuple[tuple[str, str], ...]:
         """Return the headers of a call: the user's, and the token."""
