@@ -66,7 +66,7 @@ class Capacity:
     active: dict[Hashable, int] = field(default_factory=dict)
     interval_s: float = 0.0
     phase: float = 0.0
-    _least_rtt_s: dict[int, float] = field(default_factory=dict)
+    _min_rtt_s: dict[int, float] = field(default_factory=dict)
     _rate: float = 0.0
     _in_flight: float = 0.0
     _round_s: float = 0.5
@@ -100,11 +100,11 @@ class Capacity:
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
             for size, (number, size_sum_s, min_s) in report.trips.items():
-                least_s = min(min_s, self._least_rtt_s.get(size, math.inf))
-                self._least_rtt_s[size] = least_s
+                baseline_s = min(min_s, self._min_rtt_s.get(size, math.inf))
+                self._min_rtt_s[size] = baseline_s
                 answers += number
                 sum_s += size_sum_s
-                idle_s += number * min(least_s, self.compute_s + report.network_s)
+                idle_s += number * min(baseline_s, self.compute_s + report.network_s)
         if not answers:
             self._in_flight = sum(report.in_flight for report in reports)
             return

@@ -66,7 +66,7 @@ class AdaptiveLimit:
 
     def room(self, in_flight: int, now: float) -> int:
         """Return how many more requests may leave."""
-        limit = 1 if now >= self._probe_at else int(self._value)
+        limit = 1 if now >= self._probe_at else self.value
         return min(limit - in_flight, self.room_beside_refusals(in_flight, now))
 
     def room_beside_refusals(self, in_flight: int, now: float) -> int:
@@ -99,9 +99,9 @@ class AdaptiveLimit:
         self._rtt_ratio += tuning.SMOOTHING * error
         self._deviation += tuning.SMOOTHING * (abs(error) - self._deviation)
         self._refusals = 0
-        least = min_in_flight(full)
+        min_limit = min_in_flight(full)
         slow = self._rtt_ratio > tuning.MAX_RTT_RATIO
-        if slow and self._value > least:
+        if slow and self._value > min_limit:
             if self._slow_start:
                 # The answered request was sent when the limit was half of this one.
                 self._slow_start, shrunk = False, self._value / 2
@@ -109,15 +109,15 @@ class AdaptiveLimit:
                 # Within two round trips, the excess is gone.
                 excess = self._value * (1 - tuning.MAX_RTT_RATIO / self._rtt_ratio)
                 shrunk = self._value - max(excess / 2, 1.0) / self._value
-            self._set(max(shrunk, least))
-        elif not slow or self._value < least:
+            self._set(max(shrunk, min_limit))
+        elif not slow or self._value < min_limit:
             self._grow(in_flight, now)
 
     def _grow(self, in_flight: int, now: float) -> None:
         """Raise the limit, if it holds requests back."""
-        if self._slow_start and 2 * in_flight >= int(self._value):
+        if self._slow_start and 2 * in_flight >= self.value:
             self._set(self._value + 1)
-        elif in_flight >= int(self._value):
+        elif in_flight >= self.value:
             grown = self._value + 1 / self._value
             if now < self._held_until:
                 grown = min(grown, self._ceiling)
