@@ -112,9 +112,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._forget(worker)
 
     def _forget(self, worker_or_plugin: str) -> None:
-        for worker, plugin in list(self.allocator.clients):
-            if worker_or_plugin in (worker, plugin):
-                self.allocator.leave((worker, plugin))
+        for client in list(self.allocator.clients):
+            if worker_or_plugin in client:
+                self.allocator.leave(client)
 
     def report(self, worker: str, plugin: str, report: bytes) -> None:
         """Take a worker's report of a pool."""
