@@ -43,10 +43,8 @@ Event = partial[None]
 class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
-    def __init__(
-        self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
-    ) -> None:
-        super().__init__(settings, rng or Random())
+    def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None = None) -> None:
+        super().__init__(settings, rng)
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)

@@ -113,8 +113,10 @@ class Connection:
         compression: Any = None,
         renews: bool = False,
         **context: Any,
-    ) -> Any:
-        """Start a call; `done` is called once, with the response or an error of ours.
+    ) -> Callable[[], object]:
+        """Start a call, and return what cancels it.
+
+        `done` is called once, with the response or an error of ours.
 
         With `renews`, the next call opens another channel if there is no answer in time: the
         network may have dropped this connection.
@@ -147,7 +149,8 @@ class Connection:
             done(self._failure(call, method, token, early=early, **context))
 
         call.add_done_callback(over)
-        return call
+        cancel: Callable[[], object] = call.cancel
+        return cancel
 
     def _open(self, files: object) -> Channel:
         """Return the channel to use: a new one if the last hung, or a certificate was renewed."""
@@ -428,15 +431,13 @@ class Connection:
         timeout_s, name = self._options.request_timeout_s, self._options.compression
         compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
-            call = self._start(
+            return self._start(
                 "ModelInfer", message, timeout_s, finished, compression=compression, **context
             )
         except BaseException:  # such as a token that cannot be had
             if release:
                 release(reusable=True)
             raise
-        cancel: Callable[[], object] = call.cancel
-        return cancel
 
     def __enter__(self) -> Connection:
         return self
