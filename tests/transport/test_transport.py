@@ -21,8 +21,8 @@ from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import (
     Address,
     ConnectionOptions,
-    ask,
     connect_transport,
+    time_requests,
 )
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._tensors import with_contents
@@ -236,7 +236,7 @@ def test_a_name_with_several_addresses() -> None:
             contract = connection.metadata("m", None)
 
             def numbers(requests: int) -> list[int]:
-                ask(connection, contract, None, contract.zeros(1), requests=requests)
+                time_requests(connection, contract, None, contract.zeros(1), requests=requests)
                 return [server.statistics["m", "rows"] for server in (first, second)]
 
             # At first, those that are connected already take turns.

@@ -26,7 +26,7 @@ from sonic_coffea.transport._transport import (
     Response,
     ServerMetadata,
     Transport,
-    ask,
+    time_requests,
 )
 
 if TYPE_CHECKING:

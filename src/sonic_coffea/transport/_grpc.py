@@ -289,7 +289,7 @@ class Connection:
         """Ask for a model's contract, a few times if need be, as `Transport` has it."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
         try:
-            metadata = self._ask("ModelMetadata", request, model=model, version=version)
+            metadata = self._call_repeatedly("ModelMetadata", request, model=model, version=version)
             newest = version or newest_of(metadata.versions)
             config = self._config(model, newest)
             with _reading({"server": str(self.address), "model": model, "version": version}):
@@ -302,7 +302,7 @@ class Connection:
         round_trip_s = 0.0 if self.address.loopback else self._shortest_s
         return replace(contract, round_trip_s=round_trip_s)
 
-    def _ask(self, method: str, request: Any, **context: Any) -> Any:
+    def _call_repeatedly(self, method: str, request: Any, **context: Any) -> Any:
         """Ask for a model, up to five times, as a balancer may lead to servers that lack it.
 
         Only what failed is asked again, as a balancer may lead calls to two servers by turns.
@@ -324,7 +324,7 @@ class Connection:
         """Return the model's configuration; an empty one from a server that gives none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version)
         try:
-            return self._ask("ModelConfig", request, model=model).config
+            return self._call_repeatedly("ModelConfig", request, model=model).config
         except (InferenceError, TokenExpiredError):
             raise
         except (AccessError, RequestError) as error:
