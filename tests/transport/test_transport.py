@@ -25,6 +25,7 @@ from sonic_coffea.transport import (
     time_requests,
 )
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._grpc import Connection
 from sonic_coffea.transport._tensors import with_contents
 
 
@@ -232,7 +233,7 @@ def test_a_name_with_several_addresses() -> None:
     with FakeServer(SERVED) as first, FakeServer(SERVED) as second:
         ports = [Address.parse(server.url).port for server in (first, second)]
         name = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
-        with connect_transport(Resolved(host=name, port=1)) as connection:
+        with Connection(Resolved(host=name, port=1), ConnectionOptions()) as connection:
             contract = connection.metadata("m", None)
 
             def numbers(requests: int) -> list[int]:

@@ -178,9 +178,8 @@ class Pool:
                 self._engine.closing.set()
         leave(block)
         if self.closed:
-            self.close()
-        else:
-            self.take_turns(self)
+            self._engine.close()
+        self.take_turns(self)
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
