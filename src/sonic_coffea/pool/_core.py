@@ -45,6 +45,7 @@ class PoolCore(ServedModels):
 
     def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None = None) -> None:
         super().__init__(settings, rng)
+        self._rng = rng
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)

@@ -118,7 +118,7 @@ class ServedModels(ABC):
     """
 
     def __init__(self, settings: Settings, rng: Random) -> None:
-        self._settings, self._rng = settings, rng
+        self._settings = settings
         self.endpoints = EndpointRegistry(settings, rng)
         self.waiting = WaitingSlices()
         self._instructions: list[do.Instruction] = []
