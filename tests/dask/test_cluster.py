@@ -279,7 +279,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         def note(**report: Any) -> None:
             telemetry, *_ = pickle.loads(report["report"])
             for reported in telemetry.values():
-                answers.extend(number for number, *_ in reported.trips.values())
+                answers.extend(number for number, *_ in reported.rtts.values())
             take(**report)
 
         handlers[REPORT] = note

@@ -38,7 +38,7 @@ class Rounds:
         in_flight: int = 1,
     ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
-        telemetry = Telemetry(in_flight, waiting, refused=refused, trips=rtts)
+        telemetry = Telemetry(in_flight, waiting, refused=refused, rtts=rtts)
         self.allocator.report(client, {SERVED: telemetry}, {}, self.now)
 
     def end(self) -> dict[str, Any]:

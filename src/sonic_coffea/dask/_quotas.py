@@ -99,7 +99,7 @@ class Capacity:
         # The number of answers, the sum of their RTTs, and of those that they had without a queue.
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
-            for size, (number, size_sum_s, min_s) in report.trips.items():
+            for size, (number, size_sum_s, min_s) in report.rtts.items():
                 baseline_s = min(min_s, self._min_rtt_s.get(size, math.inf))
                 self._min_rtt_s[size] = baseline_s
                 answers += number

@@ -151,7 +151,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if pool is None or pool.closed:
             return
         telemetry = pool.telemetry()
-        busy = any(t.in_flight or t.waiting or t.trips for t in telemetry.values())
+        busy = any(t.in_flight or t.waiting or t.rtts for t in telemetry.values())
         totals = _news(pool)
         if busy or self._busy or totals:
             states = [state for state in pool.servers if not is_in_process(state.url)]

@@ -55,7 +55,7 @@ class Telemetry:
         Requests that were refused for lack of capacity.
     full : float
         Requests like the last one that make a full batch.
-    trips : dict
+    rtts : dict
         By size of the requests (bits of the number of rows): number, sum and minimum of the RTTs.
     """
 
@@ -64,13 +64,13 @@ class Telemetry:
     network_s: float = 0.0
     refused: int = 0
     full: float = 1.0
-    trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    rtts: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     def answered(self, rtt_s: float, rows: int, full: float) -> None:
         self.full = full
         size = rows.bit_length()
-        number, sum_s, min_s = self.trips.get(size, (0, 0.0, rtt_s))
-        self.trips[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
+        number, sum_s, min_s = self.rtts.get(size, (0, 0.0, rtt_s))
+        self.rtts[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
 
 
 class Endpoint:
