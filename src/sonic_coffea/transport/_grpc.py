@@ -292,7 +292,7 @@ class Connection:
             metadata = self._call_repeatedly("ModelMetadata", request, model=model, version=version)
             newest = version or newest_of(metadata.versions)
             config = self._config(model, newest)
-            with _reading({"server": str(self.address), "model": model, "version": version}):
+            with _reading(server=str(self.address), model=model, version=version):
                 contract = contract_of(model, newest, metadata, config)
         except ModelNotFoundError as missing:
             error = missing
@@ -360,7 +360,7 @@ class Connection:
         message = with_contents(request, inputs.values())
         response = self._call("ModelInfer", message, model=contract.model)
         contents = zip(response.outputs, response.raw_output_contents, strict=False)
-        with _reading({"server": str(self.address), "model": contract.model}):
+        with _reading(server=str(self.address), model=contract.model):
             return {output.name: classes_of(raw) for output, raw in contents}
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -419,7 +419,7 @@ class Connection:
             if answered:
                 # gRPC would only log what is raised here, and the rows would wait for ever.
                 try:
-                    with _reading(context):
+                    with _reading(**context):
                         outcome = _response(outcome, contract, sent_bytes)
                 except SonicError as error:
                     outcome = error
@@ -447,7 +447,7 @@ class Connection:
 
 
 @contextlib.contextmanager
-def _reading(context: Mapping[str, Any]) -> Iterator[None]:
+def _reading(**context: Any) -> Iterator[None]:
     """Raise what goes wrong with a server's words as a `ResponseError`."""
     try:
         yield
