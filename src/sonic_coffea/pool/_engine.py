@@ -253,7 +253,7 @@ class Engine:
         """Start the fallback, on a thread of its own."""
         source = self.settings.fallback
         try:
-            settings = self.settings.with_servers(source() if callable(source) else str(source))
+            settings = self.settings.with_servers([source() if callable(source) else source])
             settings.read_certificates()
             (url,) = settings.servers
             sender = self._sender(url)
