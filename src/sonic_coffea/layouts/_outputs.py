@@ -565,7 +565,7 @@ class ByRow:
                 raise misshapen(self.name, tensor, f"for {width} choices of each row")
             if len(shape) == 1:  # [sum n, K] becomes [N, L, K]
                 padded: Tensor = np.zeros((rows, length, width), tensor.dtype)
-                padded[np.arange(length) < counts[:, np.newaxis]] = tensor.reshape(-1, width)
+                padded[bound.columns.present(selection, length)] = tensor.reshape(-1, width)
                 tensor, shape = padded, (rows, length)
             tensor = tensor.reshape(*shape, width)
         axis = bound.axis(length)
