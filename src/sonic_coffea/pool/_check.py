@@ -23,7 +23,7 @@ from sonic_coffea.transport import ask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sonic_coffea.transport import Connection, Contract
+    from sonic_coffea.transport import Contract, Transport
 
 # In half precision, scores differ by this much with the size of a batch.
 _TOLERANCE = 1e-2
@@ -214,7 +214,7 @@ def check(
 
 
 def _steps(
-    connection: Connection,
+    connection: Transport,
     settings: Settings,
     model: str | None,
     version: str | None,
@@ -245,7 +245,7 @@ def _steps(
             yield _infer(connection, contract, version)
 
 
-def _list(connection: Connection) -> str:
+def _list(connection: Transport) -> str:
     try:
         entries = connection.index()
     except errors.SonicError as error:
@@ -253,7 +253,7 @@ def _list(connection: Connection) -> str:
     return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
 
 
-def _compare(connection: Connection, declared: Any) -> str:
+def _compare(connection: Transport, declared: Any) -> str:
     contract = connection.metadata(declared.name, declared.version)
     server = str(connection.address)
     declared.compare(contract, server=server)
@@ -272,7 +272,7 @@ def _describe(contract: Contract) -> str:
     return f"version {contract.version}; {tensors}; {limit} rows"
 
 
-def _infer(connection: Connection, contract: Contract, version: str | None) -> str:
+def _infer(connection: Transport, contract: Contract, version: str | None) -> str:
     """Score a row of zeros, alone and beside a row of ones: a row's scores are its own."""
     response, rtt_s = ask(connection, contract, version, contract.zeros(1))
     shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
