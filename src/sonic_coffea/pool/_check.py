@@ -6,11 +6,11 @@ import contextlib
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, read_servers
 from sonic_coffea.reporting import tables
-from sonic_coffea.transport import ask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sonic_coffea.transport import Contract, Transport
+from sonic_coffea.transport import Contract, Transport, ask
 
 # In half precision, scores differ by this much with the size of a batch.
 _TOLERANCE = 1e-2
@@ -199,8 +194,7 @@ def check(
     version = None if version is None else str(version)
     # Nothing is connected before the first request.
     options = settings.connection_options()
-    opened = open_transport(settings.servers[0], options=options)
-    with opened as connection:
+    with open_transport(settings.servers[0], options=options) as connection:
         steps = _steps(connection, settings, model, version, declared)
         for name in steps:
             begun = time.perf_counter()
