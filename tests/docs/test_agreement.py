@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+import typer
 import yaml
 
 import sonic_coffea
+from sonic_coffea.cli._main import app
 from sonic_coffea.layouts._expressions import FUNCTIONS, REDUCTIONS
 from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
@@ -75,6 +77,15 @@ def test_the_reference_lists_the_functions_of_expressions() -> None:
     _, _, listed = page.partition("An expression has")
     listed, _, _ = listed.partition("`function` may be")
     assert {*FUNCTIONS, *REDUCTIONS} <= set(re.findall(r"\w+", listed))
+
+
+def test_the_reference_lists_the_commands() -> None:
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    top: Any = typer.main.get_command(app)
+    inner = {name: getattr(each, "commands", [""]) for name, each in top.commands.items()}
+    known = {f"{name} {each}".strip() for name, of in inner.items() for each in of}
+    listed = re.findall(r"^\| `([a-z ]*[a-z])", page.partition("## Commands")[2], re.MULTILINE)
+    assert known <= {*listed}
 
 
 def test_the_citation_is_of_this_version() -> None:
