@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+import pytest
 import typer
 import yaml
 
@@ -86,6 +87,20 @@ def test_the_reference_lists_the_commands() -> None:
     known = {f"{name} {each}".strip() for name, of in inner.items() for each in of}
     listed = re.findall(r"^\| `([a-z ]*[a-z])", page.partition("## Commands")[2], re.MULTILINE)
     assert known <= {*listed}
+
+
+@pytest.mark.parametrize("name", ["contributing", "extending", "packing", "request"])
+def test_guides_name_files_and_tables_that_are_there(name: str) -> None:
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    folders = [ROOT / folder for folder in ("src", "tests", "docs", "benchmarks")]
+    files = [path.as_posix() for folder in folders for path in folder.rglob("*")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folders[0].rglob("*.py"))
+    named = re.findall(r"`([\w/.]+\.(?:pyi?|yaml|md|rst))`", page)
+    missing = [path for path in named if not any(file.endswith(f"/{path}") for file in files)]
+    missing += [
+        table for table in re.findall(r"`(_?[A-Z_]{5,})`", page) if f"\n{table}" not in code
+    ]
+    assert [name for name in missing if "NAME" not in name] == []
 
 
 def test_the_citation_is_of_this_version() -> None:
