@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 import sonic_coffea
 from sonic_coffea.cli._main import app
 from sonic_coffea.layouts._expressions import FUNCTIONS, REDUCTIONS
+from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
 from .support import PROJECT, ROOT
@@ -78,6 +80,13 @@ def test_the_reference_lists_the_functions_of_expressions() -> None:
     _, _, listed = page.partition("An expression has")
     listed, _, _ = listed.partition("`function` may be")
     assert {*FUNCTIONS, *REDUCTIONS} <= set(re.findall(r"\w+", listed))
+
+
+def test_the_reference_lists_the_statistics() -> None:
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    _, _, listed = page.partition("have these counts:")
+    names = {field.name for kind in (Statistics, Tally) for field in fields(kind) if field.init}
+    assert names - {"latencies", "tallies", "digests"} <= set(re.findall(r"\w+", listed))
 
 
 def test_the_reference_lists_the_commands() -> None:

@@ -274,7 +274,7 @@ class Padded(FieldsLayout):
     fields : sequence of str or Feature
         The channels of the tensor, in order.
     length : int
-        Constituents kept of each row, the first ones; shorter rows are padded.
+        Constituents kept of each row, the first ones; shorter rows are padded at the end.
     fill : float or str, or sequence of them, optional
         The padding: one value for all fields, or one for each. By default, 0 or the empty string.
     axis_order : {"FL", "LF", "L"}
