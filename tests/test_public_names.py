@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 from tests.scripts import python
 
 import sonic_coffea
+from sonic_coffea.pool import Settings
 
 CLIENT = """
 import os, sys
@@ -40,3 +44,18 @@ def test_importing_is_light_and_needs_no_unix() -> None:
     """And public modules are attributes. In a process of its own, which must not warn."""
     done = python("-c", CLIENT)
     assert (done.stdout, done.stderr) == ("m set()\nsonic_coffea.transport\n", "")
+
+
+PUBLIC = {name: getattr(sonic_coffea, name) for name in sonic_coffea.__all__}
+# `Variations` has the names that the user gives.
+FUNCTIONS = {n: each for n, each in PUBLIC.items() if callable(each) and n != "Variations"}
+DESCRIBED = {**FUNCTIONS, "Settings": Settings}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_docstrings_describe_all_parameters(name: str) -> None:
+    text = inspect.getdoc(DESCRIBED[name]) or ""
+    lines = re.findall(r"^([\w*, ]+?)(?: :.*)?$", text, re.MULTILINE)
+    described = {word.strip("* ") for line in lines for word in line.split(",")}
+    parameters = inspect.signature(DESCRIBED[name]).parameters.values()
+    assert {p.name for p in parameters if p.kind is not p.VAR_POSITIONAL} <= described | {"options"}

@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
+import pytest
+import typer
 import yaml
 
 import sonic_coffea
+from sonic_coffea.cli._main import app
 from sonic_coffea.layouts._expressions import FUNCTIONS, REDUCTIONS
+from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
 from .support import PROJECT, ROOT
@@ -75,6 +80,36 @@ def test_the_reference_lists_the_functions_of_expressions() -> None:
     _, _, listed = page.partition("An expression has")
     listed, _, _ = listed.partition("`function` may be")
     assert {*FUNCTIONS, *REDUCTIONS} <= set(re.findall(r"\w+", listed))
+
+
+def test_the_reference_lists_the_statistics() -> None:
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    _, _, listed = page.partition("have these counts:")
+    names = {field.name for kind in (Statistics, Tally) for field in fields(kind) if field.init}
+    assert names - {"latencies", "tallies", "digests"} <= set(re.findall(r"\w+", listed))
+
+
+def test_the_reference_lists_the_commands() -> None:
+    page = (DOCS / "reference.md").read_text(encoding="utf-8")
+    top: Any = typer.main.get_command(app)
+    inner = {name: getattr(each, "commands", [""]) for name, each in top.commands.items()}
+    known = {f"{name} {each}".strip() for name, of in inner.items() for each in of}
+    listed = re.findall(r"^\| `([a-z ]*[a-z])", page.partition("## Commands")[2], re.MULTILINE)
+    assert known <= {*listed}
+
+
+@pytest.mark.parametrize("name", ["contributing", "extending", "packing", "request"])
+def test_guides_name_files_and_tables_that_are_there(name: str) -> None:
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    folders = [ROOT / folder for folder in ("src", "tests", "docs", "benchmarks")]
+    files = [path.as_posix() for folder in folders for path in folder.rglob("*")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folders[0].rglob("*.py"))
+    named = re.findall(r"`([\w/.]+\.(?:pyi?|yaml|md|rst))`", page)
+    missing = [path for path in named if not any(file.endswith(f"/{path}") for file in files)]
+    missing += [
+        table for table in re.findall(r"`(_?[A-Z_]{5,})`", page) if f"\n{table}" not in code
+    ]
+    assert [name for name in missing if "NAME" not in name] == []
 
 
 def test_the_citation_is_of_this_version() -> None:

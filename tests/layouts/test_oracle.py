@@ -5,13 +5,15 @@ The suite tries a few cases; ``make oracle`` tries 20,000, ``make oracle CASES=1
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
 from awkward.contents import NumpyArray
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.layouts.nodes import CASES, objects
 from tests.layouts.reference import (
@@ -193,6 +195,30 @@ def test_every_layout_is_tried() -> None:
     public = [getattr(sonic, name) for name in sonic.__all__]
     ours = {x for x in public if isinstance(x, type) and issubclass(x, sonic.Layout)}
     assert ours - {sonic.Layout} == set(LAYOUTS) == set(REFERENCES)
+
+
+ELSEWHERE: dict[type, set[str]] = {
+    sonic.Padded: {"outer"},
+    sonic.Bucketed: {"outer", "length"},
+    sonic.Flat: {"splits", "batch", "axis_order", "refers_to"},
+    sonic.Mask: {"beside"},
+}
+"""Options that other tests try."""
+
+
+@pytest.mark.parametrize("kind", LAYOUTS, ids=lambda kind: kind.__name__)
+def test_every_option_is_tried(kind: Any) -> None:
+    drawn: set[tuple[str, str]] = set()
+    names = [option.name for option in dataclasses.fields(kind) if option.init]
+
+    @settings(max_examples=100, phases=[Phase.generate], derandomize=True, database=None)
+    @given(LAYOUTS[kind])
+    def draw(layout: Any) -> None:
+        drawn.update((name, repr(getattr(layout, name))) for name in names)
+
+    draw()
+    values = Counter(name for name, _ in drawn)
+    assert {name for name in names if values[name] < 2} == ELSEWHERE.get(kind, set())
 
 
 def features_of(layout: Any) -> list[sonic.Feature]:

@@ -11,14 +11,14 @@ import numpy as np
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.transport import Address, Contract, Response, TensorSpec
+from sonic_coffea.transport import Address, Contract, Response, TensorSpec, Transport
 
 ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
 
 Behaviour = Callable[[np.ndarray], Any]
 
 
-class ScriptedServer:
+class ScriptedServer(Transport):
     """A transport of five methods, and no more, that answers ``y = 2 x``, or as `behaviour` says.
 
     The method that `blocks` names blocks until `released` is set, and sets `blocked`.

@@ -124,6 +124,19 @@ def test_dumps_replay_each_decision(servers: dict[str, ScriptedServer], tmp_path
     assert Replay((tmp_path / "dump").read_text().splitlines()).run() > 100
 
 
+def test_dumps_have_all_numbers_of_the_settings(
+    servers: dict[str, ScriptedServer], tmp_path: Path
+) -> None:
+    with pool_of(*servers, channels=2, hedge_after_s=0.5, balance="priority") as pool:
+        pool.dump(tmp_path / "dump")
+        start = json.loads((tmp_path / "dump").read_text().splitlines()[0])
+        options = pool.settings.options()
+    numbers = {name: value for name, value in options.items() if isinstance(value, (int, float))}
+    assert {"channels", "hedge_after_s", "retry_timeout_s"} <= numbers.keys()
+    assert numbers.items() <= start.items()
+    assert start["balance"] == "priority"
+
+
 def test_dumps_have_no_rows_and_no_secrets(
     servers: dict[str, ScriptedServer], tmp_path: Path
 ) -> None:

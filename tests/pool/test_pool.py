@@ -243,6 +243,18 @@ def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], bloc
             assert twice(call.result(timeout_s=20)) == [0, 1, 2, 3]
 
 
+def test_a_transport_needs_five_methods() -> None:
+    with ScriptedServer(ONE) as transport:
+        contract = transport.metadata("m", None)
+        assert transport.ready()
+        assert transport.info().name
+        assert transport.labels(contract) == {}
+        assert transport.digest("m", "1") == contract.digest
+        with pytest.raises(errors.ServerError, match="counts no requests"):
+            transport.statistics("m", None)
+    assert transport.closed
+
+
 def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
     one: ScriptedServer,
 ) -> None:

@@ -93,6 +93,10 @@ class Columns:
             return np.broadcast_to(np.int64(1), number)
         return self.offsets[1:][rows] - self.offsets[:-1][rows]
 
+    def present(self, rows: RowSelection, length: int) -> Tensor:
+        """Return ``[n, L]``: which positions of a padded axis have an element, and no padding."""
+        return np.arange(length) < self.counts(rows)[:, np.newaxis]
+
     def numbers(self, rows: RowSelection) -> Int64:
         """Return the numbers of some rows."""
         return np.arange(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows

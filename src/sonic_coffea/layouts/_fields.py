@@ -274,7 +274,7 @@ class Padded(FieldsLayout):
     fields : sequence of str or Feature
         The channels of the tensor, in order.
     length : int
-        Constituents kept of each row, the first ones; shorter rows are padded.
+        Constituents kept of each row, the first ones; shorter rows are padded at the end.
     fill : float or str, or sequence of them, optional
         The padding: one value for all fields, or one for each. By default, 0 or the empty string.
     axis_order : {"FL", "LF", "L"}
@@ -402,7 +402,7 @@ class Padded(FieldsLayout):
         outer, inner, one = bound.columns, bound.inner, replace(self, outer=None, axis_order="LF")
         assert inner is not None and outer.offsets is not None  # noqa: S101, PT018
         counts = np.minimum(outer.counts(batch.rows), out.shape[1])
-        present = np.arange(out.shape[1]) < counts[:, np.newaxis]
+        present = outer.present(batch.rows, out.shape[1])
         lists = ranges(outer.offsets[:-1][batch.rows], counts)
         try:
             out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
@@ -672,5 +672,5 @@ class Mask(Layout):
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
         present = self.by_element(out)[..., 0]
         for _, part, places in bound.axis(present.shape[1]):
-            counts, here = part.columns.counts(batch.rows)[:, np.newaxis], present[:, places]
-            here[:] = np.arange(here.shape[1]) < counts
+            here = present[:, places]
+            here[:] = part.columns.present(batch.rows, here.shape[1])

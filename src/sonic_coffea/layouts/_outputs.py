@@ -554,8 +554,7 @@ class ByRow:
         """Return ``[n, choices, collections]``: the index of each choice in its row, or -1."""
         bound, shape, width = self._bound, self._shape(selection, rows), self.output.chosen
         assert bound is not None  # noqa: S101
-        counts = bound.columns.counts(selection)
-        length = shape[1] if len(shape) > 1 else int(counts.max(initial=0))
+        length = shape[1] if len(shape) > 1 else int(bound.columns.counts(selection).max(initial=0))
         if self.output.choose == "slot":
             if tensor.shape not in ((rows, width), (rows,)) or tensor.size != rows * width:
                 raise misshapen(self.name, tensor, f"for {width} slots of {rows} rows")
@@ -565,7 +564,7 @@ class ByRow:
                 raise misshapen(self.name, tensor, f"for {width} choices of each row")
             if len(shape) == 1:  # [sum n, K] becomes [N, L, K]
                 padded: Tensor = np.zeros((rows, length, width), tensor.dtype)
-                padded[np.arange(length) < counts[:, np.newaxis]] = tensor.reshape(-1, width)
+                padded[bound.columns.present(selection, length)] = tensor.reshape(-1, width)
                 tensor, shape = padded, (rows, length)
             tensor = tensor.reshape(*shape, width)
         axis = bound.axis(length)

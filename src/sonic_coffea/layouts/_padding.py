@@ -81,21 +81,18 @@ Axis = tuple[Columns | None, int, int]
 
 def places_of(axis: Axis, rows: RowSelection, number: int, length: int) -> Int64:
     """Return ``[n, L]``: the index in its row's list of what each place has, -1 for padding."""
-    (columns, before, after), place = axis, np.arange(length)
+    columns, before, after = axis
     if columns is None:
-        return np.broadcast_to(place, (number, length))
-    counts = columns.counts(rows)[:, np.newaxis]
-    inner = length - before - after
-    element = np.broadcast_to(place - before, (number, length))
-    present = (element >= 0) & (element < np.minimum(counts, inner))
-    order = columns.order(rows)
-    if order is not None and len(order):
-        starts = np.cumsum(counts)[:, np.newaxis] - counts
-        element = order[np.where(present, starts + element, 0)]
-    index = np.where(present, element + before, -1)
-    index[:, :before] = place[:before]
-    if after:
-        index[:, length - after :] = counts + before + np.arange(after)
+        return np.broadcast_to(np.arange(length), (number, length))
+    counts, order = columns.counts(rows), columns.order(rows)
+    index = np.full((number, length), -1)
+    index[:, :before] = np.arange(before)
+    index[:, length - after :] = counts[:, np.newaxis] + before + np.arange(after)
+    inner = index[:, before : length - after]
+    present = columns.present(rows, inner.shape[1])
+    firsts = np.zeros_like(counts) if order is None else np.cumsum(counts) - counts
+    elements = ranges(firsts, present.sum(axis=1))
+    inner[present] = before + (elements if order is None else order[elements])
     return index
 
 
@@ -149,8 +146,8 @@ class Scatter:
         sizes = self._offsets[1:][rows] - begins
         is_padded = tensor.ndim == len(self._axes) + self.values.ndim
         (columns, before, after), *more = self._axes
-        is_as_it_lies = columns is not None and columns.key is None and before + after == 0
-        if more or not is_as_it_lies:
+        # Otherwise, a row's values are those of its elements, in their order.
+        if more or columns is None or columns.key is not None or before + after:
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
             placed[places] = sent[valid] if is_padded else sent
             if len(places) < sizes.sum():
@@ -160,7 +157,7 @@ class Scatter:
         counts = sizes
         if is_padded:
             counts = np.minimum(sizes, tensor.shape[1])
-            sent = sent[(np.arange(tensor.shape[1]) < counts[:, np.newaxis]).reshape(-1)]
+            sent = sent[columns.present(rows, tensor.shape[1]).reshape(-1)]
             self._kept[ranges(begins + counts, sizes - counts)] = False
         if isinstance(rows, slice):
             own = slice(self._offsets[rows.start], self._offsets[rows.stop])

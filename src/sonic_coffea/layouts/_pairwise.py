@@ -152,7 +152,7 @@ class Pairwise(FieldsLayout):
             values = elements.values(fields.dtype)
             zeros = np.zeros((len(counts), len(fields)))
             pad(fields.transpose(1, 0, 2), values, elements.starts, counts, zeros)
-            present = np.arange(fields.shape[2]) < counts[:, np.newaxis]
+            present = bound.columns.present(elements.rows, fields.shape[2])
             valid = present[:, :, np.newaxis] & present[:, np.newaxis]
             with np.errstate(all="ignore"):
                 for channel, numbers in enumerate(self._computed(fields)):

@@ -153,7 +153,7 @@ class Tokens(Layout):
             else:
                 here[:, own] = part.layout.make(name, part, batch)[name]
             here[:, [*set(range(width)).difference(own)]] = self.fill
-            present = np.arange(here.shape[2]) < part.columns.counts(batch.rows)[:, np.newaxis]
+            present = part.columns.present(batch.rows, here.shape[2])
             for channel, flag in enumerate(self._flags_of(number), width):
                 here[:, channel] = np.where(present, flag, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import yaml
 from sonic_coffea import layouts
 from sonic_coffea.errors import ConfigError, SonicError, expect, require
 from sonic_coffea.layouts import Layout, Output
+from sonic_coffea.model._declaration import Declaration
 
 _LAYOUTS = ("Bucketed", "Dense", "Flat", "Mask", "Padded", "Pairwise", "Row", "Tokens")
-_OPTIONS = ("version", "one_request_per", "parameters", "priority", "server_timeout_s")
+# All arguments of a model but its name, inputs and outputs.
+_OPTIONS = [*inspect.signature(Declaration).parameters][3:]
 _KEYS = ("inputs", "model", "outputs", *_OPTIONS)
 
 

@@ -6,11 +6,11 @@ import contextlib
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, read_servers
 from sonic_coffea.reporting import tables
-from sonic_coffea.transport import time_requests
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sonic_coffea.transport import Connection, Contract
+from sonic_coffea.transport import Contract, Transport, time_requests
 
 # In half precision, scores differ by this much with the size of a batch.
 _TOLERANCE = 1e-2
@@ -199,8 +194,7 @@ def check(
     version = None if version is None else str(version)
     # Nothing is connected before the first request.
     options = settings.connection_options()
-    opened = open_transport(settings.servers[0], options=options)
-    with opened as connection:
+    with open_transport(settings.servers[0], options=options) as connection:
         steps = _steps(connection, settings, model, version, declared)
         for name in steps:
             begun = time.perf_counter()
@@ -214,7 +208,7 @@ def check(
 
 
 def _steps(
-    connection: Connection,
+    connection: Transport,
     settings: Settings,
     model: str | None,
     version: str | None,
@@ -245,7 +239,7 @@ def _steps(
             yield _infer(connection, contract, version)
 
 
-def _list(connection: Connection) -> str:
+def _list(connection: Transport) -> str:
     try:
         entries = connection.index()
     except errors.SonicError as error:
@@ -253,7 +247,7 @@ def _list(connection: Connection) -> str:
     return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
 
 
-def _compare(connection: Connection, declared: Any) -> str:
+def _compare(connection: Transport, declared: Any) -> str:
     contract = connection.metadata(declared.name, declared.version)
     server = str(connection.address)
     declared.compare(contract, server=server)
@@ -272,7 +266,7 @@ def _describe(contract: Contract) -> str:
     return f"version {contract.version}; {tensors}; {limit} rows"
 
 
-def _infer(connection: Connection, contract: Contract, version: str | None) -> str:
+def _infer(connection: Transport, contract: Contract, version: str | None) -> str:
     """Score a row of zeros, alone and beside a row of ones: a row's scores are its own."""
     response, rtt_s = time_requests(connection, contract, version, contract.zeros(1))
     shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())

@@ -409,12 +409,7 @@ class Pool:
                 for key in x.models
             ]
         )
-        # Not every transport has statistics.
-        questions = {
-            (url, key): partial(connection.statistics, *key)
-            for connection, url, key in served
-            if hasattr(connection, "statistics")
-        }
+        questions = {(url, key): partial(each.statistics, *key) for each, url, key in served}
         answers = zip(questions, _ask([*questions.values()]), strict=True)
         return {key: answer for key, answer in answers if not isinstance(answer, SonicError)}
 
@@ -465,12 +460,8 @@ class Pool:
         connections = [list(senders[url].connections) for url in servers if url in senders]
         asked = [c for each in connections for c in islice(cycle(each), max(times, len(each)))]
 
-        def digest(connection: Any) -> str:
-            if hasattr(connection, "digest"):  # it says why there is none
-                return str(connection.digest(contract.model, contract.version))
-            return str(connection.metadata(contract.model, contract.version).digest)
-
-        outcomes = _ask([partial(digest, connection) for connection in asked], timeout_s)
+        questions = [partial(each.digest, contract.model, contract.version) for each in asked]
+        outcomes = _ask(questions, timeout_s)
         lost = errors.ServerLostError("no connection to it is left", model=contract.model)
         return outcomes + [lost.at(server=url) for url in servers if url not in senders]
 

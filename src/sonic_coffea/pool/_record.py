@@ -19,11 +19,6 @@ from sonic_coffea.transport import Contract, Response
 
 # Events, slices and instructions that are kept: some 4 MB.
 MAX_ITEMS = 20_000
-# The settings that decisions depend on.
-SETTINGS = (
-    "servers balance channels max_in_flight hedge_after_s fallback_after_s request_timeout_s "
-    "retry_timeout_s"
-)
 
 
 class RecordedCore(PoolCore):
@@ -32,7 +27,10 @@ class RecordedCore(PoolCore):
     def __init__(self, settings: Settings, memory_bytes: float | None) -> None:
         seed = Random().getrandbits(32)
         super().__init__(settings, Random(seed), memory_bytes)
-        self._start = {name: getattr(settings, name) for name in SETTINGS.split()}
+        # Decisions depend on numbers; other options are paths, or secret.
+        options = settings.options().items()
+        numbers = {name: value for name, value in options if isinstance(value, int | float)}
+        self._start = {"servers": settings.servers, "balance": settings.balance, **numbers}
         self._start["max_in_flight_bytes"] = settings.in_flight_bytes(memory_bytes)
         self._start |= {"has_fallback": settings.fallback is not None, "seed": seed}
         self._turns = self._items = 0

@@ -43,7 +43,7 @@ class RequestSlice:
     whole : bool
         Whether its rows belong together, so that it is not split.
     last_url : str or None
-        The endpoint that lost it last.
+        The endpoint that failed it last, or was late.
     queued : bool
         Whether it waits to be sent, perhaps until its back-off ends.
     attempts : list of Attempt

@@ -29,8 +29,8 @@ from sonic_coffea.transport import ConnectionOptions, Response, Transport, conne
 logger = logging.getLogger(__name__)
 
 
-def open_transport(url: str, *, options: ConnectionOptions) -> Any:
-    """Return a transport to a server, or to a repository whose models run in this process."""
+def open_transport(url: str, *, options: ConnectionOptions) -> Transport:
+    """Return a transport to a server, or to what makes the scores in this process."""
     if is_in_process(url):
         from sonic_coffea.server import InProcessTransport
 
@@ -84,7 +84,7 @@ class Sender:
     def send(self, attempt: Attempt) -> None:
         """Queue an attempt to be packed and sent."""
         self._inbox.put(attempt)
-        if len(self._threads) < getattr(self.connections[0], "threads", 1):
+        if len(self._threads) < self.connections[0].threads:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             try:
                 thread.start()
@@ -121,7 +121,7 @@ class Sender:
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
-        connection: Any = self.connections[0]
+        connection = self.connections[0]
 
         def ask() -> Any:
             try:

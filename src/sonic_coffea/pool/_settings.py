@@ -460,7 +460,7 @@ def _urls(servers: Any) -> tuple[str, ...]:
 
 def _folder_url(server: str) -> str:
     """Return the URL of a folder, whose models run in this process; return others unchanged."""
-    if "://" in server or server.startswith("unix:") or not server:
+    if "://" in server or server.startswith("unix:") or is_in_process(server) or not server:
         return server
     folder = Path(server).expanduser()
     if folder.is_dir():
@@ -478,5 +478,8 @@ def _folder_url(server: str) -> str:
 
 
 def is_in_process(url: str) -> bool:
-    """Whether the models of a URL run in this process: ``file:///path/of/a/repository``."""
+    """Whether this process makes the scores of a URL, such as ``file:///path/of/a/repository``.
+
+    `open_transport` opens these URLs.
+    """
     return url.startswith("file://")

@@ -13,7 +13,6 @@ from dask.system import cpu_count
 from numpy.typing import NDArray
 
 from sonic_coffea._files import read_text
-from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
@@ -23,7 +22,7 @@ from sonic_coffea.transport import (
     Contract,
     ModelEntry,
     Response,
-    ServerMetadata,
+    Transport,
     configured_contract,
     not_found,
 )
@@ -31,7 +30,7 @@ from sonic_coffea.transport import (
 Tensors = Mapping[str, NDArray[Any]]
 
 
-class InProcessTransport:
+class InProcessTransport(Transport):
     """Runs the models of a repository in this process, with the contracts that a Triton gives.
 
     ONNX files are run by onnxruntime, trees by XGBoost or LightGBM, TorchScript by torch, and
@@ -63,12 +62,6 @@ class InProcessTransport:
         self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
         self._loading = threading.Lock()
 
-    def __enter__(self) -> InProcessTransport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Forget the models."""
         self._loaded = {}
@@ -76,14 +69,6 @@ class InProcessTransport:
     def live(self, done: Callable[[SonicError | None], None]) -> None:
         """Say that this process lives."""
         done(None)
-
-    def ready(self) -> bool:
-        """Return True."""
-        return True
-
-    def info(self) -> ServerMetadata:
-        """Return the name that stands for this process."""
-        return ServerMetadata(name="in-process", version=__version__, extensions=())
 
     def index(self) -> list[ModelEntry]:
         """Return the models of the repository, in the versions that are served."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import (
@@ -29,12 +27,8 @@ from sonic_coffea.transport._transport import (
     time_requests,
 )
 
-if TYPE_CHECKING:
-    # gRPC is loaded by the first connection.
-    from sonic_coffea.transport._grpc import Connection as Connection
 
-
-def connect_transport(url: str, *, options: ConnectionOptions | None = None) -> Connection:
+def connect_transport(url: str, *, options: ConnectionOptions | None = None) -> Transport:
     """Return a connection to a server, without blocking: its first call opens the channel.
 
     Raises
@@ -42,7 +36,7 @@ def connect_transport(url: str, *, options: ConnectionOptions | None = None) -> 
     ConfigError
         If tritonclient cannot be loaded, such as with a protobuf that is older than its code.
     """
-    try:
+    try:  # here, as gRPC is loaded by the first connection
         from sonic_coffea.transport._grpc import Connection
     except Exception as error:  # noqa: BLE001  protobuf has errors of its own
         raise ConfigError(

@@ -44,7 +44,12 @@ from sonic_coffea.transport._model_config import contract_of, digest_of
 from sonic_coffea.transport._options import ConnectionOptions
 from sonic_coffea.transport._shared_memory import SharedMemory
 from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
-from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata
+from sonic_coffea.transport._transport import (
+    ModelStatistics,
+    Response,
+    ServerMetadata,
+    Transport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +62,7 @@ _REPEAT_AFTER_S = (0.5, 1.5)
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
-class Connection:
+class Connection(Transport):
     """A transport by gRPC, and what else a server can be asked.
 
     Its first call reads certificates and opens the channel, on the thread that calls. Calls without
@@ -438,12 +443,6 @@ class Connection:
             if release:
                 release(reusable=True)
             raise
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

@@ -1,16 +1,18 @@
-"""The five methods of a transport, and what they return."""
+"""The base of transports: five methods, questions with default answers, and what they return."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import SonicError
+from sonic_coffea._version import __version__
+from sonic_coffea.errors import ServerError, SonicError
 from sonic_coffea.transport._contract import Contract, ModelEntry
 
 
@@ -57,19 +59,32 @@ class Response:
     received_bytes: int
 
 
-class Transport(Protocol):
-    """A connection to one server; any object with these methods is one.
+class Transport(ABC):
+    """A connection to one server.
 
-    Making it never blocks. Each method may block, such as while a token is fetched; only the
-    function that `infer` returns never does.
+    A transport has `live`, `metadata`, `index`, `infer` and `close`; a server of which more can be
+    asked overrides the other methods, too. Making a transport never blocks. Each method may block,
+    such as while a token is fetched; only the function that `infer` returns never does.
+
+    Attributes
+    ----------
+    address : Address or str
+        The server, as messages name it.
+    threads : int
+        Requests that are packed and sent at the same time.
     """
 
+    address: Any
+    threads = 1
+
+    @abstractmethod
     def live(self, done: Callable[[SonicError | None], None]) -> None:
         """Probe liveness; `done` is called once, with an error if the server is lost.
 
         Does not wait for the response. `done` may be called before this returns.
         """
 
+    @abstractmethod
     def metadata(self, model: str, version: str | None) -> Contract:
         """Ask for inputs, outputs and limits of a model.
 
@@ -81,9 +96,11 @@ class Transport(Protocol):
             If no server has the model, or the model cannot be loaded.
         """
 
+    @abstractmethod
     def index(self) -> list[ModelEntry]:
         """Ask which models there are."""
 
+    @abstractmethod
     def infer(
         self,
         contract: Contract,
@@ -99,8 +116,41 @@ class Transport(Protocol):
         `done` is called once, on any thread, also before this returns.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Cancel what is in flight, and close. May be called again."""
+
+    def ready(self) -> bool:
+        """Return whether the server is ready; False also if it does not respond."""
+        return True
+
+    def info(self) -> ServerMetadata:
+        """Ask for the server's name, version and extensions; by default, those of this process."""
+        return ServerMetadata("in-process", __version__, ())
+
+    def labels(self, contract: Contract) -> dict[str, list[str]]:
+        """Ask for the labels of outputs."""
+        del contract
+        return {}
+
+    def load(self, model: str) -> None:
+        """Ask the server to load a model that it lacks."""
+        del model
+
+    def digest(self, model: str, version: str) -> str:
+        """Ask for a version's digest; empty if the server has none."""
+        return self.metadata(model, version).digest
+
+    def statistics(self, model: str, version: str | None) -> ModelStatistics:
+        """Ask for the server's counts for a model, of all versions or one."""
+        del version
+        raise ServerError("the server counts no requests", server=str(self.address), model=model)
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def time_requests(
