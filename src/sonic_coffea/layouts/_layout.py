@@ -75,8 +75,8 @@ class Bound:
 
     def bucket_of(self, rows: RowSelection) -> int:
         """Return the bucket of rows that share a request: that of the longest."""
-        one = len(self.layout.lengths) < 2
-        return 0 if one else int(self.buckets_of(rows).max(initial=0))
+        is_bucketed = len(self.layout.lengths) > 1
+        return int(self.buckets_of(rows).max(initial=0)) if is_bucketed else 0
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""
@@ -192,17 +192,20 @@ class Layout(ABC):
         return (len(rows), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
-        """Return the length to which jagged rows are padded in a bucket; 0 if they are not."""
+        """Return the length to which jagged rows are padded in a bucket; 0 if they are not.
+
+        In bucket -1, a length that varies with the bucket is -1.
+        """
         lengths = self.lengths
-        if not lengths or (bucket < 0 and len(lengths) > 1):
-            return -1 if lengths else 0
-        return lengths[min(max(bucket, 0), len(lengths) - 1)]
+        if bucket < 0 and len(lengths) > 1:
+            return -1
+        return lengths[min(bucket, len(lengths) - 1)] if lengths else 0
 
     def item_bytes(self, bound: Bound) -> int:
         """Return the bytes of a number, or of the longest string and its length."""
         if self.dtype != STRING:
             return int(self.dtype.itemsize)
-        # Numbers sort them, or refer to them.
+        # Beside the strings, it reads numbers that sort them or refer to them.
         texts = (data for data, _, _ in bound.columns.terms.values() if data.dtype == STRING)
         return max((len(s) for data in texts for s in data), default=0) + 4
 
