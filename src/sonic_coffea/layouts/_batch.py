@@ -12,7 +12,6 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._options import DType
-from sonic_coffea.layouts._padding import load
 from sonic_coffea.layouts._source import Source, within, without_fields
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
@@ -82,10 +81,6 @@ class Inputs:
     def numbers(self, start: int, stop: int) -> Int64:
         """Return the numbers of the rows at places `start` to `stop`."""
         return np.arange(start, stop) if self.order is None else self.order[start:stop]
-
-    def load(self) -> None:
-        """Load what packing needs: the first time in a process, it would be taken for packing."""
-        load()
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""

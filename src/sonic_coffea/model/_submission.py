@@ -38,6 +38,7 @@ from sonic_coffea.layouts import (
     is_lazy,
     is_tracer,
     lazy_file,
+    load_loop,
     over_partitions,
     trace,
 )
@@ -300,7 +301,7 @@ class Submission:
         if len(inputs) == 0:
             self._expect(model, outputs, inputs)
             return
-        inputs.load()
+        load_loop()
         pool = model.pool_of(self.pool)
         for version, rows in self._by_version(model, inputs):
             contract = self._contract(model, pool, version, rows)
