@@ -14,10 +14,11 @@ from sonic_coffea.layouts._features import (
 )
 from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
 from sonic_coffea.layouts._file_positions import (
+    EVENT_ID,
     FilePositions,
     file_of,
     file_positions,
-    found,
+    find_rows,
     touch_position,
 )
 from sonic_coffea.layouts._layout import Batch, Bound, Layout

@@ -16,11 +16,12 @@ from sonic_coffea.layouts import (
     checked,
     file_of,
     file_positions,
-    found,
+    find_rows,
     is_lazy,
     is_tracer,
     lazy_file,
     over_partitions,
+    ranges,
     touch_position,
 )
 
@@ -306,10 +307,8 @@ def _chosen(jets: FilePositions, linked_jets: ak.Array) -> tuple[Int64, Int64]:
     """Return the links of all jets, jet by jet: the jet's number, and the link's."""
     link_event = np.repeat(np.arange(len(linked_jets)), ak.num(linked_jets))
     links = [link_event, ak.to_numpy(ak.flatten(linked_jets))]
-    order, first, count = found([jets.events, jets.positions], links)
-    owner = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    return owner, order[first[owner] + within]
+    order, first, count = find_rows([jets.events, jets.positions], links)
+    return np.repeat(np.arange(len(count)), count), order[ranges(first, count)]
 
 
 def _nested(elements: ak.Array, per_jet: Any, n_jets: Any) -> ak.Array:

@@ -14,8 +14,7 @@ from typing import Any
 
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest
-
-EVENT_ID = ("run", "luminosityBlock", "event")
+from sonic_coffea.layouts import EVENT_ID
 
 
 def run_files(
