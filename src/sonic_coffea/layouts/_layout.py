@@ -218,9 +218,6 @@ class Layout(ABC):
 
         `buckets` has the bucket of each row.
         """
-        if self.jagged and bound.parts:
-            parts = [p.layout.count_elements(p, rows, buckets) for _, p, _ in bound.parts]
-            return np.asarray(np.sum(parts, axis=0))
         counts = places = bound.columns.counts(rows) if self.jagged else np.zeros(0, np.int64)
         if self.jagged and self.lengths:
             places = np.asarray(self.lengths)[np.minimum(buckets, len(self.lengths) - 1)]

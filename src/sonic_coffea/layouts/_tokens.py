@@ -17,7 +17,7 @@ from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, held, refuse
 from sonic_coffea.layouts._padding import listed
 from sonic_coffea.layouts._source import Source, within
-from sonic_coffea.layouts._structure import STRING, Tensor
+from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor
 
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""
@@ -156,6 +156,10 @@ class Tokens(Layout):
             present = np.arange(here.shape[2]) < part.columns.counts(batch.rows)[:, np.newaxis]
             for channel, flag in enumerate(self._flags_of(number), width):
                 here[:, channel] = np.where(present, flag, 0.0)
+
+    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> Int64:
+        each = [part.layout.count_elements(part, rows, buckets) for _, part, _ in bound.parts]
+        return np.asarray(np.sum(each, axis=0))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element, contents = self.by_element(tensor), []
