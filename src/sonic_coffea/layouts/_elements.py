@@ -422,24 +422,25 @@ def bind_columns(
     # Metadata are of all events, also of those that are None.
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
-    stands = None if missing is None else tuple(missing)
     if jagged:
         with of_field(first[0]):
             innermost(place)
-        places |= _with_lists(own, stands)
+        own = {term: _with_lists(place, term, missing) for term, place in own.items()}
+        places |= own
         place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
-    columns = Columns(rows, offsets, tuple(features), {}, stands, transforms_missing, key)
+    fills = None if missing is None else tuple(missing)
+    columns = Columns(rows, offsets, tuple(features), {}, fills, transforms_missing, key)
     aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
         by_row = jagged and depths[term] < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        columns.note_gaps(index, lambda: _gap(place, term), by_row=by_row)  # noqa: B023
+        columns.note_gaps(index, lambda: _gap(place.levels[-1], term), by_row=by_row)  # noqa: B023
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
@@ -464,25 +465,22 @@ def _alike(places: dict[Term, Structure]) -> dict[Term, Term]:
     }
 
 
-def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structure]:
-    """Return fields with empty lists in objects that are not there, refused without `missing`."""
-    for term, place in own.items():
-        lists = without_options(place.levels)
-        if (levels := filled(lists)) is not lists:
-            for number in range(len(without_options(lists[:-1])), len(lists) - 1):
-                if lists[number].is_pick:
-                    absent = np.flatnonzero(lists[number].data < 0)
-                    for row in absent[: 1 if missing is None else 0].tolist():
-                        event = Structure(place.events, lists[:number]).event_of(row)
-                        picked = Structure(place.events, lists[: number + 1])
-                        raise InputError(_gap(picked, term).replace("{event}", str(event)))
-            own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
-    return own
+def _with_lists(place: Structure, term: Term, missing: Any) -> Structure:
+    """Return a field with empty lists in objects that are not there, refused without `missing`."""
+    lists = without_options(place.levels)
+    if (levels := filled(lists)) is lists:
+        return place
+    for number in range(len(without_options(lists[:-1])), len(lists) - 1):
+        option = lists[number]
+        if missing is None and option.is_pick and np.any(option.data < 0):
+            above = Structure(place.events, lists[:number])
+            event = above.event_of(int(np.argmax(option.data < 0)))
+            raise InputError(_gap(option, term).replace("{event}", str(event)))
+    return replace(place, levels=(*levels, *place.levels[len(lists) :]))
 
 
-def _gap(place: Structure, term: Term) -> str:
+def _gap(option: Level, term: Term) -> str:
     """Return what to say of a number that is missing in an event."""
-    option = place.levels[-1]
     what = f"no {option.gap}" if option.is_pick else "None"
     return (
         f"field {text_of(term[0])!r} has {what} in event {{event}}; remove it with ak.drop_none, "
