@@ -72,6 +72,11 @@ def test_numbers_that_refer_to_nothing_are_refused() -> None:
             MODEL.pack(arrays)
 
 
+def test_numbers_that_refer_to_an_input_are_not_packed_without_it() -> None:
+    with pytest.raises(ConfigError, match=r"refer to input 'x'.*Model\.pack"):
+        EDGES.pack(graphs()["edge_index"])
+
+
 def model(**options: Any) -> sonic.Model:
     """A network that takes one graph, without an axis of rows."""
     edges = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL")

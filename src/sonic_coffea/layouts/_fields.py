@@ -534,8 +534,14 @@ class Flat(FieldsLayout):
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         bound = FieldsLayout.bind(self, source)
-        referred = others[self.refers_to].columns if self.refers_to and others else None
-        return replace(bound, referred=referred)
+        if self.refers_to is None:
+            return bound
+        if others is None:
+            raise ConfigError(
+                f"Flat: the numbers refer to input {self.refers_to!r}, which a layout alone does "
+                "not have; pack both with Model.pack"
+            )
+        return replace(bound, referred=others[self.refers_to].columns)
 
     def row_shape(self, bucket: int) -> Shape:
         del bucket
