@@ -506,7 +506,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     event = np.repeat(rows.event_numbers(), elements.counts)
     sizes = place.levels[0].counts[event]
     found, wrong = number, number >= sizes
-    in_file = source.file_positions(path[:-1], path_of(name)) if len(path) > 1 else None
+    in_file = source.file_positions(path, path_of(name))
     if in_file is not None:
         found, wrong = in_file.places(event, number)
         sizes = in_file.sizes[event]

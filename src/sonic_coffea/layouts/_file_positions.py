@@ -14,6 +14,7 @@ from awkward.contents import Content, NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._expressions import Path
 from sonic_coffea.layouts._structure import Int64, Tensor, leaf, offsets_of, ranges
 
 EVENT_ID = "run", "luminosityBlock", "event"
@@ -116,32 +117,31 @@ def _is_virtual(data: Any) -> bool:
     return not isinstance(data, np.ndarray)
 
 
-def referred_positions(array: Any, name: str, index: str) -> FilePositions | None:
+def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | None:
     """Return where objects lie in the file, if it is the file's own index that refers to them.
 
     Parameters
     ----------
     array : awkward array or dict
         Collections by name.
-    name : str
+    name : Path
         The collection that the index refers to.
-    index : str
-        The path of the index: ``"Jet.muonIdx1"``.
+    index : Path
+        The index: ``("Jet", "muonIdx1")``, or ``("Jet", 0, "muonIdx1")`` of picked objects.
 
     Returns
     -------
     FilePositions or None
         None if the index is not the file's but somebody's own, or if no file is known.
     """
-    owner, _, field = index.rpartition(".")
+    *owner, field = (step for step in index if isinstance(step, str))
     objects, indexed = (
-        reduce(lambda records, part: records[part], path.split(".") if path else [], array)
-        for path in (name, owner)
+        reduce(lambda records, step: records[step], p, array) for p in (name, owner)
     )
     if not (isinstance(objects, ak.Array) and isinstance(indexed, ak.Array)):
         return None
     known, known_owner = (
-        each.layout.purelist_parameter("collection_name") or path
+        each.layout.purelist_parameter("collection_name") or ".".join(map(str, path))
         for each, path in ((objects, name), (indexed, owner))
     )
     file = file_of(objects, known, known_owner)

@@ -109,7 +109,7 @@ class Source:
     def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
         if reduction == "metadata":
             return self._constant(text_of(path))
-        full = path if self._part is None else self._full(path)
+        full = self._full(path)
         if self._is_traced:
             names = tuple(step for step in full if isinstance(step, str))
             self._touch(names, lists=lists or reduction == "num")
@@ -157,16 +157,18 @@ class Source:
         return whole(layout.form.length_zero_array(highlevel=False) if self._is_traced else layout)
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
-        """Return where the objects of a collection lie in the file that an index counts in."""
-        if self._is_traced:
+        """Return where the objects that have a field lie in the file that an index counts in."""
+        *name, _ = self._full(path)
+        if self._is_traced or not name:
             return None
-        return referred_positions(self._array, ".".join(map(str, path)), ".".join(map(str, index)))
+        return referred_positions(self._array, tuple(name), self._full(index))
 
     def _full(self, path: Path) -> Path:
-        """Return a path that begins with the collection of the part."""
-        part, first, names = str(self._part), path[0], _fields(self._array)
-        if part not in names:
+        """Return a path that begins with the collection of the part, if there is one."""
+        part = self._part
+        if part is None or part not in (names := _fields(self._array)):
             return path
+        first = path[0]
         is_in_part = first in _fields(self._array[part])
         if first in names and is_in_part:
             text = text_of(path)
