@@ -73,7 +73,7 @@ class Columns:
     rows: Structure
     offsets: Int64 | None = None
     features: tuple[Feature, ...] = ()
-    terms: dict[Any, Column] = field(default_factory=dict)
+    terms: dict[Term, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
     transforms_missing: bool = False
     key: Feature | None = None
@@ -198,7 +198,7 @@ class Elements:
         """Return the numbers of a feature before they are transformed, and which are missing."""
         gaps, values = None, {}
         if feature.expression is None:
-            return self.take(self.columns.terms[feature.number])
+            return self.take(self.columns.terms[feature.term])
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
@@ -314,7 +314,7 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
     each = np.empty((len(columns.numbers(rows)), len(fills)), dtype)
     first = np.zeros(len(columns.rows), np.int64)
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
-        terms: dict[Any, Column] = {}
+        terms: dict[Term, Column] = {}
         for term, (data, index, by_row) in columns.terms.items():
             constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
@@ -452,7 +452,7 @@ def bind_columns(
     for feature in named:
         if feature.index is not None:
             are_texts = strings and feature is not key
-            columns.terms[feature.number] = _referred(source, columns, feature, strings=are_texts)
+            columns.terms[feature.term] = _referred(source, columns, feature, strings=are_texts)
     return columns
 
 

@@ -92,8 +92,6 @@ class Feature:
     ----------
     terms : tuple of Term
         The fields that lie as the rows do, or their elements.
-    number : Term, or tuple of str
-        What its numbers are known by, if it is no expression.
     plain : bool
         Whether the numbers pass unchanged.
 
@@ -120,7 +118,6 @@ class Feature:
     replace: Any = None
     nonfinite_last: bool = False
     terms: tuple[Term, ...] = field(init=False, default=())
-    number: Any = field(init=False, default=None)
     plain: bool = field(init=False, default=True)
     _hides: bool = field(init=False, default=False)
 
@@ -140,17 +137,18 @@ class Feature:
         terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
         if self.expression is not None:
             terms = expression_of(self.expression)[0]
-        declare(
-            self,
-            terms=terms,
-            number=(path_of(self.name), self.index) if self.index else next(iter(terms), None),
-            plain=not set(self.options) - {"expression", "index"},
-        )
+        declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))
             declare(self, _hides=bool(hidden.any()))
+
+    @property
+    def term(self) -> Term:
+        """What the field's numbers are known by, or those that an index refers to."""
+        # In brackets, as a field may have the name of a reduction.
+        return path_of(self.name), f"[{self.index}]" if self.index else ""
 
     @property
     def paths(self) -> tuple[Path, ...]:
