@@ -10,7 +10,7 @@ from sonic_coffea.layouts._features import (
     Metadata,
     OneHot,
     Scaled,
-    named,
+    features_by_name,
 )
 from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
 from sonic_coffea.layouts._file_positions import (

@@ -402,11 +402,11 @@ def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N80
         scaler = read_json(scaler, "the file of statistics")
     if not isinstance(scaler, Mapping):
         names, options = _of_sklearn(scaler)
-        features = named(fields, names, len(options), "the scaler")
+        features = features_by_name(fields, names, len(options), "the scaler")
     else:
         names = list(scaler)
         if isinstance(fields, Mapping) or fields is None:
-            features = named(fields, names, len(names), "the scaler")
+            features = features_by_name(fields, names, len(names), "the scaler")
         else:
             features = as_features(fields, "Scaled")
             names = _names_of(features, scaler)
@@ -435,7 +435,9 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
     return names
 
 
-def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feature, ...]:
+def features_by_name(
+    fields: Any, names: Sequence[str], count: int, who: str
+) -> tuple[Feature, ...]:
     """Return the features that somebody who was trained, or fitted, knows by names.
 
     Parameters

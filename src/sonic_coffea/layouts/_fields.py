@@ -39,7 +39,7 @@ class FieldsLayout(Layout):
     """A layout of named fields."""
 
     __slots__ = ()
-    named: ClassVar[str] = "fields"
+    fields_option: ClassVar[str] = "fields"
     sort_by: SortBy = None
     missing: Any = None
     pad: str = "after"
@@ -47,7 +47,7 @@ class FieldsLayout(Layout):
     @property
     def features(self) -> tuple[Feature, ...]:
         """The channels of the tensor."""
-        features: tuple[Feature, ...] = getattr(self, self.named)
+        features: tuple[Feature, ...] = getattr(self, self.fields_option)
         return features
 
     @property
@@ -64,10 +64,10 @@ class FieldsLayout(Layout):
         named = [*self.features, *filter(None, [self.key])]
         return tuple(dict.fromkeys(column_of(path) for f in named for path in f.paths))
 
-    def _declare(self, **checks: str) -> None:
+    def _check_options(self, **checks: str) -> None:
         """Check the options, and what fields have to do with them."""
         name = type(self).__name__
-        declare(self, **{self.named: as_features(getattr(self, self.named), name)})
+        declare(self, **{self.fields_option: as_features(getattr(self, self.fields_option), name)})
         check_options(self, **checks)
         dtype, strings, sorted_by = self.dtype, self.dtype == STRING, self.key
         no_axis = f"axis_order {self.axis_order!r} has no axis for several fields"
@@ -163,7 +163,7 @@ class Row(FieldsLayout):
     pad: str = "after"
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +190,7 @@ class Dense(FieldsLayout):
     (3, 1, 4, 4)
     """
 
-    named = "field"
+    fields_option = "field"
     axis_order = ""
     length: ClassVar[int] = 1
 
@@ -199,7 +199,7 @@ class Dense(FieldsLayout):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
         (feature, *more), path = self.features, path_of(self.features[0].name)
         as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
         one = f"one field is taken, as it is, got {[feature, *more]}"
@@ -334,7 +334,7 @@ class Padded(FieldsLayout):
 
     def __post_init__(self) -> None:
         lengths = "lengths" if isinstance(self, Bucketed) else "length"
-        self._declare(length=lengths, outer="length")
+        self._check_options(length=lengths, outer="length")
         if self.fill is None:
             declare(self, fill="" if self.dtype == STRING else 0.0)
         one_for_each("fill", self, len(self.features))
@@ -505,7 +505,7 @@ class Flat(FieldsLayout):
     refers_to: str | None = None
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
         both = f"splits and batch are two inputs, got {self.splits!r} for both"
         indices = f"numbers that refer to elements are int32 or int64, got {self.dtype.name}"
         whole = self.refers_to is None or self.dtype.name in ("int32", "int64")

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError, brief
-from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
+from sonic_coffea.layouts import Layout, features_by_name, is_lazy, is_tracer
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._export import check_export, export
@@ -203,7 +203,7 @@ class Model(Declaration):
         """
         contract = contract_of_file(Path(path), name)
         (features,), (scores,) = contract.inputs, contract.outputs
-        known = named(fields, contract.features, features.shape[0], str(path))
+        known = features_by_name(fields, contract.features, features.shape[0], str(path))
         given = {features.name: known}, {scores.name: labels}
         model = cls(name, *filled_in(contract, Path(path), *given), version)
         model.compare(contract, server=str(path))
