@@ -300,15 +300,15 @@ class Output:
             scores[part] = x * scores.dtype.type(self.scale) + scores.dtype.type(self.shift)
         return scores
 
-    def check_each(self, shape: tuple[int, ...]) -> None:
+    def check_each(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a response whose numbers for each element differ from the declaration."""
+        expected = ""
         if self.labels is not None and math.prod(shape) != len(self.labels):
-            raise ResponseError(
-                f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
-                f"got shape {list(shape)}"
-            )
+            expected = f"{len(self.labels)} values for labels {', '.join(self.labels)}"
         if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
-            raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
+            expected = f"shape {list(self.shape)} of each"
+        if expected:
+            raise ResponseError(f"output {name!r}: expected {expected}, got shape {list(shape)}")
         self.check_values(shape)
 
     @property
@@ -489,7 +489,7 @@ class ByRow:
         if output.choose is not None:
             tensor = self._chosen(selection, rows, tensor)
         else:
-            output.check_each(kind[1])
+            output.check_each(self.name, kind[1])
             if before != kind:
                 of = "a row" if output.per == "row" else "for each constituent"
                 raise ResponseError(
