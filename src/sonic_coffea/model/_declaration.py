@@ -86,11 +86,8 @@ class Declaration(WithPool):
         for key in (name, *inputs, *outputs):
             expect(isinstance(key, str), "names as str", key, model)
         for key, layout in inputs.items():
-            if not isinstance(layout, Layout):
-                raise ConfigError(
-                    f"{model}, input {key!r}: expected a layout such as sonic.Padded or "
-                    f"sonic.Row, got {type(layout).__name__}"
-                )
+            expected = "a layout such as sonic.Padded or sonic.Row"
+            expect(isinstance(layout, Layout), expected, layout, f"{model}, input {key!r}")
         if one_request_per is not None:
             require([one_request_per], ONE_REQUEST_PER, f"{model}: no one_request_per")
         check_told_apart(inputs, one_request_per)

@@ -221,7 +221,7 @@ class Pending:
         different = list(dict.fromkeys(used))
         each = [self.rows.without(one.content(), lost) for one in different]
         if self._is_mean and len(each) > 1:
-            each = [mean(each)]
+            each = [ak.transform(_mean, *each, highlevel=False)]
         if numbers is None:
             return each[0]
         places = [different.index(o) if o in different else -1 for o in outputs]
@@ -341,13 +341,8 @@ def _all(form: Form, default: float) -> Content:
     return filled
 
 
-def mean(each: Sequence[Content]) -> Content:
-    """Return the mean of scores; None where one of them is None."""
-    averaged: Content = ak.transform(_mean, *each, highlevel=False)
-    return averaged
-
-
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
+    """Return the mean of numbers, for `ak.transform`; it is None where one of them is None."""
     if not all(content.is_numpy for content in contents):
         return None
     numbers = [np.asarray(content.data) for content in contents]

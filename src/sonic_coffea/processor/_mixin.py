@@ -267,11 +267,10 @@ def _submit(
         model: Any = models[name]
         request = objects if isinstance(objects, Request) else Request(objects)
         options = {"on_error": processor.on_error, **request.options}
-        if not hasattr(model, "submit") or ("fold" in options and not isinstance(model, Folds)):
-            expected = "Folds, as fold= is sent to it," if "fold" in options else "a sonic.Model"
-            raise ConfigError(
-                f"{kind}.models: expected {expected} as {name!r}, got {type(model).__name__}"
-            )
+        has_fold = "fold" in options
+        is_model = isinstance(model, Folds) if has_fold else hasattr(model, "submit")
+        expected = "Folds, as fold= is sent to it," if has_fold else "a sonic.Model"
+        expect(is_model, f"{expected} as {name!r}", model, f"{kind}.models")
         if isinstance(model, Choice):
             options.setdefault("events", events)
         try:
