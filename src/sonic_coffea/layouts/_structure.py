@@ -64,8 +64,7 @@ class Level:
     @property
     def counts(self) -> Int64:
         """The length of each list."""
-        counts: Int64 = np.diff(self.data)
-        return counts
+        return np.diff(self.data)
 
     def equals(self, other: Level) -> bool:
         """Return whether two levels have the same lists, or miss the same."""

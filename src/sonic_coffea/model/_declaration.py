@@ -236,13 +236,12 @@ class Declaration(WithPool):
                 hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
             raise error.because(hint) from None
 
-    def pool_of(self, given: Any) -> Pool:
+    def pool_of(self, given: Pool | None) -> Pool:
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
             return current(self.pool_of_pickle)
         expect(isinstance(given, Pool), "pool to be what sonic.connect returns", given)
-        pool: Pool = given
-        return pool
+        return given
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""
