@@ -28,6 +28,8 @@ from sonic_coffea.model._weaver import group_of
 from sonic_coffea.pool import Settings, open_transport
 from sonic_coffea.transport import DATATYPES, Contract, TensorSpec
 
+# By the server's names of types, those of declarations.
+_DTYPES = {**DATATYPES, "BYTES": "string"}
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
 _POSITIONAL = ("fields", "field", "length", "labels")
@@ -161,7 +163,7 @@ def _layout(
     spec: TensorSpec, contract: Contract, fields: Sequence[Feature] = ()
 ) -> tuple[Layout | None, str]:
     """Return a layout that makes a tensor, of some fields and others to fill in, and a remark."""
-    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+    dtype = _DTYPES.get(spec.datatype)
     if dtype is None or (dtype == "string" and len(spec.shape) > 2):
         return None, "no layout makes it"
     if not fields and len(contract.inputs) == 1:
@@ -247,7 +249,7 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
     """Return a declaration of an output, with its labels if they are known."""
     if isinstance(declared, Output):
         return declared
-    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+    dtype = _DTYPES.get(spec.datatype)
     per = "constituent" if len(spec.shape) == 2 and spec.shape[0] < 0 else "row"
     inner = spec.shape[1:] if per == "constituent" else spec.shape
     is_array = declared is None and math.prod(inner) > 1 and min(inner) > 0
@@ -257,7 +259,7 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
 def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> str:
     """Return the lines of an output's entry, with labels to fill in."""
     width = spec.shape[-1] if spec.shape else 1
-    if spec.datatype not in (*DATATYPES, "BYTES"):
+    if spec.datatype not in _DTYPES:
         return _entry(spec, None, "of a type that is not known")
     known, remark = list(labels or ())[: max(width, 0)], ""
     if width > _MOST_NAMES:
