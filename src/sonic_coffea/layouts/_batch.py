@@ -91,7 +91,7 @@ class Inputs:
         return tensors
 
     def pack_all(self) -> dict[str, Tensor]:
-        """Return the tensors of all rows in their order, padded to the level of the longest."""
+        """Return the tensors of all rows in their order, padded to the bucket of the longest."""
         requests = sum(len(s.cuts) - 1 for s in self.segments if s.cuts is not None)
         if requests > 1:
             raise InputError(
@@ -183,7 +183,7 @@ def bind_inputs(
             )
             raise error.because(remark) from None
     if one_request_per is None:
-        _check_told_apart(bound, rows)
+        _check_offsets(bound, rows)
     every = np.arange(len(rows))
     order, segments = _segments(bound, rows, every, one_request_per)
     return Inputs(bound, rows, segments, None if order is every else order, one_request_per)
@@ -196,8 +196,7 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
     """
     for name, layout in layouts.items():
         others = [getattr(layout, what, None) for what in ("splits", "batch")]
-        taken = next((other for other in others if other in layouts), None)
-        if taken is not None:
+        for taken in [other for other in others if other in layouts]:
             raise ConfigError(
                 f"input {name!r}: {taken!r}, the name of its offsets or row numbers, is an input's"
             )
@@ -211,8 +210,8 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
         )
 
 
-def _check_told_apart(bound: Mapping[str, Bound], rows: Structure) -> None:
-    """Refuse rows that have others' offsets, but not their counts."""
+def _check_offsets(bound: Mapping[str, Bound], rows: Structure) -> None:
+    """Refuse inputs that leave offsets to another input, but have other counts than that has."""
     counts = {name: each.columns.counts(slice(0, len(rows))) for name, each in bound.items()}
     telling = [counts[name] for name, each in bound.items() if _tells(each.layout)]
     for name, each in bound.items():
