@@ -349,8 +349,10 @@ class Padded(FieldsLayout):
     def axes(self) -> str:
         return self.axis_order if self.outer is None else self.axis_order.replace("L", "LL")
 
-    def axis_lengths(self, bucket: int) -> tuple[int, ...]:
-        return (self.padded_length(bucket), *(() if self.outer is None else (self.length,)))
+    def row_shape(self, bucket: int) -> Shape:
+        if self.outer is None:
+            return FieldsLayout.row_shape(self, bucket)
+        return shaped(self.axes, self.width, (self.outer, self.length))
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         bound = FieldsLayout.bind(self, source, others)

@@ -149,16 +149,12 @@ class Layout(ABC):
         """The axes of a row's tensor, with one L for each axis of places."""
         return self.axis_order
 
-    def axis_lengths(self, bucket: int) -> Iterable[int]:
-        """Return the lengths of the axes of positions."""
-        return repeat(self.padded_length(bucket))
-
     def row_shape(self, bucket: int) -> Shape:
         """Return the shape of a row in a bucket; None if the arrays will tell.
 
         In bucket -1, what varies with the bucket is -1.
         """
-        return shaped(self.axes, self.width, self.axis_lengths(bucket))
+        return shaped(self.axes, self.width, repeat(self.padded_length(bucket)))
 
     def by_element(self, tensor: Tensor) -> Tensor:
         """Return the view of a tensor whose last axis is that of the channels."""
