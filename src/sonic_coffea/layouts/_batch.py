@@ -178,9 +178,7 @@ def bind_inputs(
         except InputError as error:
             if each.rows.depth == rows.depth:
                 raise
-            remark = (
-                "for lists of lists of a row, [N, F, J, L], there is sonic.Padded(..., outer=J)"
-            )
+            remark = "lists of lists of a row are sent by sonic.Padded(..., outer=J), [N, F, J, L]"
             raise error.because(remark) from None
     if one_request_per is None:
         _check_offsets(bound, rows)

@@ -352,7 +352,7 @@ class Padded(FieldsLayout):
     def row_shape(self, bucket: int) -> Shape:
         if self.outer is None:
             return FieldsLayout.row_shape(self, bucket)
-        return shaped(self.axes, self.width, (self.outer, self.length))
+        return shaped(self.axes, self.width, (self.outer, *super(Padded, self).lengths))
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         bound = FieldsLayout.bind(self, source, others)

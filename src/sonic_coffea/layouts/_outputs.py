@@ -643,11 +643,9 @@ class ByRow:
             each.append(contents.RecordArray(indices, names) if names else indices[0])
         if output.labels is not None:
             return contents.RecordArray(each, list(output.labels), length=len(chosen))
-        return (
-            each[0]
-            if output.axes == 1
-            else contents.RegularArray(each[0], output.chosen, len(chosen))
-        )
+        if output.axes == 1:
+            return each[0]
+        return contents.RegularArray(each[0], output.chosen, len(chosen))
 
 
 def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:

@@ -121,11 +121,8 @@ class Source:
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
         known: Any = next(filter(None, map(_metadata, arrays)), {})
         if name not in known:
-            hint = (
-                nearest(name, known)
-                if known
-                else ("give coffea's events, or ak.with_parameter(array, 'metadata', {…})")
-            )
+            hint = "give coffea's events, or ak.with_parameter(array, 'metadata', {…})"
+            hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
         try:
             value = float(known[name])

@@ -176,9 +176,8 @@ class Choice:
             return self._numbered(objects, by)
         except FieldError as error:
             if events is None:
-                raise error.because(
-                    "if the events have it, pass them, too: events=events"
-                ) from None
+                remark = "if the events have it, pass them, too: events=events"
+                raise error.because(remark) from None
             try:
                 return self._numbered(events, by)
             except FieldError:

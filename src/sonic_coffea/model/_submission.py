@@ -461,9 +461,8 @@ def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "
     try:
         array = values if isinstance(values, ak.Array) else ak.Array(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{what}: expected an array, got {type(values).__name__}: {error}"
-        ) from None
+        got = f"{type(values).__name__}: {error}"
+        raise InputError(f"{what}: expected an array, got {got}") from None
     node = None
     with contextlib.suppress(InputError):
         node = Source(array).place(()).node
