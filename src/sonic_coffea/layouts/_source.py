@@ -183,15 +183,14 @@ class Source:
         return place
 
     def _reached(self, path: Path) -> Structure:
-        root, step, is_dict = self._array, path[-1] if path else 0, isinstance(self._array, dict)
-        if is_dict:
-            if path[0] not in root:
-                raise _missing(path[0], path, list(root))
-            root = root[path[0]]
-        if len(path) == is_dict:
-            place = self._whole(root)
-            return _with_gaps(place, "plain") if is_dict else place
-        above = self._place(path[:-1])
+        if not path:
+            return self._whole(self._array)
+        if isinstance(self._array, dict):
+            if path[0] not in self._array:
+                raise _missing(path[0], path, list(self._array))
+            if len(path) == 1:
+                return _with_gaps(self._whole(self._array[path[0]]), "plain")
+        above, step = self._place(path[:-1]), path[-1]
         if isinstance(step, int):
             return _picked(above, step, text_of(path))
         node, at = above.node, above.at

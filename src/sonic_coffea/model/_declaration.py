@@ -232,7 +232,7 @@ class Declaration(WithPool):
             if not fit:
                 raise
             hint = f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}"
-            if is_dict and fit == names != fit[:1]:
+            if is_dict and len(names) > 1 and fit == names:
                 hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
             raise error.because(hint) from None
 

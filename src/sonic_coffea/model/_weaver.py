@@ -186,9 +186,9 @@ def _feature(name: str, info: Any, where: str, order: str) -> Feature:
 
 
 def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the lengths to which the rows of each group may be padded; none of a group that isn't.
+    """Return the lengths to which the rows of each group that is padded may be padded.
 
-    Rows of all groups have the same level, so that as many steps in each group waste least.
+    A request has rows of one bucket, so that as many steps in each group waste least.
     """
     ranges = {}
     for name, group in groups.items():
