@@ -38,7 +38,7 @@ from sonic_coffea.layouts._source import (
     over_partitions,
     records_of,
 )
-from sonic_coffea.layouts._structure import Int64, Structure, ranges
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, ranges
 from sonic_coffea.layouts._tokens import Tokens
 
 # What layouts of a user's own are made of.

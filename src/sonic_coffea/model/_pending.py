@@ -25,7 +25,7 @@ from sonic_coffea.errors import (
     brief,
     printable,
 )
-from sonic_coffea.layouts import Int64, Outputs, Structure, held
+from sonic_coffea.layouts import Int64, Outputs, RowSelection, Structure, held
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
@@ -95,7 +95,7 @@ class Pending:
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
         self._content: Content | None = None
-        self._lost: list[Any] = []
+        self._lost: list[RowSelection] = []
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Pending:
                 total.digests.add((contract.model, contract.version, part.digest))
         return total
 
-    def lose(self, selection: Any, statistics: Statistics) -> None:
+    def lose(self, selection: RowSelection, statistics: Statistics) -> None:
         """Give up rows before they are sent."""
         self._lost.append(selection)
         self.unsent = self.unsent + statistics

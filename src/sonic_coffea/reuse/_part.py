@@ -193,7 +193,7 @@ class Part:
         statistics.elements, statistics.truncated, statistics.padding = elements
 
     def _place(self, selection: Any, rows: int, answer: Answer) -> None:
-        """Put the answer for some rows in its places."""
+        """Put the answer for some rows in its places, and keep it for the cache."""
         answer = self._outputs.of_rows(answer)
         self._spread(selection, rows, answer)
         if self.cache is not None and self._equal is not None:
