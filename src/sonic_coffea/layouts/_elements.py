@@ -22,7 +22,7 @@ from sonic_coffea.layouts._structure import (
     RowSelection,
     Structure,
     Tensor,
-    chosen,
+    column_at,
     filled,
     merged,
     numbered,
@@ -36,14 +36,17 @@ from sonic_coffea.layouts._structure import (
 )
 
 BLOCK_BYTES = 1 << 22
-"""Elements of so many bytes are made at a time, so that what is done to them stays in the cache."""
+"""Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
 
 Column = tuple[Tensor, Int64 | None, bool]
-"""Numbers of a field; the place of each element's in them, where -1 has none; or of each row's."""
+"""A field's numbers, the place of each element's number in them, and whether places are of rows.
+
+Without places, the numbers are in order. A place is -1 where there is no number.
+"""
 
 Gap = tuple[Int64, bool, str]
-"""The place of each element's number, or of each row's, and what to say of -1 if that is sent."""
+"""The places of a column that has no number somewhere, whether of rows, and what to say then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,9 +64,9 @@ class Columns:
     terms : dict
         The numbers that features read.
     missing : tuple or None
-        What stands for a missing number in each channel; there is none without it.
+        Replacement of a missing number in each channel; None refuses missing numbers.
     transforms_missing : bool
-        Whether it is transformed as the other numbers are.
+        Whether the replacement is transformed as the other numbers are.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
     gaps : list of Gap
@@ -82,7 +85,7 @@ class Columns:
     def note_gaps(
         self, index: Int64 | None, message: Callable[[], str], *, by_row: bool = False
     ) -> None:
-        """Note missing numbers, if nothing stands for them, and what to say if one is sent."""
+        """Note missing numbers, if nothing replaces them, and what to say if one is sent."""
         if index is not None and self.missing is None and np.any(index < 0):
             self.gaps.append((index, by_row, message()))
 
@@ -132,13 +135,6 @@ class Columns:
 class Elements:
     """The elements of some rows, one row after the other.
 
-    Attributes
-    ----------
-    counts : array of int64
-        How many elements each row has.
-    size : int
-        How many there are of all rows.
-
     Parameters
     ----------
     columns : Columns
@@ -147,6 +143,15 @@ class Elements:
         The rows.
     longest : int, optional
         How many elements of a row are sent at most; others may be numbers that cannot be sent.
+
+    Attributes
+    ----------
+    at : slice or array of int64
+        Where the elements lie among those of all rows.
+    counts : array of int64
+        How many elements each row has.
+    size : int
+        How many elements there are.
     """
 
     def __init__(self, columns: Columns, rows: RowSelection, longest: int | None = None) -> None:
@@ -392,9 +397,9 @@ def bind_columns(
     jagged : bool
         Whether the innermost list belongs to the row.
     missing : sequence, optional
-        What stands for a missing number in each channel; without it, there must be none.
+        Replacement of a missing number in each channel; by default, missing numbers are refused.
     transforms_missing : bool
-        Whether it is transformed as the other numbers are.
+        Whether the replacement is transformed as the other numbers are.
     key : Feature, optional
         What the elements of a row are sorted by.
     strings : bool
@@ -444,7 +449,7 @@ def bind_columns(
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
-        columns.terms[term] = (*chosen(data, at, index), by_row)
+        columns.terms[term] = (*column_at(data, at, index), by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -525,7 +530,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
-    return (*chosen(data, at, index), False)
+    return (*column_at(data, at, index), False)
 
 
 def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:

@@ -139,6 +139,7 @@ class Feature:
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
+            # Such as arctan, which would hide that a number is infinite.
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))

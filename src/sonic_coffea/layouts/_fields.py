@@ -25,7 +25,7 @@ from sonic_coffea.layouts._structure import (
     Levels,
     Structure,
     Tensor,
-    chosen,
+    column_at,
     filled,
     offsets_of,
     ranges,
@@ -215,7 +215,7 @@ class Dense(FieldsLayout):
         (feature,) = self.features
         path = path_of(feature.name)
         place, data, at = source.numbers(path)
-        column = (*chosen(data, at, None), False)
+        column = (*column_at(data, at, None), False)
         with of_field(path):
             above, shape = _split(place, self.shape)
         rows = Structure(place.events, above)

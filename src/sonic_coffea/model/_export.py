@@ -26,7 +26,7 @@ from sonic_coffea.layouts import (
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._submission import as_array, values_of
 
-# Rows of so many bytes are packed at a time, and are a row group of the file.
+# Bytes of the rows that are packed at a time, and that are a row group of the file.
 _GROUP_BYTES = 1 << 24
 
 
