@@ -160,6 +160,31 @@ class Declaration(WithPool):
         If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
         place: dict[str, Any] = {"server": server, "model": self.name, "version": contract.version}
+        contract = self._limited(contract, place)
+        inputs = declared(self.inputs)
+        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
+        for name in self.inputs_without_axis(contract):
+            dtype, shape = inputs[name]
+            inputs[name] = dtype, shape and shape[1:]
+        for name in self.outputs_without_axis(contract):
+            outputs[name] = None, outputs[name][1]
+        try:
+            contract.check(inputs, outputs, server=server)
+        except ContractError as error:
+            suggestion = fitting(self.inputs, self.outputs, contract)
+            raise ContractError(f"{error.message}\n{suggestion}", **place) from None
+        self._check_order(contract, place)
+        if not contract.lists_tensors:
+            warn_once(
+                "%s does not list what model %s takes and gives, so nobody has compared the "
+                "declaration with it",
+                server,
+                self.name,
+            )
+        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+
+    def _limited(self, contract: Contract, place: Mapping[str, Any]) -> Contract:
+        """Return a contract with its limit of rows, refusing to stack rows that belong together."""
         whole = [name for name, layout in self.inputs.items() if not layout.stacks]
         # The first axis of [F, sum n] is no axis of rows, and does not limit them.
         firsts = {n: self.inputs[n].width for n in whole if self.inputs[n].axes[:1] == "F"}
@@ -181,20 +206,12 @@ class Declaration(WithPool):
                 "Model(one_request_per='row')",
                 **place,
             )
-        inputs = declared(self.inputs)
-        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
-        for name in self.inputs_without_axis(contract):
-            dtype, shape = inputs[name]
-            inputs[name] = dtype, shape and shape[1:]
-        for name in self.outputs_without_axis(contract):
-            outputs[name] = None, outputs[name][1]
-        try:
-            contract.check(inputs, outputs, server=server)
-        except ContractError as error:
-            suggestion = fitting(self.inputs, self.outputs, contract)
-            raise ContractError(f"{error.message}\n{suggestion}", **place) from None
+        return contract
+
+    def _check_order(self, contract: Contract, place: Mapping[str, Any]) -> None:
+        """Refuse features that the model's file has in another order."""
         ours, theirs = self._channels, contract.features
-        for number, name in enumerate(ours if theirs else ()):
+        for number, name in enumerate(ours):
             # Other names may mean the same.
             if name in theirs and theirs[number : number + 1] != (name,):
                 raise ContractError(
@@ -203,14 +220,6 @@ class Declaration(WithPool):
                     f"file {', '.join(theirs)}",
                     **place,
                 )
-        if not contract.lists_tensors:
-            warn_once(
-                "%s does not list what model %s takes and gives, so nobody has compared the "
-                "declaration with it",
-                server,
-                self.name,
-            )
-        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""
