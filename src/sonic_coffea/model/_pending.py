@@ -195,13 +195,7 @@ class Pending:
             with self._shown_progress() if progress else contextlib.nullcontext():
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
-                        rows = len(self.rows)
-                        late = DeadlineError(
-                            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-                            model=part.call.contract.model,
-                            events=(self.rows.event_of(0), self.rows.event_of(rows - 1) + 1),
-                        )
-                        part.call.abandon(late)
+                        part.call.abandon(self._late(part, deadline))
                     part.call.raise_failure()
                 _settle([part for part in self.parts if not part.is_settled], deadline)
         except BaseException as error:
@@ -210,6 +204,14 @@ class Pending:
             with contextlib.suppress(SonicError):
                 _settle([part for part in self.parts if part.keeps], Deadline.after(within_s))
             raise
+
+    def _late(self, part: Part, deadline: Deadline) -> DeadlineError:
+        rows = len(self.rows)
+        return DeadlineError(
+            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+            model=part.call.contract.model,
+            events=(self.rows.event_of(0), self.rows.event_of(rows - 1) + 1),
+        )
 
     def _joined(self, outputs: Sequence[Outputs]) -> Content:
         """Return the score of each row: that of its model, or the mean of all."""
