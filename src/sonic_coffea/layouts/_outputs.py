@@ -15,7 +15,7 @@ from awkward import contents
 from awkward.contents import Content
 from awkward.index import Index8, Index64
 
-from sonic_coffea.errors import ConfigError, ResponseError, nearest, require
+from sonic_coffea.errors import ConfigError, ResponseError, require
 from sonic_coffea.layouts._batch import Inputs, bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._layout import Bound, Layout, Part
@@ -160,17 +160,21 @@ class Output:
             declare(self, over=self._indices(self.over))
         if self.labels is not None or self.shape is not None:
             self.check_values((len(names),) if self.labels is not None else self.shape)
-        scores = names if self.groups is None else [name for name, _ in self.groups]
+        self._check_discriminants()
+
+    def _check_discriminants(self) -> None:
+        """Refuse discriminants that have the name of a score, or read what is no score."""
+        scores = self.labels or ()
+        if self.groups is not None:
+            scores = [name for name, _ in self.groups]
         for name, text in self.discriminants or ():
             if name in scores or not isinstance(name, str) or not isinstance(text, str):
                 raise ConfigError(
                     "an output's discriminants have names of their own and expressions, got "
                     f"{name!r}: {text!r}"
                 )
-            for path, _ in expression_of(text, "discriminant")[0]:
-                if text_of(path) not in scores:
-                    hint = nearest(text_of(path), scores)
-                    raise ConfigError(f"discriminant {text!r}: no score {text_of(path)!r}; {hint}")
+            read = [text_of(path) for path, _ in expression_of(text, "discriminant")[0]]
+            require(read, scores, f"discriminant {text!r}: no score")
 
     def _indices(self, members: Any) -> Any:
         """Return the indices of some values, by labels or indices; or a slice of them."""
@@ -519,10 +523,7 @@ class ByRow:
 
     def _tensor(self, name: str, response: Response) -> Tensor:
         """Return a tensor of the response, refusing one that is absent or of another kind."""
-        if name not in response:
-            raise ResponseError(
-                f"the answer lacks output {name!r}; it has {', '.join(response) or 'none'}"
-            )
+        require([name], response, "the response has no output", ResponseError)
         tensor = response[name]
         if name == self.name and self.output.dtype == STRING:
             for string in tensor.reshape(-1).tolist():

@@ -134,9 +134,8 @@ class Submission:
         require([self.on_error], ON_ERROR, "no on_error")
         for model in self.models:
             if self.version is not None and model.version is not None:
-                raise ConfigError(
-                    f"model {model.name!r} is declared with version {model.version}; leave that out"
-                )
+                declared = f"model {model.name!r} is declared with version {model.version}"
+                raise ConfigError(f"{declared}; leave version= out")
         if self.default is not None:
             checked("number", self.default, "expected default to be")
             if self.mask is None and self.case is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea._extras import needed
-from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, require
 from sonic_coffea.layouts import EVENT_ID
 
 
@@ -131,8 +131,7 @@ def _branches(path: Path) -> set[str]:
         raise ConfigError(problem) from None
     if size < end:
         raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
-    if "Events" not in trees:
-        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    require(["Events"], trees, f"{path.name} has no tree", FieldError)
     if missing := [name for name in EVENT_ID if name not in branches]:
         raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
     return branches
