@@ -176,6 +176,11 @@ class Feature:
         return text_of(self.name)
 
     @property
+    def last(self) -> str:
+        """The last name of its path, which objects of several collections have in common."""
+        return next(step for step in path_of(self.name)[::-1] if isinstance(step, str))
+
+    @property
     def channel(self) -> str:
         """The name of the channel where a tensor is unpacked."""
         return self.text + self.suffix
@@ -423,8 +428,8 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
     columns: dict[str, str] = {}
     names = []
     for feature in features:
-        column, last = column_of(feature.name), str(path_of(feature.name)[-1])
-        found = (name for name in (feature.text, column, last) if name in statistics)
+        column = column_of(feature.name)
+        found = (name for name in (feature.text, column, feature.last) if name in statistics)
         name = next(found, feature.text)
         require([name], statistics, "Scaled: no statistics of")
         if columns.setdefault(name, column) != column:
@@ -465,7 +470,7 @@ def features_by_name(
         fields, names = [given.get(name, name) for name in names], ()
     features = as_features(fields, who)
     pairs = zip(names, features, strict=False)
-    alike = all(name in (feature.text, path_of(feature.name)[-1]) for name, feature in pairs)
+    alike = all(name in (feature.text, feature.last) for name, feature in pairs)
     if len(features) != count or not alike:
         got = ", ".join(repr(feature.text) for feature in features)
         raise ConfigError(f"{known}; got {got}; expected this order, or a dict by these names")

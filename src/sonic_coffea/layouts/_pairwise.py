@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, require
-from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
+from sonic_coffea.layouts._expressions import expression_of, text_of
 from sonic_coffea.layouts._features import Fields, SortBy
 from sonic_coffea.layouts._fields import Constants, FieldsLayout
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
@@ -173,8 +173,7 @@ class Pairwise(FieldsLayout):
 
         Formulae call a field by the last part of its path.
         """
-        paths = [path_of(feature.name) for feature in self.features]
-        names = [next(step for step in path[::-1] if isinstance(step, str)) for path in paths]
+        names = [feature.last for feature in self.features]
         if len(set(names)) < len(names):
             raise ConfigError(f"Pairwise: the last parts of the fields' names differ, got {names}")
         known: dict[str, Any] = {"eps": 1e-8}

@@ -11,7 +11,6 @@ import numpy as np
 from awkward.contents import Content, RecordArray
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._expressions import path_of
 from sonic_coffea.layouts._fields import Bucketed, Padded, Row
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, held, refuse
@@ -179,8 +178,7 @@ def _channels(part: Any) -> list[Channel]:
     seen: Counter[str] = Counter()
     channels = []
     for feature in part.features:
-        path = path_of(feature.name)
-        name = next(step for step in path[::-1] if isinstance(step, str)) + feature.suffix
+        name = feature.last + feature.suffix
         if not feature.terms and feature.text == feature.expression:
             name = "[constant]"  # no field has brackets in its name
         channels.append((name, seen[name]))
