@@ -31,6 +31,7 @@ from sonic_coffea.layouts._source import (
     check_index,
     columns_of,
     giving_back,
+    has_no_data,
     is_lazy,
     is_tracer,
     lazy_file,

@@ -45,8 +45,7 @@ class FieldsLayout(Layout):
     pad: str = "after"
 
     @property
-    def features(self) -> tuple[Feature, ...]:
-        """The channels of the tensor."""
+    def features(self) -> tuple[Feature, ...]:  # type: ignore[override]
         features: tuple[Feature, ...] = getattr(self, self.fields_option)
         return features
 

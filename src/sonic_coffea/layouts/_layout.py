@@ -15,6 +15,7 @@ from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._elements import Columns
+from sonic_coffea.layouts._features import Feature
 from sonic_coffea.layouts._options import DType, equals, hashed
 from sonic_coffea.layouts._source import Source
 from sonic_coffea.layouts._structure import (
@@ -97,6 +98,8 @@ class Layout(ABC):
         Type of the tensor.
     columns : tuple of str
         The fields that are read.
+    features : tuple of Feature
+        The channels, if fields make them.
     stacks : bool
         Whether a server may stack the rows of several requests; not, if tensors count within one.
     jagged : bool
@@ -118,6 +121,7 @@ class Layout(ABC):
     __slots__ = ()
     __eq__, __hash__ = equals, hashed
     dtype: Any
+    features: ClassVar[tuple[Feature, ...]] = ()
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
     holds_strings: ClassVar[bool] = False

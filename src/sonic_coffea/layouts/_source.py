@@ -246,6 +246,11 @@ def is_lazy(arrays: Any) -> bool:
     return any(type(a).__module__.partition(".")[0] == "dask_awkward" for a in each)
 
 
+def has_no_data(arrays: Any) -> bool:
+    """Whether arrays, or any of a dict, are of a graph or of a trace, and have no length."""
+    return is_lazy(arrays) or is_tracer(arrays)
+
+
 def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, token: str) -> Any:
     """Apply a function of arrays, or to every partition of lazy ones.
 

@@ -151,8 +151,7 @@ class Declaration(WithPool):
     def _channels(self) -> list[str]:
         """The names of the values of the input, if there is one, and it is a row of features."""
         (layout, *others) = self.inputs.values()
-        features = () if others else getattr(layout, "features", ())
-        return [feature.channel for feature in features]
+        return [] if others else [feature.channel for feature in layout.features]
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Return a server's contract, with the declared tensors if the server lists none.

@@ -134,7 +134,7 @@ def filled_in(
         # axes of the same length is which.
         is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
         is_told = type(layout) in (Row, Padded, Dense) and not is_square
-        if layout is not None and is_told and getattr(layout, "features", ()) == features:
+        if layout is not None and is_told and layout.features == features:
             layouts[spec.name] = layout
         else:
             lines.append(_entry(spec, layout, remark))
@@ -151,7 +151,7 @@ def filled_in(
 def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
     """Return entries, as Python, that fit a contract, with a declaration's fields and labels."""
     known = {name: output.labels for name, output in outputs.items()}
-    fields = {name: getattr(layout, "features", ()) for name, layout in inputs.items()}
+    fields = {name: layout.features for name, layout in inputs.items()}
     lines = [
         *(_entry(s, *_layout(s, contract, fields.get(s.name, ()))) for s in contract.inputs),
         *(_output_entry(spec, known.get(spec.name)) for spec in contract.outputs),

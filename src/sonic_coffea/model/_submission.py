@@ -425,7 +425,7 @@ def _joint_tensor(model: Declaration) -> str | None:
 def _has_index(layout: Any) -> bool:
     """Whether a layout reads what an index refers to, which may count in the file."""
     for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
-        read = (*getattr(part, "features", ()), getattr(part, "key", None))
+        read = (*part.features, getattr(part, "key", None))
         if any(feature is not None and feature.index is not None for feature in read):
             return True
     return False
