@@ -416,14 +416,13 @@ def bind_columns(
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
     alike = _alike({term: place for term, (place, _, _) in read.items()})
     places = {term: read[term][0] for term in dict.fromkeys(alike.values())}
-    depths = {term: place.depth for term, place in places.items()}
-    known = [depths[term] for term, place in places.items() if not place.node.is_unknown]
-    top = max(known or [int(jagged), *depths.values()])
+    known = [place.depth for place in places.values() if not place.node.is_unknown]
+    top = max(known or [int(jagged), *(place.depth for place in places.values())])
     for term, place in places.items():
         if place.node.is_unknown:  # nothing of an unknown type is nothing in lists
-            nothing = (Level(np.zeros(1, np.int64)),) * (top - depths[term])
-            places[term], depths[term] = replace(place, levels=(*place.levels, *nothing)), top
-    own = {term: place for term, place in places.items() if depths[term] == top}
+            nothing = (Level(np.zeros(1, np.int64)),) * (top - place.depth)
+            places[term] = replace(place, levels=(*place.levels, *nothing))
+    own = {term: place for term, place in places.items() if place.depth == top}
     # Metadata are of all events, also of those that are None.
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
@@ -442,7 +441,7 @@ def bind_columns(
     columns = Columns(rows, offsets, tuple(features), {}, fills, transforms_missing, key)
     aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
-        by_row = jagged and depths[term] < top
+        by_row = jagged and place.depth < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
         columns.note_gaps(index, lambda: _gap(place.levels[-1], term), by_row=by_row)  # noqa: B023

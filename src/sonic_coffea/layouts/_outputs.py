@@ -468,7 +468,7 @@ class ByRow:
     @property
     def tensor(self) -> Tensor:
         """The responses so far, as the model gives them."""
-        (scatter,) = self._made()
+        (scatter,) = self._targets()
         return scatter.values
 
     def place(self, selection: RowSelection, rows: int, response: Response) -> None:
@@ -503,7 +503,7 @@ class ByRow:
         if splits is not None:
             tensor = self._ranges(tensor, self._tensor(splits, response), rows)
         self._kind = before
-        self._scatters = self._made()
+        self._scatters = self._targets()
         if len(self._scatters) == 1:
             self._scatters[0].place(selection, tensor)
             return
@@ -583,7 +583,7 @@ class ByRow:
         found = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
         return np.stack(found, axis=2)
 
-    def _made(self) -> list[Scatter]:
+    def _targets(self) -> list[Scatter]:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
@@ -614,7 +614,7 @@ class ByRow:
 
         With `optional`, it has the type that other chunks may have, in which some are truncated.
         """
-        output, (first, *others) = self.output, self._made()
+        output, (first, *others) = self.output, self._targets()
         if output.choose is not None:
             return self._choices(first.values)
         if output.splits is not None:
