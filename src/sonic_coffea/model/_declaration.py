@@ -63,8 +63,6 @@ class Declaration(WithPool):
     """
 
     _hashed: tuple[Any, str] | None = None
-    one_request_per: str | None = None
-    parameters: Parameters = ()
 
     def __init__(
         self,
