@@ -327,9 +327,8 @@ def _without_leaves(node: Content) -> Content:
     """Return the lists and options of a column."""
     if node.is_list or node.is_option or node.is_indexed:
         is_last = node.is_list and node.content.purelist_depth == 1
-        return node.copy(
-            content=EmptyArray().to_typetracer() if is_last else _without_leaves(node.content)
-        )
+        below = EmptyArray().to_typetracer() if is_last else _without_leaves(node.content)
+        return node.copy(content=below)
     return node
 
 

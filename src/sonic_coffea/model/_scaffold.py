@@ -168,13 +168,12 @@ def _layout(
         return None, "no layout makes it"
     if not fields and len(contract.inputs) == 1:
         fields = tuple(map(Feature, contract.features))
-    free = min(spec.shape, default=0) < 0
     if _is_mask(spec) and dtype != "string":
         return _mask(spec, contract, dtype)
     if len(spec.shape) < 3:
         return _numbers(spec, contract, fields, dtype)
     if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
-        length = Bucketed("field").lengths if free else spec.shape[1]
+        length = Bucketed("field").lengths if min(spec.shape) < 0 else spec.shape[1]
         return Pairwise(_VECTOR, length, dtype=dtype), "of each pair"
     return _array(spec, fields, dtype)
 

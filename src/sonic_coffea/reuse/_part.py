@@ -189,8 +189,7 @@ class Part:
         statistics.cache_hits = different - len(sent)
         if statistics.cache_hits:
             self.call.served_versions.add(contract.version)
-        elements = sent.count_elements()
-        statistics.elements, statistics.truncated, statistics.padding = elements
+        statistics.elements, statistics.truncated, statistics.padding = sent.count_elements()
 
     def _place(self, selection: Any, rows: int, answer: Answer) -> None:
         """Put the answer for some rows in its places, and keep it for the cache."""
