@@ -132,7 +132,8 @@ def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | N
     Returns
     -------
     FilePositions or None
-        None if the index is not the file's but somebody's own, or if no file is known.
+        None if the index is not the file's but somebody's own, if no file is known, or if the
+        arrays have no data; then the columns that tell positions are touched.
     """
     *owner, field = (step for step in index if isinstance(step, str))
     objects, indexed = (
@@ -151,7 +152,11 @@ def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | N
         return None
     fields = array if isinstance(array, dict) else array.fields
     events = {column: array[column] for column in EVENT_ID if column in fields}
-    return file_positions({**events, known: objects}, known, file)
+    both = {**events, known: objects}
+    if ak.backend(objects) == "typetracer":
+        touch_position(both, known, file)
+        return None
+    return file_positions(both, known, file)
 
 
 def touch_position(events: Any, name: str, file: Any) -> None:
@@ -164,8 +169,9 @@ def touch_position(events: Any, name: str, file: Any) -> None:
             _touch(array[name], (*_DIRECTION, "pt"))
 
 
-def _touch(records: ak.Array, names: Iterable[str]) -> None:
-    for field in {*names}.intersection(records.fields):
+def _touch(records: Any, names: Iterable[str]) -> None:
+    fields = records if isinstance(records, dict) else records.fields
+    for field in {*names}.intersection(fields):
         ak.typetracer.touch_data(records[field])
 
 

@@ -156,9 +156,7 @@ class Source:
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
         *name, _ = self._full(path)
-        if self._is_traced or not name:
-            return None
-        return referred_positions(self._array, tuple(name), self._full(index))
+        return referred_positions(self._array, tuple(name), self._full(index)) if name else None
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""
