@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -167,7 +168,7 @@ def bind_inputs(
     resolved = _resolved(layouts)
     sources = _sources(resolved, arrays)
     bound: dict[str, Bound] = {}
-    for name in sorted(resolved, key=lambda name: resolved[name].dependency is not None):
+    for name in _in_order(resolved):
         with within(f"input {name!r}"):
             bound[name] = resolved[name].bind(sources[name], bound)
     bound = {name: bound[name] for name in layouts}
@@ -185,6 +186,16 @@ def bind_inputs(
     every = np.arange(len(rows))
     order, segments = _segments(bound, rows, every, one_request_per)
     return Inputs(bound, rows, segments, None if order is every else order, one_request_per)
+
+
+def _in_order(layouts: Mapping[str, Layout]) -> list[str]:
+    """Return the inputs, each after the one that it depends on."""
+    before = {name: {layout.dependency} - {None} for name, layout in layouts.items()}
+    try:
+        return [*map(str, TopologicalSorter(before).static_order())]
+    except CycleError as error:
+        circle = " to ".join(map(repr, error.args[1]))
+        raise ConfigError(f"inputs refer to each other in a circle: {circle}") from None
 
 
 def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
