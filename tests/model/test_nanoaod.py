@@ -239,6 +239,18 @@ def test_indices_of_parts_and_of_picked_objects_are_those_of_the_file() -> None:
     np.testing.assert_array_equal(sonic.Row(of_first, missing=-9.0).pack(cut)[:, 0], first)
 
 
+def test_indices_into_the_same_collection_are_those_of_the_file() -> None:
+    """The collection itself is given, and its paths begin with its fields."""
+    particles = sample_of(entry_stop=50).GenPart
+    mother = sonic.Feature("pdgId", index="genPartIdxMother")
+    layout = sonic.Padded(mother, 64, missing=-9.0, axis_order="L")
+    is_heavy = np.abs(particles.pdgId) > 4
+    mothers = ak.fill_none(particles.parent.pdgId, -9)
+    mothers = ak.where(np.abs(mothers) > 4, mothers, -9)[is_heavy]
+    expected = ak.fill_none(ak.pad_none(mothers, 64, clip=True), 0)
+    np.testing.assert_array_equal(layout.pack(particles[is_heavy]), expected.to_numpy())
+
+
 def test_variations_follow_the_indices_of_the_file() -> None:
     """What is not read by the model may tell where objects lie in the file."""
     events = sample_of(entry_stop=20)

@@ -155,8 +155,7 @@ class Source:
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
-        *name, _ = self._full(path)
-        return referred_positions(self._array, tuple(name), self._full(index)) if name else None
+        return referred_positions(self._array, self._full(path)[:-1], self._full(index))
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""
