@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -190,12 +189,13 @@ def bind_inputs(
 
 def _in_order(layouts: Mapping[str, Layout]) -> list[str]:
     """Return the inputs, each after the one that it depends on."""
-    before = {name: {layout.dependency} - {None} for name, layout in layouts.items()}
-    try:
-        return [*map(str, TopologicalSorter(before).static_order())]
-    except CycleError as error:
-        circle = " to ".join(map(repr, error.args[1]))
-        raise ConfigError(f"inputs refer to each other in a circle: {circle}") from None
+    order: list[str] = []
+    while left := [name for name in layouts if name not in order]:
+        ready = [name for name in left if layouts[name].dependency not in left]
+        if not ready:
+            raise ConfigError(f"each of these inputs refers to another of them: {', '.join(left)}")
+        order += ready
+    return order
 
 
 def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
