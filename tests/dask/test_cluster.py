@@ -135,8 +135,8 @@ def test_workers_of_one_process_share_its_pool(
         requests = pool.statistics.total().requests
 
         def reported() -> list[tuple[float, float]]:
-            courses = list(plugin.history.courses.values())
-            return [(course.totals["rows"], course.totals["requests"]) for course in courses]
+            histories = list(plugin.history.versions.values())
+            return [(version.totals["rows"], version.totals["requests"]) for version in histories]
 
         until(lambda: reported() == [(120, requests)])
         until(lambda: plugin.allocator.demand(slow_server.url, "m", "1")[:2] == (0, 0))
@@ -279,7 +279,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         def note(**report: Any) -> None:
             telemetry, *_ = pickle.loads(report["report"])
             for reported in telemetry.values():
-                answers.extend(number for number, *_ in reported.trips.values())
+                answers.extend(number for number, *_ in reported.rtts.values())
             take(**report)
 
         handlers[REPORT] = note

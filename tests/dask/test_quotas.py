@@ -38,7 +38,7 @@ class Rounds:
         in_flight: int = 1,
     ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
-        telemetry = Telemetry(in_flight, waiting, refused=refused, trips=rtts)
+        telemetry = Telemetry(in_flight, waiting, refused=refused, rtts=rtts)
         self.allocator.report(client, {SERVED: telemetry}, {}, self.now)
 
     def end(self) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def test_what_other_clusters_send_is_seen() -> None:
         history.report({}, {SERVED: asked(1000 + 40 * step, 1, 1)})
         if step == 0:
             # What was before is nobody's.
-            assert history.courses[KEY].others is None
-    others = history.courses[KEY].others
+            assert history.versions[KEY].others is None
+    others = history.versions[KEY].others
     assert others is not None
     assert abs(others - 0.75) < 0.01
 
@@ -281,11 +281,11 @@ def test_rounds_make_rates() -> None:
         allocator.report("a", telemetry, {URL: now == 2.0}, now)
         allocator.end_round(now)
         history.end_round(now)
-    (course,) = history.courses.values()
-    assert [rate for _, rate in course.rows_per_s] == [100.0, 100.0]
-    assert course.rtt_s == 0.5
-    assert course.demand == (3, 4, allocator.capacities[SERVED].limit)
-    assert course.open_circuits == 1
+    (version,) = history.versions.values()
+    assert [rate for _, rate in version.rows_per_s] == [100.0, 100.0]
+    assert version.rtt_s == 0.5
+    assert version.demand == (3, 4, allocator.capacities[SERVED].limit)
+    assert version.open_circuits == 1
 
 
 def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
@@ -293,10 +293,10 @@ def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
     history.report(totals(10), {SERVED: asked(10, 1.0, 3.0)})
     history.report({}, {SERVED: asked(20, 1.1, 6.0)})
     history.report({}, {(URL, ("m", "2")): asked(20, 9.0, 9.0)})  # another version
-    (course,) = history.courses.values()
-    assert course.queue_s is not None
-    assert round(course.queue_s, 6) == 0.01
-    assert course.model_s == 0.3
+    (version,) = history.versions.values()
+    assert version.queue_s is not None
+    assert round(version.queue_s, 6) == 0.01
+    assert version.model_s == 0.3
 
 
 def test_a_pause_of_the_clients_does_not_lower_the_rate() -> None:

@@ -86,6 +86,8 @@ NO_TYPE = union(ak.Array(np.asarray([LARGE], np.uint64)), ak.Array(np.asarray([-
 BEYOND = {"x": np.asarray([2**63 + 1], np.uint64)}
 
 BAD: list[tuple[Any, Any, str]] = [
+    (ROW, JETS[0, 0], r"got Record; array\[i : i \+ 1\] is an array of one record"),
+    (ROW, {"x": np.array([1.0, None])}, r"dict of arrays, got ndarray of object \[2\]$"),
     # Fields that are not there, or are no numbers.
     (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
     (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),

@@ -37,6 +37,8 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServe
         assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
         with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
             pool.set_servers("s1:8001")
+    with pytest.raises(errors.ConfigError, match="the pool has been closed"):
+        pool.set_servers(str(one.address))
 
 
 class HeldLog(logging.Handler):

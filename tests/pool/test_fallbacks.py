@@ -173,6 +173,18 @@ def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
             MODEL(jets(*range(4)), pool=pool)
 
 
+def test_a_fallback_is_one_server(
+    remote: FakeServer, local: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote.stop()
+    with (
+        pool_of(remote, lambda: f"{local.url},{remote.url}", retry_timeout_s=0.3) as pool,
+        pytest.raises(errors.ServerLostError),
+    ):
+        MODEL(jets(*range(4)), pool=pool)
+    assert "no fallback: expected a server as grpc://host:port" in caplog.text
+
+
 @pytest.mark.parametrize("as_path", [True, False])
 def test_this_process_takes_over_with_a_repository(
     repository: Path, as_path: bool, caplog: pytest.LogCaptureFixture

@@ -227,6 +227,7 @@ UNEQUAL = {"nominal": objects([[1], [2]]), "up": objects([[3], [4], [5], [6]])}
         ({"nominal": ONE, "up": None}, {}, "expected an array of each variation"),
         (BOTH, {"mask": {"nominal": [True]}}, "no mask for variation 'up'; there are"),
         (BOTH, {"mask": True}, "mask: expected an array, got bool"),
+        (BOTH, {"mask": "[true]"}, "mask: expected an array, got str"),
         # As many in total would be scored by those of others.
         (UNEQUAL, {"version": [1, 2, 1]}, "variation 'nominal' has 2 events, .* 3 versions"),
         (THREE, {"version": [1, 2]}, "a version for each of 3 events, got 2"),

@@ -200,9 +200,18 @@ def test_faults_are_functions_of_the_answer_and_the_call(fake: FakeServer) -> No
         assert twice(MODEL(jets(*range(12)), pool=pool)) == list(range(12))
 
 
-def test_models_are_fake_ones() -> None:
-    with pytest.raises(errors.ConfigError, match=r"model 'm': expected FakeModel.of\(model\), got"):
-        FakeServer({"m": MODEL})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FakeServer({"m": MODEL}), r"model 'm': expected FakeModel.of\(model\), got"),
+        (lambda: FakeServer([MODEL]), "expected a dict of FakeModel by name, got"),
+        (lambda: FakeModel.of("m"), "expected a sonic_coffea.Model, got 'm'"),
+        (lambda: FakeModel.of(MODEL, {"y": 0}), "expected a function, got"),
+    ],
+)
+def test_models_are_fake_ones(make: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        make()
 
 
 def test_extensions_are_left_out() -> None:

@@ -100,7 +100,7 @@ RETURNED = "the function that token= names returned"
 def test_functions_without_a_token_are_named_and_show_nothing(
     token: Any, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = ConnectionOptions(token=token)
+    options = ConnectionOptions(token=Token(token))
     with (
         connect_transport("grpc://127.0.0.1:9", options=options) as connection,
         pytest.raises(errors.ConfigError, match=message) as caught,
@@ -111,7 +111,7 @@ def test_functions_without_a_token_are_named_and_show_nothing(
 
 
 def test_tokens_and_headers_are_never_shown() -> None:
-    options = ConnectionOptions(token="hush", headers={"X-Key": "hush"})
+    options = ConnectionOptions(token=Token("hush"), headers={"X-Key": "hush"})
     assert "hush" not in repr(options)
 
 

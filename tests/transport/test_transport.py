@@ -21,10 +21,11 @@ from sonic_coffea.testing import FakeServer
 from sonic_coffea.transport import (
     Address,
     ConnectionOptions,
-    ask,
     connect_transport,
+    time_requests,
 )
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._grpc import Connection
 from sonic_coffea.transport._tensors import with_contents
 
 
@@ -232,11 +233,11 @@ def test_a_name_with_several_addresses() -> None:
     with FakeServer(SERVED) as first, FakeServer(SERVED) as second:
         ports = [Address.parse(server.url).port for server in (first, second)]
         name = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
-        with connect_transport(Resolved(host=name, port=1)) as connection:
+        with Connection(Resolved(host=name, port=1), ConnectionOptions()) as connection:
             contract = connection.metadata("m", None)
 
             def numbers(requests: int) -> list[int]:
-                ask(connection, contract, None, contract.zeros(1), requests=requests)
+                time_requests(connection, contract, None, contract.zeros(1), requests=requests)
                 return [server.statistics["m", "rows"] for server in (first, second)]
 
             # At first, those that are connected already take turns.

@@ -188,7 +188,7 @@ def check_workers(
     settings : Settings
         The servers, and how they are connected.
     *tried
-        Further arguments of `sonic_coffea.tools.check`.
+        Further arguments of `check_here`.
     worker_timeout_s : float
         How long to wait for a first worker. Jobs of a batch system may queue for longer; then wait
         for workers before this.
@@ -219,11 +219,7 @@ def check_workers(
     hosts = {urlsplit(address).hostname: address for address in reversed(list(client.nthreads()))}
     workers = list(hosts.values())
     replies = client.run(_check, settings, *tried, workers=workers, on_error="return")
-    return [
-        reply if isinstance(reply, HostCheck) else _failed(host, address, reply)
-        for host, address in hosts.items()
-        for reply in [replies[address]]
-    ]
+    return [_outcome(host, address, replies[address]) for host, address in hosts.items()]
 
 
 async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck:
@@ -231,5 +227,7 @@ async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck
     return await asyncio.to_thread(check_here, settings, *tried, process=dask_worker.address)
 
 
-def _failed(host: Any, address: str, error: Exception) -> HostCheck:
-    return HostCheck(host=str(host), process=address, error=f"{type(error).__name__}: {error}")
+def _outcome(host: Any, address: str, reply: HostCheck | Exception) -> HostCheck:
+    if isinstance(reply, HostCheck):
+        return reply
+    return HostCheck(host=str(host), process=address, error=f"{type(reply).__name__}: {reply}")

@@ -35,7 +35,7 @@ _ROUNDS = 5
 
 
 @dataclass(slots=True)
-class Course:
+class VersionHistory:
     """One version of a model on one server.
 
     Attributes
@@ -69,7 +69,7 @@ class Course:
     )
 
     def end_round(self, now: float) -> None:
-        """Add a point to the course."""
+        """Add a point."""
         if self._rounds:
             then, before = self._rounds[0]
             new = self.totals - before
@@ -80,11 +80,11 @@ class Course:
 
 
 class History:
-    """Courses by server, model and version, beside what an allocator knows."""
+    """What is shown of each server, model and version, beside what an allocator knows."""
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
-        self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
+        self.versions: defaultdict[ServedVersion, VersionHistory] = defaultdict(VersionHistory)
         # By model, the server's statistics when it was asked, and the requests of all workers then.
         self._asked: defaultdict[ServedModel, deque[tuple[ModelStatistics, float]]]
         self._asked = defaultdict(lambda: deque(maxlen=_ROUNDS))
@@ -101,15 +101,15 @@ class History:
         with another's.
         """
         for (served_version, name), more in totals.items():
-            self.courses[served_version].totals[name] += more
+            self.versions[served_version].totals[name] += more
         for served, counts in timings.items():
             server, (model, version) = served
-            courses = [
-                course
-                for key, course in self.courses.items()
+            histories = [
+                history
+                for key, history in self.versions.items()
                 if key[:2] == (server, model) and version in (None, key[2])
             ]
-            total = sum(course.totals["requests"] for course in courses)
+            total = sum(history.totals["requests"] for history in histories)
             asked = self._asked[served]
             # A server that counts less than before was started again, or is another one.
             if asked and counts.requests < asked[-1][0].requests:
@@ -118,21 +118,21 @@ class History:
             last, last_total = asked[0] if asked else (ModelStatistics(), math.inf)
             asked.append((counts, total))
             requests, own = counts.requests - last.requests, total - last_total
-            for course in courses if requests > 0 else ():
-                course.queue_s = (counts.queue_s - last.queue_s) / requests
-                course.model_s = (counts.work_s - last.work_s) / requests
+            for history in histories if requests > 0 else ():
+                history.queue_s = (counts.queue_s - last.queue_s) / requests
+                history.model_s = (counts.work_s - last.work_s) / requests
                 if own >= 0:
-                    course.others = max(1 - own / requests, 0.0)
+                    history.others = max(1 - own / requests, 0.0)
                 # If far more are answered than this server counts, others are behind its URL, too.
                 if 0 <= own <= 1.1 * requests:
-                    self.allocator.capacities[served].compute_s = course.model_s
+                    self.allocator.capacities[served].compute_s = history.model_s
 
     def end_round(self, now: float) -> None:
         """End a round of the allocator's."""
-        for served, course in self.courses.items():
-            course.demand = self.allocator.demand(*served)
-            course.open_circuits = self.allocator.open_circuits(served[0])
-            course.end_round(now)
+        for served, history in self.versions.items():
+            history.demand = self.allocator.demand(*served)
+            history.open_circuits = self.allocator.open_circuits(served[0])
+            history.end_round(now)
 
 
 def add_page(scheduler: Scheduler, history: History) -> None:
@@ -196,17 +196,17 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
 
     def update() -> None:
         now = time.monotonic()
-        items = sorted(history.courses.items())
-        courses = [course for _, course in items]
+        items = sorted(history.versions.items())
+        histories = [each for _, each in items]
         source.data = {
-            "color": [_LINES[i % len(_LINES)] for i in range(len(courses))],
-            "times": [[at - now for at, _ in c.rows_per_s] for c in courses],
-            "rates": [[rate for _, rate in c.rows_per_s] for c in courses],
+            "color": [_LINES[i % len(_LINES)] for i in range(len(histories))],
+            "times": [[at - now for at, _ in c.rows_per_s] for c in histories],
+            "rates": [[rate for _, rate in c.rows_per_s] for c in histories],
             **{t: [text(*item) for item in items] for t, (_, text) in _COLUMNS.items()},
         }
         # Bokeh 3.9 draws a table anew only when the view of its data changes.
         table.view.filter = models.AllIndices()
-        rates.title.text = _RATES if courses else f"{_RATES}: no requests yet"
+        rates.title.text = _RATES if histories else f"{_RATES}: no requests yet"
 
     update()
     document.title = "Dask: Inference Servers"
@@ -227,7 +227,7 @@ def _state(number: int) -> str:
 
 
 # By title, the width and what a row shows.
-_COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, Course], str]]] = {
+_COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, VersionHistory], str]]] = {
     "Server": (180, lambda served, _: printable(served[0])),
     "Model": (130, lambda served, _: printable(f"{served[1]} v{served[2]}")),
     "State": (155, lambda _, c: _state(c.open_circuits)),

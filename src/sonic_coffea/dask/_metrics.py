@@ -19,7 +19,7 @@ _TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")
 class _PoolCollector:
     """The figures of the process's pools."""
 
-    pools: Callable[[], Sequence[Pool]]
+    pools: Callable[[], Sequence[Pool]] = tuple
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
@@ -45,14 +45,15 @@ class _PoolCollector:
 
 def offer_metrics(pools: Callable[[], Sequence[Pool]]) -> None:
     """Offer the figures of pools, in place of those of an earlier call."""
-    _PoolCollector.pools = staticmethod(pools)
-    _register()
+    _collector().pools = pools
 
 
 @cache
-def _register() -> None:
-    """Register the collector, once in a process: it has one registry."""
+def _collector() -> _PoolCollector:
+    """Return the collector, registered once in a process: it has one registry."""
+    collector = _PoolCollector()
     with contextlib.suppress(ImportError):  # dask offers no metrics then, either
         from prometheus_client import REGISTRY
 
-        REGISTRY.register(_PoolCollector())
+        REGISTRY.register(collector)
+    return collector

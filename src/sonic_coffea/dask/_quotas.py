@@ -66,7 +66,7 @@ class Capacity:
     active: dict[Hashable, int] = field(default_factory=dict)
     interval_s: float = 0.0
     phase: float = 0.0
-    _least_rtt_s: dict[int, float] = field(default_factory=dict)
+    _min_rtt_s: dict[int, float] = field(default_factory=dict)
     _rate: float = 0.0
     _in_flight: float = 0.0
     _round_s: float = 0.5
@@ -84,13 +84,13 @@ class Capacity:
         """Take the reports of a round, and share among the active clients until the next."""
         reports, self.reports = self.reports, []
         self.active, self._round_s = active, round_s
-        self._adapt(reports, round_s)
+        self._adapt(reports)
         if self.interval_s:
             self.phase = (self.phase + round_s / self.interval_s) % 1.0
         paced = int(self.limit) < len(active) and self.rate
         self.interval_s = len(active) / self.rate if paced else 0.0
 
-    def _adapt(self, reports: list[Telemetry], round_s: float) -> None:
+    def _adapt(self, reports: list[Telemetry]) -> None:
         """Adapt the limit and the rate."""
         waiting = sum(report.waiting for report in reports)
         refused = any(report.refused for report in reports)
@@ -99,17 +99,17 @@ class Capacity:
         # The number of answers, the sum of their RTTs, and of those that they had without a queue.
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
-            for size, (number, size_sum_s, min_s) in report.trips.items():
-                least_s = min(min_s, self._least_rtt_s.get(size, math.inf))
-                self._least_rtt_s[size] = least_s
+            for size, (number, size_sum_s, min_s) in report.rtts.items():
+                baseline_s = min(min_s, self._min_rtt_s.get(size, math.inf))
+                self._min_rtt_s[size] = baseline_s
                 answers += number
                 sum_s += size_sum_s
-                idle_s += number * min(least_s, self.compute_s + report.network_s)
+                idle_s += number * min(baseline_s, self.compute_s + report.network_s)
         if not answers:
             self._in_flight = sum(report.in_flight for report in reports)
             return
         # Little's law.
-        self._in_flight = sum_s / round_s
+        self._in_flight = sum_s / self._round_s
         if not refused:
             step = MAX_RTT_RATIO * idle_s / sum_s
             busy = max(min_in_flight(report.full) for report in reports)
@@ -118,7 +118,7 @@ class Capacity:
             if waiting:
                 self.limit += _PUSH * busy
             self.limit = max(min(self.limit, 2 * _MAX_STEP * self._in_flight), busy)
-        self._pace(answers / round_s, waiting=bool(waiting))
+        self._pace(answers / self._round_s, waiting=bool(waiting))
 
     def _pace(self, observed: float, *, waiting: bool) -> None:
         """Adapt the rate to that of the answers."""

@@ -112,9 +112,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._forget(worker)
 
     def _forget(self, worker_or_plugin: str) -> None:
-        for worker, plugin in list(self.allocator.clients):
-            if worker_or_plugin in (worker, plugin):
-                self.allocator.leave((worker, plugin))
+        for client in list(self.allocator.clients):
+            if worker_or_plugin in client:
+                self.allocator.leave(client)
 
     def report(self, worker: str, plugin: str, report: bytes) -> None:
         """Take a worker's report of a pool."""
@@ -138,19 +138,19 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def end_round(self) -> None:
         """Tell the workers what they may have in flight."""
-        now, asks = time.monotonic(), True
+        now = time.monotonic()
         allocated = self.allocator.end_round(now)
         self.history.end_round(now)
+        # One of them asks the servers for their own statistics.
+        asking = next((client for client, quotas in allocated.items() if quotas), None)
         for (worker, plugin), quotas in allocated.items():
             message = {
                 "op": QUOTAS + plugin,
                 "message": pickle.dumps(quotas),
                 "lease_s": self.allocator.lease_s,
                 "round_s": self.allocator.round_s,
-                # One of them asks the servers for their own statistics.
-                "asks": asks and bool(quotas),
+                "asks": (worker, plugin) == asking,
             }
-            asks = asks and not quotas
             if worker in self._scheduler.workers:
                 self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

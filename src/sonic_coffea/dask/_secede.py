@@ -19,25 +19,29 @@ class _Suspended:
     """The chunks of a worker that are suspended, and those of them that want to rejoin."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.chunks = self.rejoining = 0
+        self._lock = threading.Lock()
+        self._chunks = self._rejoining = 0
         # distributed lets those that came last rejoin first; one at a time keeps it fair.
         self._gate = threading.Lock()
 
     def add(self, max_chunks: int) -> bool:
         """Count one more suspended chunk, if that is allowed or another wants to rejoin."""
-        with self.lock:
-            allowed = self.chunks < max_chunks or self.rejoining > 0
-            self.chunks += allowed
+        with self._lock:
+            allowed = self._chunks < max_chunks or self._rejoining > 0
+            self._chunks += allowed
             return allowed
 
     def rejoin(self) -> None:
-        with self.lock:
-            self.rejoining += 1
+        with self._lock:
+            self._rejoining += 1
         with self._gate:
             rejoin()
-        with self.lock:
-            self.rejoining -= 1
+        with self._lock:
+            self._rejoining -= 1
+
+    def remove(self) -> None:
+        with self._lock:
+            self._chunks -= 1
 
 
 def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float | None) -> bool:
@@ -67,8 +71,7 @@ def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float 
         event.wait()
         suspended.rejoin()
     finally:
-        with suspended.lock:
-            suspended.chunks -= 1
+        suspended.remove()
     return True
 
 

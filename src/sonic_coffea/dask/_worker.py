@@ -151,7 +151,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if pool is None or pool.closed:
             return
         telemetry = pool.telemetry()
-        busy = any(t.in_flight or t.waiting or t.trips for t in telemetry.values())
+        busy = any(t.in_flight or t.waiting or t.rtts for t in telemetry.values())
         totals = _news(pool)
         if busy or self._busy or totals:
             states = [state for state in pool.servers if not is_in_process(state.url)]
@@ -213,12 +213,11 @@ def _pool_of_task() -> Pool | None:
         return None
     pools = _pools(worker)
     if (name := annotations.get(TOPIC)) is not None:
-        plugin = worker.plugins.get(name)
+        plugin: SonicPlugin | None = worker.plugins.get(name)
         if plugin is not None and plugin.pool is not None:
             if plugin.pool.closed:  # by the end of a block in a task
                 plugin.pool = install(plugin.settings, claim=False)
-            pool: Pool = plugin.pool
-            return pool
+            return plugin.pool
         if not name:
             raise ConfigError(
                 "threads of the client that sent this task were in `with sonic.connect(...)` of "

@@ -357,10 +357,11 @@ def _layout(array: Any) -> Content:
         with suppress(TypeError, ValueError, RuntimeError):  # of integers that are too large
             layout = ak.to_layout(array, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
-        raise InputError(
-            f"expected an array, or a dict of arrays, got {type(array).__name__}; "
-            "array[i : i + 1] is an array of one record"
-        )
+        kind = type(array).__name__
+        if isinstance(array, (np.ndarray, np.generic)):
+            kind += f" of {array.dtype} {list(array.shape)}"
+        hint = "; array[i : i + 1] is an array of one record" * isinstance(array, ak.Record)
+        raise InputError(f"expected an array, or a dict of arrays, got {kind}{hint}")
     return layout
 
 

@@ -248,7 +248,7 @@ class Model(Declaration):
             with contextlib.suppress(ServerError, ConfigError, DeadlineError):
                 options = pool.settings.connection_options()
                 with open_transport(server, options=options) as connection:
-                    labels = connection.labels(contract, self.version)
+                    labels = connection.labels(contract)
                 for note in self.compare_labels(labels, contract, server=server):
                     logger.info("%s on %s: %s", self.name, server, note)
                 break

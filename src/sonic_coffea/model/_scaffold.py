@@ -90,7 +90,7 @@ def scaffold(
                     version=contract.version,
                 )
             with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
-                labels = connection.labels(contract, version)
+                labels = connection.labels(contract)
     limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
     return _TEXT.format(
         model=printable(f"{contract.model} version {contract.version} of {server}, {limit} rows"),

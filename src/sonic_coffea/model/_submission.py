@@ -457,11 +457,12 @@ def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
 
 def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "") -> ak.Array:
     """Return values of events or of objects as an array, whose dtype is of one of some kinds."""
+    array = values
     try:
-        array = values if isinstance(values, ak.Array) else ak.Array(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        got = f"{type(values).__name__}: {error}"
-        raise InputError(f"{what}: expected an array, got {got}") from None
+        if not isinstance(values, ak.Array):
+            array = ak.Array(ak.to_layout(values, primitive_policy="error", string_policy="error"))
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{what}: expected an array, got {type(values).__name__}") from None
     node = None
     with contextlib.suppress(InputError):
         node = Source(array).place(()).node

@@ -136,7 +136,12 @@ class Call:
         ConfigError
             If this is a forked child of the process that began the call, and alone has its scores.
         """
-        self._check_process()
+        if not self.over and self._process != os.getpid():
+            raise ConfigError(
+                f"these scores arrive in process {self._process}, which began the call; this is "
+                "a forked child of it: call the model here, or submit after the fork",
+                model=self.contract.model,
+            )
         try:
             return wait_for(self._over, timeout_s)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
@@ -158,14 +163,6 @@ class Call:
 
     def cancel(self) -> None:
         self.abandon(CancelledError("the call was cancelled"))
-
-    def _check_process(self) -> None:
-        if not self.over and self._process != os.getpid():
-            raise ConfigError(
-                f"these scores arrive in process {self._process}, which began the call; this is "
-                "a forked child of it: call the model here, or submit after the fork",
-                model=self.contract.model,
-            )
 
     def _set_over(self) -> None:
         ended, self._missing = self.ended, []
@@ -202,8 +199,6 @@ class Call:
 
     def finish(self, request: RequestSlice) -> None:
         """Count the rows of a slice as placed or masked; with the last ones, the call is over."""
-        if self.over:
-            return
         before = [(a, min(b, request.start)) for a, b in self._missing]
         after = [(max(a, request.stop), b) for a, b in self._missing]
         self._missing = [(start, stop) for start, stop in before + after if start < stop]
@@ -214,7 +209,8 @@ class Call:
         """Mask the rows of a slice, or fail the call; return the number of masked rows."""
         if not (missing := self.missing(request)):
             return 0
-        error = self._located(error, request.start, request.stop, rows=True)
+        rows = request.start, request.stop
+        error = self._located(error.at(rows=rows), *rows)
         if not (self.mask and isinstance(error, MASKABLE)):
             self.end(error)
             return 0
@@ -222,12 +218,11 @@ class Call:
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
         masked = 0
         for start, stop in missing:
-            lost, rows = self.inputs.selection(start, stop), stop - start
+            lost = self.inputs.selection(start, stop)
             if self.lost_with is not None:
                 lost = self.lost_with(lost)
-                rows = len(lost)
             self.lost.append(lost)
-            masked += rows
+            masked += stop - start if self.lost_with is None else len(lost)
         self.statistics += Statistics(masked=masked)
         self.finish(request)
         return masked
@@ -235,13 +230,12 @@ class Call:
     def end(self, error: SonicError) -> None:
         """Fail the whole call."""
         if not self.over:
-            self.failure = self._located(error, 0, len(self.inputs), rows=False)
+            self.failure = self._located(error, 0, len(self.inputs))
             self._set_over()
 
-    def _located(self, error: SonicError, start: int, stop: int, *, rows: bool) -> SonicError:
+    def _located(self, error: SonicError, start: int, stop: int) -> SonicError:
         return error.at(
             model=self.contract.model,
             version=self.version or self.contract.version,
-            rows=(start, stop) if rows else None,
             events=self.inputs.events_of(start, stop),
         )

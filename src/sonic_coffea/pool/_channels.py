@@ -74,30 +74,31 @@ class Channels(list[Channel]):
         The time to the server and back; 0 if it is unknown.
     """
 
-    def __init__(self, wanted: int | str) -> None:
-        self._chooses = wanted == "auto"
-        self._wanted = 1 if self._chooses else int(wanted)
+    def __init__(self, channels: int | str) -> None:
+        self._is_auto = channels == "auto"
+        # Of all requests; one more is for those that are sent again.
+        self._regular = 1 if self._is_auto else int(channels)
         self.round_trip_s = 0.0
-        super().__init__(Channel() for _ in range(self._wanted))
+        super().__init__(Channel() for _ in range(self._regular))
 
     def choose(self, used: Collection[int], now: float) -> int:
         """Return the connection that a request takes: if possible, one that it has not used."""
-        far = self.round_trip_s >= tuning.FAR_S and self._wanted < tuning.MAX_CHANNELS
-        if self._chooses and far and all(c.nbytes >= tuning.FULL_BYTES for c in self):
-            self._wanted += 1
-            if len(self) < self._wanted:
+        far = self.round_trip_s >= tuning.FAR_S and self._regular < tuning.MAX_CHANNELS
+        if self._is_auto and far and all(c.nbytes >= tuning.FULL_BYTES for c in self):
+            self._regular += 1
+            if len(self) < self._regular:
                 self.append(Channel())
         free = [n for n in range(len(self)) if n not in used]
-        if not free and len(self) == self._wanted:
-            free = [self._wanted]
+        if not free and len(self) == self._regular:
+            free = [self._regular]
             self.append(Channel())
         numbers = free or range(len(self))
-        return min(numbers, key=lambda n: (self[n].cost(now), n == self._wanted))
+        return min(numbers, key=lambda n: (self[n].cost(now), n == self._regular))
 
     def plan_renewals(self, now: float) -> None:
         """Plan to renew all connections, as one of the servers behind a balancer was lost.
 
         The balancer has led its connections to other servers, where they would stay for ever.
         """
-        for channel in self if self._wanted > 1 else ():
+        for channel in self if self._regular > 1 else ():
             channel.renew_at = min(channel.renew_at, now + channel.renew_after_s)

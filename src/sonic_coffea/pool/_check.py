@@ -18,7 +18,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, read_servers
 from sonic_coffea.reporting import tables
-from sonic_coffea.transport import ask
+from sonic_coffea.transport import time_requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -259,7 +259,7 @@ def _compare(connection: Connection, declared: Any) -> str:
     declared.compare(contract, server=server)
     labels: dict[str, list[str]] = {}
     with contextlib.suppress(errors.SonicError):  # a model that does not take a row of zeros
-        labels = connection.labels(contract, declared.version)
+        labels = connection.labels(contract)
     notes = declared.compare_labels(labels, contract, server=server)
     return "; ".join([f"fits version {contract.version}", *notes])
 
@@ -274,7 +274,7 @@ def _describe(contract: Contract) -> str:
 
 def _infer(connection: Connection, contract: Contract, version: str | None) -> str:
     """Score a row of zeros, alone and beside a row of ones: a row's scores are its own."""
-    response, rtt_s = ask(connection, contract, version, contract.zeros(1))
+    response, rtt_s = time_requests(connection, contract, version, contract.zeros(1))
     shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
     shown = f"one row of zeros: {shapes} from version {response.version}, {rtt_s * 1e3:.1f} ms"
     if contract.max_rows == 1:
@@ -283,7 +283,7 @@ def _infer(connection: Connection, contract: Contract, version: str | None) -> s
     for tensor in pair.values():
         tensor[1] = 1
     try:
-        both = ask(connection, contract, version, pair)[0].outputs
+        both = time_requests(connection, contract, version, pair)[0].outputs
     except errors.RequestError as error:
         return f"{shown}; a row of ones could not be tried beside it ({error.message})"
     for name, alone in response.outputs.items():

@@ -43,14 +43,12 @@ Event = partial[None]
 class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
-    def __init__(
-        self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
-    ) -> None:
-        super().__init__(settings, rng or Random())
+    def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None = None) -> None:
+        super().__init__(settings, rng)
+        self._rng = rng
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
-        self._in_flight_bytes = 0
         # Until its first quotas come, or until this time, a model may only have so many requests
         # in flight, over all servers. The first chunks of a thousand processes come at once, and
         # by the processes' own limits they would fill the servers' queues.
@@ -64,8 +62,7 @@ class PoolCore(ServedModels):
         for event in events:
             event(self, now)
         self._advance(now)
-        instructions = self._instructions.copy()
-        self._instructions.clear()
+        instructions, self._instructions = self._instructions, []
         return instructions
 
     def wakes_at(self) -> float:
@@ -127,9 +124,9 @@ class PoolCore(ServedModels):
         heads = self.waiting.heads()
         while heads:
             request = heads.pop(0)
-            in_flight_bytes = self._in_flight_bytes + request.nbytes
+            in_flight_bytes = self.endpoints.in_flight_bytes
             # A slice larger than the whole limit travels alone.
-            if in_flight_bytes > self._max_in_flight_bytes and self._in_flight_bytes:
+            if in_flight_bytes and in_flight_bytes + request.nbytes > self._max_in_flight_bytes:
                 return
             if self._holds_back(request.key, now):
                 continue
@@ -138,10 +135,9 @@ class PoolCore(ServedModels):
                 self._start_fallback(request.key, now)
                 continue
             self.waiting.take(request)
-            if request.rows > 1 and not request.whole and not endpoint.takes(request, now):
+            if request.rows > 1 and not request.whole and not endpoint.accepts_size(request, now):
                 self._split(request, now)
             else:
-                self._in_flight_bytes = in_flight_bytes
                 self._instructions.append(do.Send(endpoint.begin(request, now)))
             heads = self.waiting.heads()
 
@@ -190,6 +186,7 @@ class PoolCore(ServedModels):
         again = decision != "fail"
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
+        # The servers of the attempts that are left seem to hang, and a copy could not be made.
         if not sent and request.attempts and not request.queued:
             request.retry_at = now + back_off_s(1, self._rng)
             self.waiting.put_back(request, now)
@@ -227,7 +224,7 @@ class PoolCore(ServedModels):
         if decision == "lost":
             endpoint.failed(error, now)
             self._mark_stale()
-            if not getattr(error, "undelivered", False):
+            if not (isinstance(error, ServerLostError) and error.undelivered):
                 request.losses += 1
                 self._back_off(request, request.losses, now)
             # This time goes on when coffea or dask run a chunk again.
@@ -260,7 +257,6 @@ class PoolCore(ServedModels):
             return False
         attempt.slice.attempts.remove(attempt)
         self.endpoints.by_url[attempt.url].settle(attempt)
-        self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
     def _end(self, request: RequestSlice, now: float) -> None:

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from sonic_coffea.errors import (
@@ -15,6 +16,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     OverloadError,
     RouteTimeoutError,
+    ServerLostError,
     SonicError,
     TokenExpiredError,
 )
@@ -53,7 +55,7 @@ class Telemetry:
         Requests that were refused for lack of capacity.
     full : float
         Requests like the last one that make a full batch.
-    trips : dict
+    rtts : dict
         By size of the requests (bits of the number of rows): number, sum and minimum of the RTTs.
     """
 
@@ -62,13 +64,13 @@ class Telemetry:
     network_s: float = 0.0
     refused: int = 0
     full: float = 1.0
-    trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    rtts: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     def answered(self, rtt_s: float, rows: int, full: float) -> None:
         self.full = full
         size = rows.bit_length()
-        number, sum_s, min_s = self.trips.get(size, (0, 0.0, rtt_s))
-        self.trips[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
+        number, sum_s, min_s = self.rtts.get(size, (0, 0.0, rtt_s))
+        self.rtts[size] = (number + 1, sum_s + rtt_s, min(min_s, rtt_s))
 
 
 class Endpoint:
@@ -89,42 +91,36 @@ class Endpoint:
         hangs, so they do not count for limits.
     by_model : Counter
         The number of attempts in flight that are not late.
-    taken : int
-        The number of attempts so far: by it, endpoints with equal load take turns.
     late_at : float
         When an attempt may be late, at the earliest.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
-        self.url = url
-        self._rng = rng
+        self.url, self._settings = url, settings
         self.priority: float = 0
         self.draining = False
         self.breaker = CircuitBreaker(rng)
-        self.signatures = defaultdict[ModelKey, Signature](Signature)
+        self.signatures = defaultdict[ModelKey, Signature](partial(Signature, rng))
         self._revalidates_at = 0.0
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         # What is in flight
         self.channels = Channels(settings.channels)
-        limits = settings.max_in_flight, settings.retry_timeout_s
-        self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(*limits))
+        self.limits = defaultdict[ModelKey, AdaptiveLimit](partial(AdaptiveLimit, settings, rng))
         self._quotas: dict[ModelKey, Quota] = {}
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
-        self.taken = 0
+        self._begun = 0  # attempts so far: by it, endpoints with equal load take turns
         self._telemetry = defaultdict[ModelKey, Telemetry](Telemetry)
-        # Late responses
-        self._hedges_at_once = settings.hedge_after_s is not None
-        self._most_late_s = self._least_late_s = settings.hedge_after_s or tuning.LATE_S
+        # Late responses. The least time until a response is late is halved while the server hangs.
+        self._healthy_min_late_s = self._min_late_s = settings.hedge_after_s or tuning.LATE_S
         self._answered_from = 0.0  # when the youngest request began that was answered
         self.late_at = math.inf
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
-        # the request was given up; `_active_at` is that sign, or when it began to owe a response.
-        self._owes, self._active_at = False, 0.0
+        # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
+        self._owes, self._alive_at = False, 0.0
         self._probed_at: float | None = None
-        self._lives_at = 0.0  # when it last answered a probe
+        self._probe_answered_at = 0.0
         # The log
-        self._retry_timeout_s = settings.retry_timeout_s
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
 
     # Whether it can take requests
@@ -146,8 +142,11 @@ class Endpoint:
 
     def retry_at(self, key: ModelKey) -> float:
         """Return when all back-offs that concern a model are over."""
-        paused_until = self.limits[key].paused_until
-        return max(self.breaker.retry_at, paused_until, self.signatures[key].retry_at)
+        return max(self._back_offs(key))
+
+    def _back_offs(self, key: ModelKey) -> list[float]:
+        signature, limit = self.signatures[key], self.limits[key]
+        return [self.breaker.retry_at, limit.paused_until, signature.retry_at]
 
     def usable(self, request: RequestSlice, now: float) -> bool:
         """Whether a slice may be sent to it."""
@@ -169,9 +168,9 @@ class Endpoint:
 
     def load(self, key: ModelKey) -> tuple[float, int]:
         """Return a sort key: of several endpoints, the one with the lowest is used least."""
-        return self.by_model[key] / self.limits[key].value, self.taken
+        return self.by_model[key] / self.limits[key].value, self._begun
 
-    def takes(self, request: RequestSlice, now: float) -> bool:
+    def accepts_size(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
@@ -187,11 +186,7 @@ class Endpoint:
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = [
-            self.breaker.retry_at,
-            self.limits[key].paused_until,
-            self.signatures[key].retry_at,
-        ]
+        times = self._back_offs(key)
         if (quota := self._quotas.get(key)) is not None:
             times += quota.next_turn_at, quota.expires_at
         return times
@@ -201,7 +196,7 @@ class Endpoint:
     def begin(self, request: RequestSlice, now: float) -> Attempt:
         """Begin an attempt to send a slice."""
         if not self.attempts and not self._owes:
-            self._active_at = now
+            self._alive_at = now
         self._owes = True
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == self.url}
@@ -209,12 +204,12 @@ class Endpoint:
         self.channels[channel].in_flight += 1
         self.channels[channel].nbytes += request.nbytes
         self.by_model[key] += 1
-        self.taken += 1
+        self._begun += 1
         if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
         attempt = Attempt(request, self.url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
-        self.late_at = min(self.late_at, now + self._least_late_s)
+        self.late_at = min(self.late_at, now + self._min_late_s)
         request.attempts.append(attempt)
         return attempt
 
@@ -227,13 +222,13 @@ class Endpoint:
         if not attempt.late:
             self.by_model[attempt.key] -= 1
 
-    def spoke(self, now: float) -> None:
+    def mark_alive(self, now: float) -> None:
         """Take a sign of life: any answer."""
-        self._active_at, self._owes = now, False
+        self._alive_at, self._owes = now, False
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Take a response to a request."""
-        self.spoke(now)
+        self.mark_alive(now)
         if self.breaker.succeed() and self._loss_is_logged:
             self._loss_is_logged = False
             logger.warning("%s answers again", self.url)
@@ -241,7 +236,7 @@ class Endpoint:
         self.channels[attempt.channel].answered()
         self._answered_from = max(self._answered_from, attempt.begun_at)
         if attempt.late:  # it was slow, and did not hang
-            self._least_late_s = min(2 * self._least_late_s, self._most_late_s)
+            self._min_late_s = min(2 * self._min_late_s, self._healthy_min_late_s)
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
@@ -249,11 +244,11 @@ class Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
-        self._owes = False
-        hopeless = self.awaited == 0
+        self._owes, hopeless = False, self.awaited == 0
+        delivered = not (isinstance(error, ServerLostError) and error.undelivered)
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
-        elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:
+        elif hopeless and delivered and now >= self._revalidates_at:
             # Its only server may have been restarted, with another model.
             self._revalidates_at = now + tuning.VALID_S
             self.revalidate()
@@ -263,7 +258,7 @@ class Endpoint:
         """Take an error other than a loss; `too_large`: the size of the request may be why."""
         key, limit = attempt.key, self.limits[attempt.key]
         if not isinstance(error, (DeadlineError, CancelledError)):
-            self.spoke(now)
+            self.mark_alive(now)
         if too_large:
             self._refuse_size(error, attempt.slice, now)
         match error:
@@ -271,15 +266,15 @@ class Endpoint:
                 self.breaker.last_error = error
                 limit.halve(now)
                 if not self.by_model[key]:  # the route may cut all requests, and at once
-                    limit.pause(now, self._rng)
+                    limit.pause(now)
             case OverloadError():
                 self.breaker.last_error = error
-                limit.refused(self.by_model[key], now, self._rng, error.retry_after_s)
+                limit.refused(self.by_model[key], now, error.retry_after_s)
                 self._telemetry[key].refused += 1
             case TokenExpiredError():
-                limit.pause(now, self._rng)
+                limit.pause(now)
             case ModelNotFoundError():
-                self.signatures[key].miss(now, self._rng)
+                self.signatures[key].miss(now)
 
     def retried(self, error: SonicError, now: float) -> None:
         """Log the number of requests that are sent again, at most once in `LOG_INTERVAL_S`."""
@@ -292,20 +287,20 @@ class Endpoint:
     def revalidate(self) -> None:
         """Have its models validated again, as another server may come back at this URL."""
         for signature in self.signatures.values():
-            signature.doubt()
+            signature.invalidate()
 
     def _lost(self, error: SonicError, now: float) -> None:
         """Forget its limits and validate again, as another server may come back at this URL."""
         if now >= self._logs_at:
             what = "%s; nothing gets through, and requests are sent again for up to %g s"
-            logger.warning(what, error, self._retry_timeout_s)
+            logger.warning(what, error, self._settings.retry_timeout_s)
             self._loss_is_logged, self._logs_at = True, now + tuning.LOG_INTERVAL_S
         self.limits.clear()
         self.revalidate()
 
     def _refuse_size(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Have requests of this size split for some time, as it refused this one for its size."""
-        if not self.takes(request, now):
+        if not self.accepts_size(request, now):
             return
         _, until = self._refused_bytes.get(request.key, (0, -math.inf))
         level = logging.DEBUG if now < until else logging.WARNING
@@ -318,7 +313,7 @@ class Endpoint:
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
         waits = self.attempts and self._probed_at is None
-        return self._active_at + tuning.SILENCE_S if waits else math.inf
+        return self._alive_at + tuning.SILENCE_S if waits else math.inf
 
     def start_probe(self, now: float) -> None:
         self._probed_at = now
@@ -331,9 +326,9 @@ class Endpoint:
         probed_at, self._probed_at = self._probed_at, None
         self._owes = False
         if error is None:
-            self._active_at = self._lives_at = now
+            self._alive_at = self._probe_answered_at = now
             return False
-        silent = probed_at is None or self._active_at <= probed_at
+        silent = probed_at is None or self._alive_at <= probed_at
         if silent and self.breaker.open(error, now):
             self._lost(error, now)
         return silent
@@ -344,14 +339,14 @@ class Endpoint:
 
     def hedge_won(self, now: float) -> None:
         """Hedge the next late request sooner, as the server of this one hung."""
-        self._least_late_s = max(self._least_late_s / 2, tuning.MIN_LATE_S)
-        self.late_at = min(self.late_at, now + self._least_late_s)
+        self._min_late_s = max(self._min_late_s / 2, tuning.MIN_LATE_S)
+        self.late_at = min(self.late_at, now + self._min_late_s)
 
     def take_late(self, now: float) -> list[Attempt]:
         """Return the attempts that have become late, which no longer count for limits."""
         awaited = [attempt for attempt in self.attempts if not attempt.late]
         late = [attempt for attempt in awaited if self._is_late(attempt, now)]
-        if late and self._least_late_s == self._most_late_s:
+        if late and self._min_late_s == self._healthy_min_late_s:
             # While they were in flight, the limit has grown by the places that they held.
             for key, places in Counter(attempt.key for attempt in late).items():
                 self.limits[key].release(places)
@@ -359,24 +354,24 @@ class Endpoint:
             attempt.late = True
             self.by_model[attempt.key] -= 1
             self.channels[attempt.channel].late(now)
-        least_s, self.late_at = self._least_late_s, math.inf
+        self.late_at = math.inf
         if oldest := next((attempt for attempt in awaited if not attempt.late), None):
-            self.late_at = max(oldest.begun_at + least_s, now + least_s / 4)
+            self.late_at = max(oldest.begun_at + self._min_late_s, now + self._min_late_s / 4)
         return late
 
     def _is_late(self, attempt: Attempt, now: float) -> bool:
         """Whether an attempt has waited longer than usual, while the server answers others."""
-        attempts = len(attempt.slice.attempts)
+        at_once, attempts = self._settings.hedge_after_s is not None, len(attempt.slice.attempts)
         late_s = self.limits[attempt.key].late_s(attempt.slice.rows)
         if late_s is None:
             travels_s = attempt.slice.nbytes / tuning.UNKNOWN_BYTES_PER_S
-            late_s = 0.0 if self._hedges_at_once else tuning.UNKNOWN_S * attempts + travels_s
+            late_s = 0.0 if at_once else tuning.UNKNOWN_S * attempts + travels_s
         back_off = max(1.0, attempts / tuning.MAX_RETRIES)
-        late_at = attempt.sent_at + back_off * max(late_s, self._least_late_s)
+        late_at = attempt.sent_at + back_off * max(late_s, self._min_late_s)
         if now < late_at:
             return False
-        hangs = self._hedges_at_once or self._least_late_s < self._most_late_s
-        return hangs or self.overtaken(attempt) or self._lives_at > late_at
+        hangs = at_once or self._min_late_s < self._healthy_min_late_s
+        return hangs or self.overtaken(attempt) or self._probe_answered_at > late_at
 
     # What others are told
 

@@ -45,6 +45,11 @@ class EndpointRegistry:
         """The endpoints that are not draining."""
         return [endpoint for endpoint in self if not endpoint.draining]
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of the tensors that are in flight."""
+        return sum(channel.nbytes for endpoint in self for channel in endpoint.channels)
+
     def set_servers(self, servers: Sequence[str]) -> None:
         """Add and drain endpoints, so that these, and the fallback, are the active ones."""
         self.servers, fallback = tuple(servers), self.fallback

@@ -137,6 +137,8 @@ class Engine:
         """Replace the servers; `Pool.set_servers` describes it."""
         settings = self.settings.with_servers(servers)
         settings.read_certificates()
+        if self.closing.is_set():
+            raise ConfigError(CLOSED)
 
         def change() -> None:
             if self._thread is not None:
@@ -251,7 +253,7 @@ class Engine:
         """Start the fallback, on a thread of its own."""
         source = self.settings.fallback
         try:
-            settings = self.settings.with_servers(source() if callable(source) else str(source))
+            settings = self.settings.with_servers([source() if callable(source) else source])
             settings.read_certificates()
             (url,) = settings.servers
             sender = self._sender(url)

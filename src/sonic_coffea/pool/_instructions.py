@@ -43,11 +43,11 @@ class Count(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Give up a slice; ``url`` is the endpoint whose failure it was."""
+    """Give up a slice; ``url`` is the endpoint whose failure it was, if it was one's."""
 
     slice: RequestSlice
     error: SonicError
-    url: str | None = None
+    url: str | None
 
 
 class Probe(NamedTuple):

@@ -8,6 +8,7 @@ from random import Random
 
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
+from sonic_coffea.pool._settings import Settings
 
 
 def min_in_flight(full: float) -> float:
@@ -18,9 +19,10 @@ def min_in_flight(full: float) -> float:
 class AdaptiveLimit:
     """The in-flight limit of a model on an endpoint, as one process sees it.
 
-    It grows by one in a round trip while the RTT ratio is low, and else shrinks by one. In slow
-    start, which ends when the ratio is first too high, it doubles. A refusal lowers it to the
-    number that was not refused. RTTs are compared among requests of similar size.
+    In a round trip, it grows by one while the RTT ratio is low, and else shrinks by half of the
+    excess, and by at least one. In slow start, which ends when the ratio is first too high, it
+    doubles. A refusal lowers it to the number that was not refused. RTTs are compared among
+    requests of similar size.
 
     The signal is latency. With throughput as the signal, each client of a shared server would gain
     by having more requests in its queue than the others. The rules are those of TCP Vegas (Brakmo
@@ -28,14 +30,16 @@ class AdaptiveLimit:
 
     Parameters
     ----------
-    max_in_flight : int
-        The largest limit.
-    max_pause_s : float
-        The longest back-off that a server may ask for.
+    settings : Settings
+        The largest limit is ``max_in_flight``; a server may ask for a back-off of up to
+        ``retry_timeout_s``.
+    rng : Random
+        Gives the jitter.
     """
 
-    def __init__(self, max_in_flight: int, max_pause_s: float = math.inf) -> None:
-        self._max, self._max_pause_s = float(max_in_flight), max_pause_s
+    def __init__(self, settings: Settings, rng: Random) -> None:
+        self._max, self._max_pause_s = float(settings.max_in_flight), settings.retry_timeout_s
+        self._rng = rng
         self._value = min(tuning.MIN_IN_FLIGHT, self._max)
         self._slow_start = True
         # By size of the requests.
@@ -62,7 +66,7 @@ class AdaptiveLimit:
 
     def room(self, in_flight: int, now: float) -> int:
         """Return how many more requests may leave."""
-        limit = 1 if now >= self._probe_at else int(self._value)
+        limit = 1 if now >= self._probe_at else self.value
         return min(limit - in_flight, self.room_beside_refusals(in_flight, now))
 
     def room_beside_refusals(self, in_flight: int, now: float) -> int:
@@ -81,24 +85,23 @@ class AdaptiveLimit:
         baseline_s = self._baseline_rtt_s[known] * 2.0 ** max(size - known, 0)
         return (self._rtt_ratio + tuning.DEVIATIONS * self._deviation) * baseline_s
 
-    def answered(
-        self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
-    ) -> None:
+    def answered(self, rtt_s: float, rows: int, in_flight: int, now: float, full: float) -> None:
         """Record a response.
 
         ``in_flight`` is the number of requests at its sending, itself included; ``full`` is the
         number of requests of its size in a full batch of the server.
         """
-        baseline_s = self._baseline(rtt_s, rows.bit_length(), now if in_flight == 1 else None)
-        if self._probe_at == math.inf:
-            self._probe_at = now + max(tuning.RECHECK_S, tuning.PROBE_RTTS * baseline_s)
+        is_alone = in_flight == 1
+        baseline_s = self._baseline(rtt_s, rows.bit_length(), is_alone=is_alone)
+        if is_alone or self._probe_at == math.inf:
+            self._probe_at = now + max(tuning.RECHECK_S, tuning.PROBE_RTTS * rtt_s)
         error = rtt_s / baseline_s - self._rtt_ratio
         self._rtt_ratio += tuning.SMOOTHING * error
         self._deviation += tuning.SMOOTHING * (abs(error) - self._deviation)
         self._refusals = 0
-        least = min_in_flight(full)
+        min_limit = min_in_flight(full)
         slow = self._rtt_ratio > tuning.MAX_RTT_RATIO
-        if slow and self._value > least:
+        if slow and self._value > min_limit:
             if self._slow_start:
                 # The answered request was sent when the limit was half of this one.
                 self._slow_start, shrunk = False, self._value / 2
@@ -106,15 +109,15 @@ class AdaptiveLimit:
                 # Within two round trips, the excess is gone.
                 excess = self._value * (1 - tuning.MAX_RTT_RATIO / self._rtt_ratio)
                 shrunk = self._value - max(excess / 2, 1.0) / self._value
-            self._set(max(shrunk, least))
-        elif not slow or self._value < least:
+            self._set(max(shrunk, min_limit))
+        elif not slow or self._value < min_limit:
             self._grow(in_flight, now)
 
     def _grow(self, in_flight: int, now: float) -> None:
         """Raise the limit, if it holds requests back."""
-        if self._slow_start and 2 * in_flight >= int(self._value):
+        if self._slow_start and 2 * in_flight >= self.value:
             self._set(self._value + 1)
-        elif in_flight >= int(self._value):
+        elif in_flight >= self.value:
             grown = self._value + 1 / self._value
             if now < self._held_until:
                 grown = min(grown, self._ceiling)
@@ -122,12 +125,10 @@ class AdaptiveLimit:
                 self._ceiling, self._hold_rtts = math.inf, tuning.HOLD_RTTS
             self._set(grown)
 
-    def refused(
-        self, in_flight: int, now: float, rng: Random, retry_after_s: float | None = None
-    ) -> None:
+    def refused(self, in_flight: int, now: float, retry_after_s: float | None) -> None:
         """Record a refusal for lack of capacity, while others are in flight.
 
-        ``rng`` gives the jitter; ``retry_after_s`` is the back-off that the server asks for.
+        ``retry_after_s`` is the back-off that the server asks for.
         """
         self._slow_start = False
         rtt_s = self._mean_rtt_s
@@ -140,7 +141,7 @@ class AdaptiveLimit:
         self._set(min(self._value, tuning.REFUSED_PART * self._ceiling))
         if in_flight == 0 or retry_after_s is not None:
             # No response will show that there is room again.
-            self.pause(now, rng, retry_after_s)
+            self.pause(now, retry_after_s)
 
     def release(self, places: float) -> None:
         """Shrink by the number of requests that hung, as it had grown by as many."""
@@ -154,21 +155,20 @@ class AdaptiveLimit:
             self._next_refusal_at = now + self._mean_rtt_s
             self._set(self._value / 2)
 
-    def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
+    def pause(self, now: float, retry_after_s: float | None = None) -> None:
         """Back off for an RTT, doubling each time, or for the time that the server asks for."""
         pause_s = min(retry_after_s or 0.0, self._max_pause_s)
         if now >= self.paused_until:
             self._refusals += 1
-            pause_s = max(pause_s, back_off_s(self._refusals, rng, self._mean_rtt_s))
+            pause_s = max(pause_s, back_off_s(self._refusals, self._rng, self._mean_rtt_s))
         self.paused_until = max(self.paused_until, now + pause_s)
 
-    def _baseline(self, rtt_s: float, size: int, probed_at: float | None) -> float:
+    def _baseline(self, rtt_s: float, size: int, *, is_alone: bool) -> float:
         """Return the baseline RTT of requests of a size, updated by an RTT."""
         min_s = self._min_rtt_s[size] = min(rtt_s, self._min_rtt_s.get(size, rtt_s))
         baseline_s = min(rtt_s, self._baseline_rtt_s.get(size, rtt_s))
-        if probed_at is not None:
+        if is_alone:
             baseline_s = min(rtt_s, baseline_s * tuning.MAX_GROWTH, min_s * tuning.MAX_TOTAL_GROWTH)
-            self._probe_at = probed_at + max(tuning.RECHECK_S, tuning.PROBE_RTTS * rtt_s)
         self._baseline_rtt_s[size] = baseline_s
         return baseline_s
 

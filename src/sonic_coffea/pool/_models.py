@@ -58,9 +58,10 @@ _DIFFERS = (
 )
 
 
-def passes(error: SonicError) -> bool:
+def is_transient(error: SonicError) -> bool:
     """Whether another try may succeed."""
-    return isinstance(error, TRANSIENT) and not getattr(error, "gone", False)
+    gone = isinstance(error, errors.ServerLostError) and error.gone
+    return isinstance(error, TRANSIENT) and not gone
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class ServedModels(ABC):
     """
 
     def __init__(self, settings: Settings, rng: Random) -> None:
-        self._settings, self._rng = settings, rng
+        self._settings = settings
         self.endpoints = EndpointRegistry(settings, rng)
         self.waiting = WaitingSlices()
         self._instructions: list[do.Instruction] = []
@@ -209,13 +210,13 @@ class ServedModels(ABC):
         signature.asked = False
         if isinstance(outcome, SonicError):
             self._not_described.add(key)
-            known.transient |= passes(outcome)
-            self._not_told(endpoint, key, outcome, now)
+            known.transient |= is_transient(outcome)
+            self._take_error(endpoint, key, outcome, now)
         else:
             known.described = True
             known.late_at = min(known.late_at, now + tuning.LATE_S)
             endpoint.channels.round_trip_s = outcome.round_trip_s
-            self._told(endpoint, key, outcome, now)
+            self._accept(endpoint, key, outcome, now)
         signature.outcome = outcome
 
     def _forget(self, key: ModelKey) -> None:
@@ -253,11 +254,11 @@ class ServedModels(ABC):
         failed = callers and isinstance(signature.outcome, SonicError)
         return (failed or signature.contract is None) and now >= endpoint.retry_at(key)
 
-    def _told(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
-        """Take the contract of a server that was asked for it."""
-        endpoint.spoke(now)
+    def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
+        """Take the contract of a server that was asked for it, unless requests did not find it."""
+        endpoint.mark_alive(now)
         if self._lacks_version(endpoint, key, contract):
-            endpoint.signatures[key].lack(now, self._rng)
+            endpoint.signatures[key].lack(now)
             return
         endpoint.signatures[key].accept(contract, now)
         known, first = self._known[key], self.waiting.first(key)
@@ -267,20 +268,19 @@ class ServedModels(ABC):
         if endpoint.url == self.endpoints.fallback:
             self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
 
-    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+    def _take_error(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
-        rng = self._rng
         if isinstance(error, errors.ModelNotFoundError):
-            endpoint.spoke(now)
-            endpoint.signatures[key].lack(now, rng)
+            endpoint.mark_alive(now)
+            endpoint.signatures[key].lack(now)
             return
         if isinstance(error, errors.OverloadError):
-            endpoint.spoke(now)
-            endpoint.limits[key].pause(now, rng, error.retry_after_s)
+            endpoint.mark_alive(now)
+            endpoint.limits[key].pause(now, error.retry_after_s)
             return
         # The retry budget bounds losses, unless requests in flight keep the circuit closed.
         if not isinstance(error, errors.ServerLostError) or endpoint.breaker.exhausted(now):
-            endpoint.signatures[key].failed(now, rng)
+            endpoint.signatures[key].failed(now)
         if isinstance(error, errors.CancelledError):  # its connection was renewed
             return
         if isinstance(error, errors.DeadlineError):
@@ -324,8 +324,11 @@ class ServedModels(ABC):
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
         if awaited and now < known.late_at:
             return
-        told = {url: x.contract for url, x in signatures.items() if x.contract is x.outcome}
-        contracts = {url: contract for url, contract in told.items() if contract is not None}
+        contracts = {
+            url: x.contract
+            for url, x in signatures.items()
+            if x.contract is not None and x.contract is x.outcome
+        }
         servers = {url: c for url, c in contracts.items() if url != self.endpoints.fallback}
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
@@ -388,16 +391,11 @@ class ServedModels(ABC):
         missing = any(isinstance(error, errors.ModelNotFoundError) for error in reasons)
         # A model that was there is being loaded again, or its server is being restarted.
         returns = missing and (known.transient or known.described)
-        transient = returns or any(map(passes, reasons))
+        transient = returns or any(map(is_transient, reasons))
         self._start_fallback(key, now, at_once=not transient)
-        # A worker may join a cluster while servers are restarted; a fallback may load its model.
-        joined = self.starts_at > -math.inf
-        fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
-        loading = fallback is not None and fallback.signatures[key].asked
-        reached = joined or loading or any(other.described for other in self._known.values())
-        never = not reached and all(getattr(error, "unreached", False) for error in reasons)
-        patience_s = self._settings.retry_timeout_s
-        patience_s = min(tuning.FIRST_CONTACT_S, patience_s) if never else patience_s
+        patience_s, never = self._settings.retry_timeout_s, self._is_never_reached(key, reasons)
+        if never:
+            patience_s = min(tuning.FIRST_CONTACT_S, patience_s)
         patient = transient and now - failing_since < patience_s
         if patient or self.endpoints.awaits_fallback(key):
             return
@@ -408,6 +406,16 @@ class ServedModels(ABC):
             self._forget(key)
             for request in self.waiting.take_chosen(key, lambda _: True):
                 self._give_up(request, error.server, error, now)
+
+    def _is_never_reached(self, key: ModelKey, reasons: Sequence[SonicError]) -> bool:
+        """Whether nothing was ever at the servers' addresses."""
+        # A worker may join a cluster while servers are restarted; a fallback may load its model.
+        joined = self.starts_at > -math.inf
+        fallback = self.endpoints.by_url.get(self.endpoints.fallback or "")
+        loading = fallback is not None and fallback.signatures[key].asked
+        reached = joined or loading or any(known.described for known in self._known.values())
+        lost = all(isinstance(x, errors.ServerLostError) and x.unreached for x in reasons)
+        return lost and not reached
 
     def _unavailable(self, key: ModelKey, reasons: Sequence[SonicError]) -> SonicError:
         """Return the error for a model that no server has."""
@@ -480,9 +488,10 @@ class ServedModels(ABC):
         """Reject a fallback that has not the model of the servers, even if they are gone."""
         known = self._known[key]
         if expected is not None and not serves(actual, expected):
-            files = f"its files have the digest {actual.digest}, those of the servers"
-            other = actual.digest != expected.digest
-            what = "the fallback has another model" + f": {files} {expected.digest}" * other
+            what = "the fallback has another model"
+            if actual.digest != expected.digest:
+                files = f"its files have the digest {actual.digest}, those of the servers"
+                what = f"{what}: {files} {expected.digest}"
             self._reject(endpoint, key, what, now)
         elif not known.compared and not (expected and actual.digest and expected.digest):
             known.compared = True

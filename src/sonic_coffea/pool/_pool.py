@@ -26,7 +26,7 @@ from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._servers import as_ours, open_transport
+from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.reporting import Statistics, tables
 from sonic_coffea.transport import Contract, ModelStatistics, Transport
@@ -178,9 +178,8 @@ class Pool:
                 self._engine.closing.set()
         leave(block)
         if self.closed:
-            self.close()
-        else:
-            self.take_turns(self)
+            self._engine.close()
+        self.take_turns(self)
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
@@ -196,11 +195,6 @@ class Pool:
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
-
-    @property
-    def threads(self) -> frozenset[int]:
-        """The threads that are in a ``with`` block of the pool."""
-        return frozenset(block.thread for block in tuple(self._entered))
 
     def is_entered_beside(self, blocks: Sequence[Block]) -> bool:
         """Whether it has a ``with`` block that is none of these."""
@@ -236,7 +230,7 @@ class Pool:
         Raises
         ------
         ConfigError
-            If a URL cannot be used.
+            If a URL cannot be used, or the pool has been closed.
         """
         self._engine.set_servers(servers)
 
@@ -404,7 +398,7 @@ class Pool:
         Models that run in this process are no other process's concern.
         """
         telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
-        return {which: told for which, told in telemetry.items() if not is_in_process(which[0])}
+        return {key: report for key, report in telemetry.items() if not is_in_process(key[0])}
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
@@ -422,7 +416,7 @@ class Pool:
             if hasattr(connection, "statistics")
         }
         answers = zip(questions, _ask([*questions.values()]), strict=True)
-        return {which: told for which, told in answers if not isinstance(told, SonicError)}
+        return {key: answer for key, answer in answers if not isinstance(answer, SonicError)}
 
     def set_quotas(
         self,
@@ -486,11 +480,7 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
     futures = [run_apart("sonic-ask", question) for question in questions]
     concurrent.futures.wait(futures, timeout_s)
     late = errors.DeadlineError(f"the server has not answered within {timeout_s} s")
-    outcomes = []
-    for future in futures:
-        error = future.exception() if future.done() else late
-        outcomes.append(future.result() if error is None else as_ours(error, errors.RequestError))
-    return outcomes
+    return [outcome_of(f, errors.RequestError) if f.done() else late for f in futures]
 
 
 def _declarations(model: Any) -> Sequence[Any]:

@@ -22,11 +22,7 @@ _DEFAULT_S, _SOON_S = 0.005, 0.0005
 _users: set[object] = set()
 
 
-def take_part(
-    wait: Wait,
-    memory_bytes: float | None = None,
-    pool_of_task: Callable[[], Any] | None = None,
-) -> None:
+def take_part(wait: Wait, memory_bytes: float | None, pool_of_task: Callable[[], Any]) -> None:
     """Install what a dask worker knows better than its process.
 
     Parameters

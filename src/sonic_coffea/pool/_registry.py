@@ -110,10 +110,10 @@ def using(pool: Pool | None) -> Iterator[None]:
             leave(block)
 
 
-def shared(settings: Settings, pool: Pool | None = None) -> Pool:
+def shared(settings: Settings, pool: Pool | None) -> Pool:
     """Return the pool that would score a call if it has these servers, else one with the settings.
 
-    ``pool`` is that of a pickle.
+    ``pool`` is that of a pickle; None if there is none.
     """
     pool = pool or _named()
     if pool is not None and set(settings.servers) <= set(pool.settings.servers):
@@ -193,7 +193,7 @@ def _default() -> Pool | None:
     connected = _open()
     if own := [pool for pool in connected if pool.connected_here]:
         return own[-1]
-    is_entered = any(pool.threads for pool in connected)
+    is_entered = any(pool.is_entered_beside(()) for pool in connected)
     several = [pool for pool in connected if is_entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if len(servers) > 1 and several[-1] is connected[-1]:

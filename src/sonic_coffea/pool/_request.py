@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -29,10 +30,14 @@ class RequestSlice:
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
         Slices leave in this order: the number of the slice, its first row.
+    queued_at, first_failed_at : float
+        When its call was submitted, and when an attempt first failed; None before that.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
         When its back-off ends.
+    inference_failures : int
+        How often a server failed on these rows, and they were sent again.
     splits : int
         How often slices were split until this part.
     whole : bool
@@ -70,10 +75,9 @@ class RequestSlice:
         """Return its rows as two slices, with its place in the order."""
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
-        half = replace(self, splits=self.splits + 1, attempts=[])
-        first = replace(half, stop=middle, nbytes=nbytes)
-        rest, order = self.nbytes - nbytes, (self.order[0], middle)
-        return first, replace(half, start=middle, nbytes=rest, order=order, attempts=[])
+        half, order = partial(replace, self, splits=self.splits + 1), (self.order[0], middle)
+        rest = half(start=middle, nbytes=self.nbytes - nbytes, order=order, attempts=[])
+        return half(stop=middle, nbytes=nbytes, attempts=[]), rest
 
     @property
     def key(self) -> ModelKey:

@@ -23,12 +23,10 @@ from sonic_coffea.pool._deadline import run_apart
 from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._settings import is_in_process
+from sonic_coffea.pool._tuning import MAX_RETRIES
 from sonic_coffea.transport import ConnectionOptions, Response, Transport, connect_transport
 
 logger = logging.getLogger(__name__)
-
-# Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
-PROBES = 4
 
 
 def open_transport(url: str, *, options: ConnectionOptions) -> Any:
@@ -109,16 +107,17 @@ class Sender:
         connection = self.connections[0]
 
         def ask() -> SonicError | None:
+            # One of several servers behind the URL may hang: it is live if one probe is answered.
             outcomes: SimpleQueue[SonicError | None] = SimpleQueue()
-            for _ in range(PROBES):
+            for _ in range(MAX_RETRIES):
                 connection.live(outcomes.put)
             error = outcomes.get()
-            for _ in range(PROBES - 1):
+            for _ in range(MAX_RETRIES - 1):
                 error = error and outcomes.get()
             return error
 
-        over = partial(PoolCore.probed, url=self._url)
-        self._ask("sonic-probe", ask, over, errors.ServerLostError)
+        probed = partial(PoolCore.probed, url=self._url)
+        self._ask("sonic-probe", ask, probed, errors.ServerLostError)
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
@@ -140,18 +139,14 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        told = partial(PoolCore.validated, url=self._url, key=key)
-        self._ask("sonic-contract", ask, told, errors.RequestError)
+        validated = partial(PoolCore.validated, url=self._url, key=key)
+        self._ask("sonic-contract", ask, validated, errors.RequestError)
 
     def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
         """Ask something that may block, and post the event with its outcome."""
-
-        def over(future: Future[Any]) -> None:
-            error = future.exception()
-            outcome = future.result() if error is None else as_ours(error, kind)
-            self._post(partial(event, outcome=outcome))
-
-        run_apart(name, ask).add_done_callback(over)
+        run_apart(name, ask).add_done_callback(
+            lambda future: self._post(partial(event, outcome=outcome_of(future, kind)))
+        )
 
     def close(self) -> None:
         """Send nothing more, and close the connections; this may block."""
@@ -212,6 +207,12 @@ class Sender:
             request_id=f"{self._name}-{next(self._numbers)}",
             done=done,
         )
+
+
+def outcome_of(future: Future[Any], kind: type[SonicError]) -> Any:
+    """Return the result of a future that is done, or its error as one of this package."""
+    error = future.exception()
+    return future.result() if error is None else as_ours(error, kind)
 
 
 def as_ours(error: BaseException, kind: type[SonicError]) -> SonicError:

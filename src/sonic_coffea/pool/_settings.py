@@ -17,7 +17,7 @@ from typing import Any
 
 from sonic_coffea._files import read_text
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions
+from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions, Token
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 128_000_000
@@ -64,7 +64,7 @@ def _number(expected: str, kind: type, minimum: float, maximum: float, convert: 
     return _reader(expected, usable, convert)
 
 
-def _one_of(*choices: Any) -> Read:
+def _one_of(*choices: str) -> Read:
     return _reader("one of " + ", ".join(choices), lambda value: value in choices)
 
 
@@ -233,7 +233,7 @@ class Settings:
         if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
-        known, given = {f.name: f for f in fields(cls) if f.metadata}, {}
+        known, values = {f.name: f for f in fields(cls) if f.metadata}, {}
         for name, value in options.items():
             if name not in known:
                 hint = nearest(name, [*known, "token_file"])
@@ -241,12 +241,12 @@ class Settings:
             read, default = known[name].metadata["read"], known[name].metadata["default"]
             try:
                 by_default = isinstance(value, str | None) and value == default
-                given[name] = value if by_default else read(value)
+                values[name] = value if by_default else read(value)
             except ValueError as expected:
                 got = repr(value) if known[name].repr else type(value).__name__
                 message = f"{name}: expected {expected} (by default {default!r}), got {got}"
                 raise ConfigError(message) from None
-        settings = cls(servers=_urls(servers), **given)
+        settings = cls(servers=_urls(servers), **values)
         if settings.secrets:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
@@ -379,9 +379,9 @@ class Settings:
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
-        return ConnectionOptions(
-            **{f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
+        token = None if self.token is None else Token(self.token)
+        return ConnectionOptions(**{**values, "token": token})
 
 
 def _secrets_id(settings: Settings) -> str:

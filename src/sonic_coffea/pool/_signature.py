@@ -49,6 +49,7 @@ class Signature:
         Before it, it is not asked again.
     """
 
+    _rng: Random
     contract: Contract | None = None
     outcome: Contract | SonicError | None = None
     asked: bool = False
@@ -68,10 +69,10 @@ class Signature:
         """Whether the endpoint has the model that rows are packed for."""
         return self.contract is not None and serves(self.contract, request.call.contract)
 
-    def failed(self, now: float, rng: Random) -> None:
+    def failed(self, now: float) -> None:
         """Record that it could not be asked; it is asked again after a back-off."""
         self._failures += 1
-        self.retry_at = now + back_off_s(self._failures, rng)
+        self.retry_at = now + back_off_s(self._failures, self._rng)
 
     def accept(self, contract: Contract, now: float) -> None:
         """Record the model that it has described."""
@@ -87,17 +88,17 @@ class Signature:
         if self.rejection is None:
             self.retry_at = -math.inf
 
-    def miss(self, now: float, rng: Random) -> None:
+    def miss(self, now: float) -> None:
         """Record a request without the model; the next may reach another server, which has it."""
         self._misses += 1
         if self.contract is not None and self._misses >= tuning.MAX_MISSES:
-            self.lack(now, rng)
+            self.lack(now)
 
-    def lack(self, now: float, rng: Random) -> None:
+    def lack(self, now: float) -> None:
         """Record that the endpoint does not have the model; it is asked again after a back-off."""
-        self.doubt()
+        self.invalidate()
         self._misses, self._missed_at = 0, now
-        self.failed(now, rng)
+        self.failed(now)
         if self.lacking_since is None:
             self.lacking_since = now
 
@@ -106,7 +107,7 @@ class Signature:
         self.contract, self.rejection = None, error
         self.retry_at = now + tuning.RECHECK_S
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Have the endpoint asked again before it gets more rows."""
         self.contract = self.outcome = self.rejection = None
 

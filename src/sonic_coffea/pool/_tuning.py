@@ -16,7 +16,8 @@ LOSSES_PER_ANSWER = 10.0
 # servers or make them hang. If every second server is dead or hangs, one request of 16 is lost four
 # times by chance. The same number of losses opens a half-open circuit again. It also bounds splits:
 # smaller parts of a request that is too large back off, and a request that a route cuts is split at
-# most three times while others are in flight beside it.
+# most three times while others are in flight beside it. And it is the number of probes: if every
+# second server hangs, one of them is answered in 15 of 16 cases.
 MAX_RETRIES = 4
 # An endpoint that owes responses is probed after this time without any. If nothing but losses came
 # for this time, the circuit opens, however few they are.

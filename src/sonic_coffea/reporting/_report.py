@@ -206,7 +206,7 @@ def _statistics(source: Any) -> Statistics:
     statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
     if not isinstance(statistics, Statistics):
         raise ConfigError(
-            f"a {type(source).__name__} carries no statistics; expected the output of a Runner "
+            f"{type(source).__name__} carries no statistics; expected the output of a Runner "
             "with a SonicProcessor that returns a dict, a pool, or a pending call"
         )
     return statistics

@@ -75,15 +75,15 @@ def local_servers() -> list[dict[str, Any]]:
     server when its owner is gone (``supervisor_pid``), the paths of the model ``repository`` and
     of the ``log``, and when it was ``started``, in seconds since the epoch.
     """
-    found = []
+    servers = []
     with contextlib.suppress(ServerStartError):
         for folder in sorted(_socket_folder().glob("[!.]*")):
             # A folder without a record is one of a server that is being started.
             with contextlib.suppress(FileNotFoundError):
                 text = (folder / "server.json").read_text(encoding="utf-8")
                 if _is_locked(folder):
-                    found.append(json.loads(text))
-    return found
+                    servers.append(json.loads(text))
+    return servers
 
 
 def new_log() -> Path:

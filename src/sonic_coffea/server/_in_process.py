@@ -28,7 +28,7 @@ from sonic_coffea.transport import (
     not_found,
 )
 
-Tensors = Mapping[str, "NDArray[Any]"]
+Tensors = Mapping[str, NDArray[Any]]
 
 
 class InProcessTransport:
@@ -106,9 +106,8 @@ class InProcessTransport:
         """
         return self._load(model, version)[0]
 
-    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
+    def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Return the labels of outputs whose configuration names a file of them."""
-        del version
         folder = self.repository / contract.model
         files = {o["name"]: o.get("label_filename") for o in _config(folder).get("output", ())}
         return {
@@ -145,7 +144,7 @@ class InProcessTransport:
         except Exception as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}") from error
         return Response(
-            outputs=contract.received(tensors, {}),
+            outputs=contract.received(tensors),
             version=contract.version,
             sent_bytes=0,
             received_bytes=0,

@@ -119,7 +119,18 @@ def find() -> ServerInstall | None:
     return None
 
 
-def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> ServerInstall:
+def print_stage(text: str) -> None:
+    """Print a stage of an installation, so that the user sees why it takes long.
+
+    The text goes to standard error; in a notebook, to the cell's output, where errors are red.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True).print(Text(printable(text)))
+
+
+def ensure(progress: Progress = print_stage, *, extras: Sequence[str] = ()) -> ServerInstall:
     """Return the installation of Triton, and install Triton first if it is not there.
 
     Safe to call from several processes at once; needs no network once installed.
@@ -127,7 +138,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     Parameters
     ----------
     progress : callable, optional
-        Called with a short text at each stage.
+        Called with a short text at each stage; by default, the text is printed.
     extras : sequence of str
         Packages that models need, to be in the server's environment: ``"xgboost"``,
         ``"lightgbm"``, or any that uv can install.
@@ -148,7 +159,6 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
             if reason is not None:
                 raise ServerStartError(f"{reason}; {ALTERNATIVES}")
             root.mkdir(parents=True, exist_ok=True)
-            progress = progress or warn
             with (root / ".lock").open("a") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,17 +182,6 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
 def _lacks(install: ServerInstall, package: str) -> bool:
     """Whether the server's environment lacks a package; uv decides about one with a version."""
     return not any(distributions(name=package, path=[str(install.packages)]))
-
-
-def warn(text: str) -> None:
-    """Print a stage of an installation, so that the user sees why it takes long.
-
-    The text goes to standard error; in a notebook, to the cell's output, where errors are red.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True, soft_wrap=True).print(Text(printable(text)))
 
 
 def _install(progress: Progress) -> ServerInstall:

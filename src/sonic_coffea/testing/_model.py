@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import declared
 from sonic_coffea.model import Model
 from sonic_coffea.transport import STRINGS, kserve_name
@@ -78,8 +78,10 @@ class FakeModel:
         Raises
         ------
         ConfigError
-            If there is no default for the declaration.
+            If something else is given, or there is no default for the declaration.
         """
+        expect(isinstance(model, Model), "a sonic_coffea.Model", model)
+        expect(function is None or callable(function), "a function", function)
         tensors = declared(model.inputs)
         flat = not all(layout.stacks for layout in model.inputs.values())
         # Row by row, a network can be asked for any length; a graph has its rows as a whole.

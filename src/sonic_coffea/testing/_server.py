@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, ServerStartError, require
+from sonic_coffea.errors import ConfigError, ServerStartError, expect, require
 from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
@@ -139,6 +139,7 @@ class FakeServer:
         port: int = 0,
     ) -> None:
         require(extensions, EXTENSIONS, "no extension")
+        expect(isinstance(models, Mapping), "a dict of FakeModel by name", models)
         for name, model in models.items():
             if not isinstance(model, FakeModel):
                 kind = type(model).__name__

@@ -15,7 +15,7 @@ from typing import Any
 
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Settings, open_transport, rows_per_request
-from sonic_coffea.transport import ask
+from sonic_coffea.transport import time_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def measure(
         contract = connection.metadata(model, version)
 
         def send(tensors: Any, **several: int) -> tuple[Any, float]:
-            return ask(connection, contract, version, tensors, **several)
+            return time_requests(connection, contract, version, tensors, **several)
 
         row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())

@@ -26,7 +26,7 @@ from sonic_coffea.transport._transport import (
     Response,
     ServerMetadata,
     Transport,
-    ask,
+    time_requests,
 )
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from sonic_coffea.transport._grpc import Connection as Connection
 
 
-def connect_transport(
-    url: str | Address, *, options: ConnectionOptions | None = None
-) -> Connection:
+def connect_transport(url: str, *, options: ConnectionOptions | None = None) -> Connection:
     """Return a connection to a server, without blocking: its first call opens the channel.
 
     Raises
@@ -50,5 +48,4 @@ def connect_transport(
         raise ConfigError(
             f"tritonclient cannot be loaded ({error}); pip install --upgrade tritonclient protobuf"
         ) from None
-    address = Address.parse(url) if isinstance(url, str) else url
-    return Connection(address, options or ConnectionOptions())
+    return Connection(Address.parse(url), options or ConnectionOptions())

@@ -37,8 +37,8 @@ class Channel:
     Attributes
     ----------
     files : object
-        What `ConnectionOptions.certificates` said of those that were read; None once the channel is
-        to be replaced.
+        `ConnectionOptions.certificate_states` of those that were read; None once the channel is to
+        be replaced.
     in_flight : set
         The calls that are in flight on it.
     """

@@ -146,9 +146,7 @@ class Contract:
             tensors[spec.name] = np.zeros(shape, dtype)
         return tensors
 
-    def received(
-        self, tensors: Mapping[str, NDArray[Any]], context: Mapping[str, Any]
-    ) -> dict[str, NDArray[Any]]:
+    def received(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the tensors of a response; bfloat16, which awkward lacks, as float32.
 
         An output of another type than the contract's is an error: its numbers would be misread.
@@ -162,7 +160,7 @@ class Contract:
             got = kserve_name(tensors[spec.name].dtype) if spec.name in tensors else spec.datatype
             if got != spec.datatype:
                 what = f"came back as {got}, the model declares {spec.datatype}"
-                raise ResponseError(f"output {spec.name!r} {what}", **context)
+                raise ResponseError(f"output {spec.name!r} {what}")
         return {
             name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
             for name, t in tensors.items()
@@ -251,8 +249,8 @@ def not_found(
     else:
         versions = sorted({f"version {e.version} ({e.reason or e.state})" for e in entries})
         hint = f"it has {', '.join(versions)}"
-    wanted = f"model {model!r}" + (f" version {version}" if version else "")
-    message = f"the {place} does not have {wanted}; {hint}"
+    named = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the {place} does not have {named}; {hint}"
     return kind(message, server=server, model=model, version=version)
 
 

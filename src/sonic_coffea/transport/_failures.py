@@ -189,12 +189,12 @@ def translate(
     **context
         server, model, version, request.
     """
-    said = details.strip().lower() or SILENT
+    lowered = details.strip().lower() or SILENT
     row = next(
         row
         for row in FAILURES
         if (not row.codes or code in row.codes)
-        and any(words in said for words in row.words)
+        and any(words in lowered for words in row.words)
         and (not row.trailer or row.trailer in trailers)
     )
     kind, hint, reason = row.error, row.hint, (details.strip().splitlines() or [code.name])[0]
@@ -208,7 +208,7 @@ def translate(
     if kind is ServerLostError and row.phase == "connection":
         meaning = "no connection to the server could be made"
         hint = hint or f"`sonic-coffea check {context.get('server') or 'URL'}` tries it"
-        known = (why for words, why in _WHY_UNCONNECTED.items() if words in said)
+        known = (why for words, why in _WHY_UNCONNECTED.items() if words in lowered)
         why = next(known, "")
         reason = why or reason
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)

@@ -54,7 +54,6 @@ _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 # others answer at once. The last time is over a new channel, as the connection itself may hang.
 _READS = _OPTIONAL | {"ServerMetadata", "ModelMetadata"}
 _REPEAT_AFTER_S = (0.5, 1.5)
-_MOST_CLASSES = 2**31 - 1
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
@@ -114,15 +113,17 @@ class Connection:
         compression: Any = None,
         renews: bool = False,
         **context: Any,
-    ) -> Any:
-        """Start a call; `done` is called once, with the response or an error of ours.
+    ) -> Callable[[], object]:
+        """Start a call, and return what cancels it.
+
+        `done` is called once, with the response or an error of ours.
 
         With `renews`, the next call opens another channel if there is no answer in time: the
         network may have dropped this connection.
         """
         token = None if self._options.token is None else self._options.token()
         headers = self._options.metadata(token)
-        files = self._options.certificates() if self.address.tls else ()
+        files = self._options.certificate_states() if self.address.tls else ()
         # Under the lock, so that a channel that is idle and not in use stays so.
         with self._lock:
             # Shared memory is unregistered meanwhile.
@@ -148,7 +149,8 @@ class Connection:
             done(self._failure(call, method, token, early=early, **context))
 
         call.add_done_callback(over)
-        return call
+        cancel: Callable[[], object] = call.cancel
+        return cancel
 
     def _open(self, files: object) -> Channel:
         """Return the channel to use: a new one if the last hung, or a certificate was renewed."""
@@ -172,7 +174,7 @@ class Connection:
         self, call: Any, method: str, token: str | None, *, early: bool, **context: Any
     ) -> SonicError:
         """Return our error for a failed call."""
-        code, details = call.code(), call.details() or ""
+        code, details, source = call.code(), call.details() or "", self._options.token
         if token is not None:  # which a server may repeat
             details = re.sub(rf"(?<!\w){re.escape(token)}(?!\w)", "…", details)
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
@@ -190,10 +192,10 @@ class Connection:
         if self._shared is not None and UNKNOWN_REGION in details.lower():
             unusable = self._shared.unknown(details)
             error = error if unusable is None else unusable.at(**context)
-        if token is not None and code == grpc.StatusCode.UNAUTHENTICATED:
-            if not self._options.token.renewable:
+        if source and token and code == grpc.StatusCode.UNAUTHENTICATED:
+            if not source.renewable:
                 error = AccessError(f"{error.message}; token_file= reads a new one", **context)
-            elif self._options.token.refused(token):
+            elif source.refused(token):
                 error = TokenExpiredError(error.message, **context)
         return error
 
@@ -287,10 +289,10 @@ class Connection:
         """Ask for a model's contract, a few times if need be, as `Transport` has it."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
         try:
-            metadata = self._ask("ModelMetadata", request, model=model, version=version)
+            metadata = self._call_repeatedly("ModelMetadata", request, model=model, version=version)
             newest = version or newest_of(metadata.versions)
             config = self._config(model, newest)
-            with _reading({"server": str(self.address), "model": model, "version": version}):
+            with _reading(server=str(self.address), model=model, version=version):
                 contract = contract_of(model, newest, metadata, config)
         except ModelNotFoundError as missing:
             error = missing
@@ -300,7 +302,7 @@ class Connection:
         round_trip_s = 0.0 if self.address.loopback else self._shortest_s
         return replace(contract, round_trip_s=round_trip_s)
 
-    def _ask(self, method: str, request: Any, **context: Any) -> Any:
+    def _call_repeatedly(self, method: str, request: Any, **context: Any) -> Any:
         """Ask for a model, up to five times, as a balancer may lead to servers that lack it.
 
         Only what failed is asked again, as a balancer may lead calls to two servers by turns.
@@ -322,7 +324,7 @@ class Connection:
         """Return the model's configuration; an empty one from a server that gives none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version)
         try:
-            return self._ask("ModelConfig", request, model=model).config
+            return self._call_repeatedly("ModelConfig", request, model=model).config
         except (InferenceError, TokenExpiredError):
             raise
         except (AccessError, RequestError) as error:
@@ -336,29 +338,29 @@ class Connection:
         response = self._call("ModelConfig", request, model=model, version=version or None)
         return digest_of(response.config, version)
 
-    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
+    def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
 
         Triton sends labels only with the classes of a response, so this sends a row of zeros. Each
         of its calls blocks for up to ``metadata_timeout_s``.
         """
-        config = self._config(contract.model, version or contract.version)
+        config = self._config(contract.model, contract.version)
         # Of an output of any length, a server says one class at most.
         labelled = [o for o in config.output if o.label_filename and min(o.dims, default=1) > 0]
         if not labelled:
             return {}
         request = service_pb2.ModelInferRequest(
-            model_name=contract.model, model_version=version or "", id="labels"
+            model_name=contract.model, model_version=contract.version, id="labels"
         )
         names = [output.name for output in labelled]
         inputs = describe(request, contract.zeros(1), names)
         for output, tensor in zip(labelled, request.outputs, strict=True):
-            classes = min(math.prod(output.dims), _MOST_CLASSES)
+            classes = min(math.prod(output.dims), 2**31 - 1)  # a message holds fewer
             tensor.parameters["classification"].int64_param = classes
         message = with_contents(request, inputs.values())
         response = self._call("ModelInfer", message, model=contract.model)
         contents = zip(response.outputs, response.raw_output_contents, strict=False)
-        with _reading({"server": str(self.address), "model": contract.model}):
+        with _reading(server=str(self.address), model=contract.model):
             return {output.name: classes_of(raw) for output, raw in contents}
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -408,38 +410,34 @@ class Connection:
         nbytes = sum(tensor.nbytes for tensor in sent.values())
         if nbytes > LARGE_BYTES:
             keep_memory()
-        shared, region = self._shared, None
-        if shared is not None:
-            region = shared.place(request, sent.values(), nbytes)
-        message = with_contents(request, sent.values() if region is None else ())
-        sent_bytes = len(message) + (nbytes if region is not None else 0)
+        release = self._shared and self._shared.place(request, sent.values(), nbytes)
+        message = with_contents(request, () if release else sent.values())
+        sent_bytes = len(message) + (nbytes if release else 0)
 
         def finished(outcome: Any) -> None:
             answered = not isinstance(outcome, SonicError)
             if answered:
                 # gRPC would only log what is raised here, and the rows would wait for ever.
                 try:
-                    with _reading(context):
-                        outcome = _response(outcome, contract, sent_bytes, context)
+                    with _reading(**context):
+                        outcome = _response(outcome, contract, sent_bytes)
                 except SonicError as error:
                     outcome = error
-            if shared is not None and region is not None:
+            if release:
                 # A server that did not answer might still read it.
-                shared.release(region, reusable=answered)
+                release(reusable=answered)
             done(outcome)
 
         timeout_s, name = self._options.request_timeout_s, self._options.compression
         compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
-            call = self._start(
+            return self._start(
                 "ModelInfer", message, timeout_s, finished, compression=compression, **context
             )
         except BaseException:  # such as a token that cannot be had
-            if shared is not None and region is not None:
-                shared.release(region, reusable=True)
+            if release:
+                release(reusable=True)
             raise
-        cancel: Callable[[], object] = call.cancel
-        return cancel
 
     def __enter__(self) -> Connection:
         return self
@@ -449,26 +447,21 @@ class Connection:
 
 
 @contextlib.contextmanager
-def _reading(context: Mapping[str, Any]) -> Iterator[None]:
+def _reading(**context: Any) -> Iterator[None]:
     """Raise what goes wrong with a server's words as a `ResponseError`."""
     try:
         yield
-    except SonicError:
-        raise
+    except SonicError as error:
+        raise error.at(**context) from None
     except Exception as error:  # noqa: BLE001
         what = f"cannot read the server's response: {error!r}"
         raise ResponseError(what, **context) from None
 
 
-def _response(
-    message: Any, contract: Contract, sent_bytes: int, context: Mapping[str, Any]
-) -> Response:
+def _response(message: Any, contract: Contract, sent_bytes: int) -> Response:
     """Return the response to an inference request that was answered."""
-    tensors = tensors_of(message)
-    if tensors is None:
-        raise ResponseError("the server's response has outputs without data", **context)
     return Response(
-        outputs=contract.received(tensors, context),
+        outputs=contract.received(tensors_of(message)),
         version=message.model_version,
         sent_bytes=sent_bytes,
         received_bytes=message.ByteSize(),

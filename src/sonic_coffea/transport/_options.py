@@ -33,8 +33,8 @@ class ConnectionOptions:
 
     Parameters
     ----------
-    token : str, Path, callable or None
-        Bearer token of every call, or a file or a function that returns it. Never shown.
+    token : Token or None
+        Bearer token of every call. Never shown.
     headers : mapping
         More headers of every call. Never shown.
     tls_root : str or None
@@ -55,10 +55,10 @@ class ConnectionOptions:
     Raises
     ------
     ConfigError
-        If gRPC does not take the token or a header.
+        If gRPC does not take a header.
     """
 
-    token: Any = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
     tls_cert: str | None = None
@@ -79,8 +79,6 @@ class ConnectionOptions:
                 f"headers: {', '.join(sorted(twice))} is given twice; names of headers differ in "
                 "more than case, and token= is the header authorization"
             )
-        if self.token is not None and not isinstance(self.token, Token):
-            object.__setattr__(self, "token", Token(self.token))
 
     def metadata(self, token: str | None) -> tuple[tuple[str, str], ...]:
         """Return the headers of a call: the user's, and the token."""
@@ -130,7 +128,7 @@ class ConnectionOptions:
             raise unreadable(what, f"{problem}; expected {expected}") from None
         return context
 
-    def certificates(self) -> list[Any]:
+    def certificate_states(self) -> list[Any]:
         """Return a value that changes whenever one of the files does; this may block."""
         states: list[Any] = []
         for path in self._paths():
@@ -170,7 +168,7 @@ class Token:
         self._last = "" if self.renewable else _token(source, "the token has")
         self._renews_at = -math.inf if self.renewable else math.inf
         self._warned = self._refused = False
-        self._having = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self) -> str:
         """Return the token; this may block.
@@ -180,7 +178,7 @@ class Token:
         ConfigError
             If there has been none yet.
         """
-        with self._having:
+        with self._lock:
             if self._refused or time.time() >= self._renews_at:
                 try:
                     self._last = self._call() if callable(self._source) else self._read()

@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ _ALIGNED_BYTES = 64
 _SETTLED_S = 60.0
 
 Call = Callable[[str, Any, float], Any]
+Release = Callable[..., None]
+"""Takes a region back; it is not ``reusable=`` if the server might still read it."""
 
 
 class Region(NamedTuple):
@@ -81,10 +84,11 @@ class SharedMemory:
         # How often all regions were discarded, and when last.
         self._round, self._discarded_at = 0, -math.inf
 
-    def place(self, request: Any, tensors: Iterable[NDArray[Any]], nbytes: int) -> Region | None:
-        """Put a request's tensors into a region; None if the message is to have them.
+    def place(self, request: Any, tensors: Iterable[NDArray[Any]], nbytes: int) -> Release | None:
+        """Put a request's tensors into a region, and return what takes the region back.
 
-        May block while the server registers a new region.
+        None if the message is to have the tensors. May block while the server registers a new
+        region.
 
         Raises
         ------
@@ -103,7 +107,7 @@ class SharedMemory:
             entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
             entry.parameters["shared_memory_offset"].int64_param = offset
             offset += -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        return region
+        return partial(self._release, region)
 
     def _region(self, nbytes: int) -> Region | None:
         """Return a region of at least a size; None if the server is lost."""
@@ -128,8 +132,7 @@ class SharedMemory:
                 raise self._unusable(str(error)) from None
             raise
 
-    def release(self, region: Region, *, reusable: bool) -> None:
-        """Take a region back; it is not reusable if the server might still read it."""
+    def _release(self, region: Region, *, reusable: bool) -> None:
         with self._lock:
             self._used -= 1
             if reusable and not self._closed:

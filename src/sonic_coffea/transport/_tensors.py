@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sonic_coffea.errors import ResponseError
+
 STRINGS = np.dtype(object)
 """The type of tensors of strings, BYTES: numpy has none of any length."""
 
@@ -40,6 +42,7 @@ _PARAMETERS = {
 }
 # How protobuf begins each item of field 7 of a ModelInferRequest, raw_input_contents.
 _RAW_CONTENTS = bytes([7 << 3 | 2])
+_NO_DATA = "the server's response has outputs without data"
 
 
 @cache
@@ -76,22 +79,28 @@ def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArr
     return strings.reshape(shape)
 
 
-def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
-    """Return the tensors of a response by name; None if some have no data."""
+def tensors_of(response: Any) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a response by name.
+
+    Raises
+    ------
+    ResponseError
+        If some outputs have no data, or one is there twice.
+    """
     raw = response.raw_output_contents
     if raw and len(raw) != len(response.outputs):
-        return None
+        raise ResponseError(_NO_DATA)
     tensors = {}
     for index, output in enumerate(response.outputs):
         shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
         if output.name in tensors:
-            raise ValueError(f"output {output.name!r} is there twice")
+            raise ResponseError(f"output {output.name!r} is there twice")
         if raw:
             tensors[output.name] = from_wire(raw[index], dtype, shape)
             continue
         numbers = next((values for _, values in output.contents.ListFields()), ())
         if len(numbers) != np.prod(shape):
-            return None
+            raise ResponseError(_NO_DATA)
         tensors[output.name] = np.array(numbers, dtype).reshape(shape)
     return tensors
 

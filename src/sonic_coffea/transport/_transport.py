@@ -103,7 +103,7 @@ class Transport(Protocol):
         """Cancel what is in flight, and close. May be called again."""
 
 
-def ask(
+def time_requests(
     transport: Transport,
     contract: Contract,
     version: str | None,

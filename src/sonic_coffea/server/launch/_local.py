@@ -28,7 +28,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
-from sonic_coffea.server._install import warn
+from sonic_coffea.server._install import print_stage
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
@@ -149,10 +149,10 @@ class LocalServer:
             *(["--model-control-mode=poll", "--repository-poll-secs=1"] if poll else ()),
             *extra_args,
         ]
-        self._lives = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
+        self._life_cycle = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
         self._starting = threading.Lock()
         # As its supervisor reports it; and whether the server runs or is over.
-        self._state, self._said = "stopped", dict[str, Any]()
+        self._state, self._report = "stopped", dict[str, Any]()
         self._settled = threading.Event()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listening: threading.Thread | None = None
@@ -160,7 +160,7 @@ class LocalServer:
         self._log: Path | None = None
         self._error: ServerStartError | None = None
 
-    def start(self, *, progress: Callable[[str], None] = warn) -> LocalServer:
+    def start(self, *, progress: Callable[[str], None] = print_stage) -> LocalServer:
         """Start the server and return when it is ready; harmless when it runs.
 
         Parameters
@@ -205,7 +205,7 @@ class LocalServer:
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
                 **launch(self.repository, folder, arguments, self._env),
-                **self._lives,
+                **self._life_cycle,
                 "address": address,
                 "owner": os.getpid(),
                 "folder": str(folder),
@@ -279,9 +279,9 @@ class LocalServer:
         try:
             with supervisor:
                 for line in supervisor.stdout or ():
-                    self._said = json.loads(line)
-                    state = self._said["state"]
-                    self._explain(state, self._said["problem"])
+                    self._report = json.loads(line)
+                    state = self._report["state"]
+                    self._explain(state, self._report["problem"])
                     if state in ("stopped", "ended"):
                         last = state
                         continue
@@ -300,12 +300,12 @@ class LocalServer:
         if problem:
             self._error = ServerStartError(
                 f"the local server for {self.repository} {problem}. It said:\n"
-                f"{self._errors(self._said['since'])}\nIts log: {self._log}",
+                f"{self._errors(self._report['since'])}\nIts log: {self._log}",
                 server=self.url,
             )
             if state == "backing off" or self._state != "starting":
                 logger.warning("%s", self._error)
-        if state == "running" and not self._said["hidden"]:
+        if state == "running" and not self._report["hidden"]:
             logger.warning(
                 "users of this machine can read the rows and scores of %s in /dev/shm: the kernel "
                 "does not let you hide them (user namespaces are off)",
@@ -379,8 +379,8 @@ class LocalServer:
         while True:
             versions = []
             try:
-                found = [m for m in self.metadata.models if m.name == model]
-                versions = [m for m in found if requested in (None, m.version)]
+                listed = [m for m in self.metadata.models if m.name == model]
+                versions = [m for m in listed if requested in (None, m.version)]
             except ServerError:
                 if not self._supervised:
                     raise
@@ -415,7 +415,7 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        return self._said.get("pid") if self.running else None
+        return self._report.get("pid") if self.running else None
 
     @property
     def running(self) -> bool:
@@ -425,7 +425,7 @@ class LocalServer:
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        return self._state == "stopped" and bool(self._said.get("on_request"))
+        return self._state == "stopped" and bool(self._report.get("on_request"))
 
     def __enter__(self) -> LocalServer:
         self.start()
@@ -468,8 +468,7 @@ def _free_port(host: str, port: int) -> int:
     """Return a port of this machine at which nobody listens."""
     try:
         with socket.create_server((host, port)) as free:
-            number: int = free.getsockname()[1]
-            return number
+            return int(free.getsockname()[1])
     except OSError as error:
         raise ServerStartError(
             f"port {port} of {host} cannot be had: {error.strerror}; port=0 takes a free one, and "

@@ -59,7 +59,7 @@ def main() -> None:
 class Supervisor:
     """Runs the server of a job until it is stopped, or fails for good.
 
-    Each state has a method that returns an event. Each new state is reported, with `said`.
+    Each state has a method that returns an event. Each new state is reported, with `report`.
     """
 
     def __init__(self, job: dict[str, Any], requests: list[int]) -> None:
@@ -67,7 +67,7 @@ class Supervisor:
         self.folder = Path(job["folder"])
         self.private = Path(_SHM, job["shared_memory"])
         self.server: subprocess.Popen[bytes] | None = None
-        self.said: dict[str, Any] = {"problem": "", "since": 0, "hidden": True}
+        self.report: dict[str, Any] = {"problem": "", "since": 0, "hidden": True}
         self.was_ready = False
         self.failures = 0
         self.pause_s = 0.0
@@ -84,10 +84,10 @@ class Supervisor:
                 if state != "running":
                     self.end()
                 if state != "starting":
-                    report = {**self.said, "state": state, "on_request": bool(self.requests)}
+                    message = {**self.report, "state": state, "on_request": bool(self.requests)}
                     with contextlib.suppress(OSError):
-                        os.write(1, json.dumps(report).encode() + b"\n")
-                    self.said["problem"] = ""
+                        os.write(1, json.dumps(message).encode() + b"\n")
+                    self.report["problem"] = ""
         finally:
             self.end()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -98,8 +98,8 @@ class Supervisor:
         An owner that exits closes the pipe some time before it is gone. The pipe alone is not
         enough: children that the owner forks hold its other end open.
         """
-        told = self.owner.poll(wait_s * 1000)
-        return bool(told or self.requests) or os.getppid() != self.job["owner"]
+        readable = self.owner.poll(wait_s * 1000)
+        return bool(readable or self.requests) or os.getppid() != self.job["owner"]
 
     def begin(self) -> str:
         if self.was_ready:
@@ -139,15 +139,15 @@ class Supervisor:
 
     def fail(self, problem: str, *, again: bool) -> str:
         """Record why the server ended; return the event, which says whether it starts again."""
-        self.said["problem"] = problem
+        self.report["problem"] = problem
         if not again:
             return "failure"
         if self.failures == 5:
-            self.said["problem"] = f"{problem}, again and again, and is not started again"
+            self.report["problem"] = f"{problem}, again and again, and is not started again"
             return "failure"
         self.pause_s = self.job["first_pause_s"] * 2**self.failures
         self.failures += 1
-        self.said["problem"] = f"{problem}, and is started again in {self.pause_s:g} s"
+        self.report["problem"] = f"{problem}, and is started again in {self.pause_s:g} s"
         return "crash"
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -171,7 +171,7 @@ class Supervisor:
         if isinstance(job["address"], str):
             Path(job["address"]).unlink(missing_ok=True)
         with Path(job["record"]["log"]).open("ab") as log:
-            self.said["since"] = log.tell()
+            self.report["since"] = log.tell()
             server = self.server = subprocess.Popen(
                 job["argv"],
                 env=job["env"],
@@ -185,7 +185,7 @@ class Supervisor:
         if job.get("mounts"):
             with contextlib.suppress(OSError):
                 hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
-        self.said |= {"pid": server.pid, "hidden": hidden}
+        self.report |= {"pid": server.pid, "hidden": hidden}
         if hidden:
             # For clients that share memory with the server.
             link = self.folder / "shm"

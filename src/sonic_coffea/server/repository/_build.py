@@ -320,22 +320,27 @@ def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) ->
                 shutil.copyfile(content, stage / name)
             else:
                 (stage / name).write_bytes(content.encode())
-        with contextlib.ExitStack() as undo:
-            for number, place in enumerate(moves):
-                target, old = root / place, stage / f"old-{number}"
-                if target.is_file():
-                    shutil.copyfile(target, old)
-                    undo.callback(old.replace, target)
-                else:
-                    if target.exists():
-                        target.rename(old)
-                        undo.callback(old.rename, target)
-                    undo.callback(shutil.rmtree, target, ignore_errors=True)
-                (stage / place).replace(target)
-            undo.pop_all()
+        _move(stage, root, moves)
     except BaseException:
         if is_new:
             shutil.rmtree(root, ignore_errors=True)
         raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:
+    """Move files and folders to their places; an error leaves all places as they were."""
+    with contextlib.ExitStack() as undo:
+        for number, place in enumerate(moves):
+            target, old = root / place, stage / f"old-{number}"
+            if target.is_file():
+                shutil.copyfile(target, old)
+                undo.callback(old.replace, target)
+            else:
+                if target.exists():
+                    target.rename(old)
+                    undo.callback(old.rename, target)
+                undo.callback(shutil.rmtree, target, ignore_errors=True)
+            (stage / place).replace(target)
+        undo.pop_all()

@@ -291,9 +291,9 @@ def tensor_config(manifest: Manifest, batch: int) -> Config:
     }
 
 
-def check_integer(option: str, value: object, least: int) -> None:
-    is_valid = value is None or (type(value) is int and value >= least)
-    expect(is_valid, f"{option} to be an integer >= {least}", value)
+def check_integer(option: str, value: object, minimum: int) -> None:
+    is_valid = value is None or (type(value) is int and value >= minimum)
+    expect(is_valid, f"{option} to be an integer >= {minimum}", value)
 
 
 def _member(members: Mapping[str, Any], name: str, what: str) -> Any:

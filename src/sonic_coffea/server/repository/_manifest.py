@@ -35,14 +35,11 @@ def read(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in _ENTRIES:
-            manifest[key]
+        for key, kind in _ENTRIES.items():
+            holds = isinstance(manifest[key], kind)
+            expect(holds, f"a {kind.__name__} as {key} in {path}", manifest[key])
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"the manifest {path} cannot be read: {error!r}") from None
-    for key, kind in _ENTRIES.items():
-        expect(
-            isinstance(manifest[key], kind), f"a {kind.__name__} as {key} in {path}", manifest[key]
-        )
     for name in map(Path, (manifest["file"], *manifest["files"])):
         is_inside = ".." not in name.parts and not name.is_absolute()
         expect(is_inside, f"names of files in the folder of {path}", str(name))
