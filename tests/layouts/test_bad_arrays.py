@@ -253,7 +253,7 @@ INPUTS: list[tuple[dict[str, Any], Any, str]] = [
     ({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS, "input 'm': Mask needs of="),
     (BESIDE_AA, JETS, "got beside 'aa'; did you mean 'a'"),
     ({"a": sonic.Row("pt"), "b": PF_2}, SWAPPED, "'a' and input 'b' .* difference is in event 2"),
-    (PAIRS, x([[1.0], []], [[[1.0]], []]), "same objects.*there is sonic.Padded"),
+    (PAIRS, x([[1.0], []], [[[1.0]], []]), "same objects.*are sent by sonic.Padded"),
     (
         {"m": sonic.Row("mu.pt"), "v": sonic.Row("MET.pt")},
         LEPTONS,

@@ -124,6 +124,16 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[5, -1], [3, -1], [4, 70]],
     ),
     (
+        Row([sonic.Feature("Muon.pt", index="num"), sonic.Feature("n", expression="num(Muon.pt)")]),
+        {"Muon": MUONS, "num": np.asarray([1, 0])},
+        [[2, 2], [7, 1]],
+    ),
+    (
+        Row(sonic.Feature(("a.Muon", "pt"), index="Jet[-1].mu")),
+        {"Jet": LINKED, "a.Muon": MUONS},
+        [[2], [7]],
+    ),
+    (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
         {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},
         [[[4, 3]]],

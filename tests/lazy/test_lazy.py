@@ -236,6 +236,20 @@ def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> Non
     assert ak.num(found).tolist() == ak.num(changed.pt.compute(scheduler="sync")).tolist()
 
 
+def test_indices_of_the_file_lead_to_changed_objects(nano: Any) -> None:
+    """Where no column of the file is left, what tells the objects apart is read, too."""
+    jet = sonic.Feature("FatJet.msoftdrop", index="FatJetPFCand.jetIdx")
+    model = sonic.Model("m", {"x": sonic.Padded(jet, 100, missing=-1.0)}, {"y": ["sum"]})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].sum(axis=2)})
+    names, (lazily, plain) = ("pt", "eta", "phi", "msoftdrop"), (nano, sample())
+    jets = dak.zip({name: lazily.FatJet[name] * 1 for name in names})[:, ::-1]
+    lazily = dak.with_field(lazily, jets[jets.pt > 300], "FatJet")
+    plain = ak.with_field(plain, plain.FatJet[plain.FatJet.pt > 300], "FatJet")
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        assert {"FatJet_phi", "run"} <= _columns(model(lazily))
+        assert model(lazily).compute(scheduler="sync").tolist() == model(plain).tolist()
+
+
 def test_events_with_columns_of_another_file_are_scored(nano: Any) -> None:
     """Which of both is theirs, only an index of the file has to know."""
     nano["other"] = sample("QCD_1", mode="dask").run

@@ -72,6 +72,30 @@ def test_numbers_that_refer_to_nothing_are_refused() -> None:
             MODEL.pack(arrays)
 
 
+def test_numbers_that_refer_to_an_input_are_not_packed_without_it() -> None:
+    with pytest.raises(ConfigError, match=r"refer to input 'x'.*Model\.pack"):
+        EDGES.pack(graphs()["edge_index"])
+
+
+def test_inputs_that_refer_to_each_other_are_packed_in_any_order() -> None:
+    arrays = {"x": ak.Array([[1.0, 2.0], [3.0]]), "e": ak.Array([[0, 1, 1], [0]])}
+    arrays["f"] = ak.Array([[2, 0], [0]])
+    options: dict[str, Any] = {"dtype": "int64", "axis_order": "L"}
+    inputs = {
+        "mask": sonic.Mask(3, beside="f", axis_order="L"),
+        "f": sonic.Flat("f", None, batch="f_batch", refers_to="e", **options),
+        "e": sonic.Flat("e", None, batch="e_batch", refers_to="x", **options),
+        "x": sonic.Flat("x", axis_order="L"),
+    }
+    tensors = sonic.Model("m", inputs, {"y": ["a"]}).pack(arrays)
+    assert tensors["f"].tolist() == [2, 0, 3]
+    assert tensors["e"].tolist() == [0, 1, 1, 2]
+    assert tensors["mask"].tolist() == [[1, 1, 0], [1, 0, 0]]
+    circle = {**inputs, "e": sonic.Flat("e", None, batch="e_batch", refers_to="f", **options)}
+    with pytest.raises(ConfigError, match="refers to another of them: mask, f, e"):
+        sonic.Model("m", circle, {"y": ["a"]}).pack(arrays)
+
+
 def model(**options: Any) -> sonic.Model:
     """A network that takes one graph, without an axis of rows."""
     edges = sonic.Flat(["from", "to"], None, dtype="int64", axis_order="FL")

@@ -223,6 +223,34 @@ def test_indices_of_the_file_lead_to_the_same_object(is_kept: bool) -> None:
     assert sonic.Padded([mine], 1).pack(some)[:, 0, 0].tolist() == some.PFCand.pdgId[:, 0].tolist()
 
 
+def test_indices_of_parts_and_of_picked_objects_are_those_of_the_file() -> None:
+    events = sample_of(entry_stop=50)
+    electrons = events.PFCand[abs(events.PFCand.pdgId) == 11]
+    cut = ak.with_field(events, electrons, "PFCand")
+    index = "FatJetPFCand.pfCandIdx"
+    pdg_id = sonic.Feature("PFCand.pdgId", index=index)
+    expected = sonic.Padded(pdg_id, 64, missing=-9.0).pack(cut)[:, 0]
+    of_part = sonic.Feature("PFCand.pdgId", index="pfCandIdx")
+    tokens = sonic.Tokens({"FatJetPFCand": sonic.Padded(of_part, 64, missing=-9.0)})
+    np.testing.assert_array_equal(tokens.pack(cut)[:, :, 0], expected)
+    of_first = sonic.Feature("PFCand.pdgId", index="FatJetPFCand[0].pfCandIdx")
+    first = np.where(ak.num(cut.FatJetPFCand) > 0, expected[:, 0], -9)
+    assert {-9} < {*first.tolist()}
+    np.testing.assert_array_equal(sonic.Row(of_first, missing=-9.0).pack(cut)[:, 0], first)
+
+
+def test_indices_into_the_same_collection_are_those_of_the_file() -> None:
+    """The collection itself is given, and its paths begin with its fields."""
+    particles = sample_of(entry_stop=50).GenPart
+    mother = sonic.Feature("pdgId", index="genPartIdxMother")
+    layout = sonic.Padded(mother, 64, missing=-9.0, axis_order="L")
+    is_heavy = np.abs(particles.pdgId) > 4
+    mothers = ak.fill_none(particles.parent.pdgId, -9)
+    mothers = ak.where(np.abs(mothers) > 4, mothers, -9)[is_heavy]
+    expected = ak.fill_none(ak.pad_none(mothers, 64, clip=True), 0)
+    np.testing.assert_array_equal(layout.pack(particles[is_heavy]), expected.to_numpy())
+
+
 def test_variations_follow_the_indices_of_the_file() -> None:
     """What is not read by the model may tell where objects lie in the file."""
     events = sample_of(entry_stop=20)

@@ -246,7 +246,7 @@ def test_calls_are_cancelled_when_something_else_fails(where: str) -> None:
         ({"acquire": lambda *_: [1]}, "Wrong.acquire must return a dict .* got list"),
         ({"models": None}, "Wrong.models must be a dict, such as .*, got NoneType"),
         ({"models": MODEL}, "such as models = {'m': model}, got Model"),
-        ({"models": {"a": "m", "b": "m"}}, "Wrong.models: expected a sonic.Model as 'a', got str"),
+        ({"models": {"a": "m", "b": "m"}}, "Wrong.models: expected a sonic.Model as 'a', got 'm'"),
         ({"models": {1: MODEL}}, "names model 'a'; there are: 1"),
         ({"block_size": 0}, "block_size: expected at least 1 event"),
         ({"block_size": 2.5}, "block_size: expected at least 1 event"),

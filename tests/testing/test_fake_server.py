@@ -170,7 +170,7 @@ def test_statuses_are_errors_or_another_try(fake: FakeServer, code: Any) -> None
     [
         (Wrong.shape, r"came back with shape \[2, 1\] for 3 rows"),
         (Wrong.type, "output 'y' came back as INT32, the model declares FP32"),
-        (Wrong.missing, "the answer lacks output 'y'"),
+        (Wrong.missing, "the response has no output 'y'"),
         (Wrong.cut, "cannot read the server's response"),
         (Wrong.without_data, "outputs without data"),
     ],

@@ -10,26 +10,28 @@ from sonic_coffea.layouts._features import (
     Metadata,
     OneHot,
     Scaled,
-    named,
+    features_by_name,
 )
 from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
 from sonic_coffea.layouts._file_positions import (
+    EVENT_ID,
     FilePositions,
     file_of,
     file_positions,
-    found,
+    find_rows,
     touch_position,
 )
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
 from sonic_coffea.layouts._options import checked, dtype_name, held
 from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
-from sonic_coffea.layouts._padding import content_of
+from sonic_coffea.layouts._padding import content_of, load_loop
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
     Source,
     check_index,
     columns_of,
     giving_back,
+    has_no_data,
     is_lazy,
     is_tracer,
     lazy_file,
@@ -37,7 +39,7 @@ from sonic_coffea.layouts._source import (
     over_partitions,
     records_of,
 )
-from sonic_coffea.layouts._structure import Int64, Structure, ranges
+from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, ranges
 from sonic_coffea.layouts._tokens import Tokens
 
 # What layouts of a user's own are made of.

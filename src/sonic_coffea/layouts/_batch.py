@@ -12,7 +12,6 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._options import DType
-from sonic_coffea.layouts._padding import load
 from sonic_coffea.layouts._source import Source, within, without_fields
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
@@ -83,10 +82,6 @@ class Inputs:
         """Return the numbers of the rows at places `start` to `stop`."""
         return np.arange(start, stop) if self.order is None else self.order[start:stop]
 
-    def load(self) -> None:
-        """Load what packing needs: the first time in a process, it would be taken for packing."""
-        load()
-
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
         bucket = next(s.bucket for s in self.segments if s.start <= start < s.stop)
@@ -96,7 +91,7 @@ class Inputs:
         return tensors
 
     def pack_all(self) -> dict[str, Tensor]:
-        """Return the tensors of all rows in their order, padded to the level of the longest."""
+        """Return the tensors of all rows in their order, padded to the bucket of the longest."""
         requests = sum(len(s.cuts) - 1 for s in self.segments if s.cuts is not None)
         if requests > 1:
             raise InputError(
@@ -172,7 +167,7 @@ def bind_inputs(
     resolved = _resolved(layouts)
     sources = _sources(resolved, arrays)
     bound: dict[str, Bound] = {}
-    for name in sorted(resolved, key=lambda name: resolved[name].dependency is not None):
+    for name in _in_order(resolved):
         with within(f"input {name!r}"):
             bound[name] = resolved[name].bind(sources[name], bound)
     bound = {name: bound[name] for name in layouts}
@@ -183,15 +178,24 @@ def bind_inputs(
         except InputError as error:
             if each.rows.depth == rows.depth:
                 raise
-            remark = (
-                "for lists of lists of a row, [N, F, J, L], there is sonic.Padded(..., outer=J)"
-            )
+            remark = "lists of lists of a row are sent by sonic.Padded(..., outer=J), [N, F, J, L]"
             raise error.because(remark) from None
     if one_request_per is None:
-        _check_told_apart(bound, rows)
+        _check_offsets(bound, rows)
     every = np.arange(len(rows))
     order, segments = _segments(bound, rows, every, one_request_per)
     return Inputs(bound, rows, segments, None if order is every else order, one_request_per)
+
+
+def _in_order(layouts: Mapping[str, Layout]) -> list[str]:
+    """Return the inputs, each after the one that it depends on."""
+    order: list[str] = []
+    while left := [name for name in layouts if name not in order]:
+        ready = [name for name in left if layouts[name].dependency not in left]
+        if not ready:
+            raise ConfigError(f"each of these inputs refers to another of them: {', '.join(left)}")
+        order += ready
+    return order
 
 
 def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
@@ -201,8 +205,7 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
     """
     for name, layout in layouts.items():
         others = [getattr(layout, what, None) for what in ("splits", "batch")]
-        taken = next((other for other in others if other in layouts), None)
-        if taken is not None:
+        for taken in [other for other in others if other in layouts]:
             raise ConfigError(
                 f"input {name!r}: {taken!r}, the name of its offsets or row numbers, is an input's"
             )
@@ -216,8 +219,8 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
         )
 
 
-def _check_told_apart(bound: Mapping[str, Bound], rows: Structure) -> None:
-    """Refuse rows that have others' offsets, but not their counts."""
+def _check_offsets(bound: Mapping[str, Bound], rows: Structure) -> None:
+    """Refuse inputs that leave offsets to another input, but have other counts than that has."""
     counts = {name: each.columns.counts(slice(0, len(rows))) for name, each in bound.items()}
     telling = [counts[name] for name, each in bound.items() if _tells(each.layout)]
     for name, each in bound.items():

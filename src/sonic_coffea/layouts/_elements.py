@@ -22,7 +22,7 @@ from sonic_coffea.layouts._structure import (
     RowSelection,
     Structure,
     Tensor,
-    chosen,
+    column_at,
     filled,
     merged,
     numbered,
@@ -36,14 +36,17 @@ from sonic_coffea.layouts._structure import (
 )
 
 BLOCK_BYTES = 1 << 22
-"""Elements of so many bytes are made at a time, so that what is done to them stays in the cache."""
+"""Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
 
 Column = tuple[Tensor, Int64 | None, bool]
-"""Numbers of a field; the place of each element's in them, where -1 has none; or of each row's."""
+"""A field's numbers, the place of each element's number in them, and whether places are of rows.
+
+Without places, the numbers are in order. A place is -1 where there is no number.
+"""
 
 Gap = tuple[Int64, bool, str]
-"""The place of each element's number, or of each row's, and what to say of -1 if that is sent."""
+"""The places of a column that has no number somewhere, whether of rows, and what to say then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,9 +64,9 @@ class Columns:
     terms : dict
         The numbers that features read.
     missing : tuple or None
-        What stands for a missing number in each channel; there is none without it.
+        Replacement of a missing number in each channel; None refuses missing numbers.
     transforms_missing : bool
-        Whether it is transformed as the other numbers are.
+        Whether the replacement is transformed as the other numbers are.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
     gaps : list of Gap
@@ -73,7 +76,7 @@ class Columns:
     rows: Structure
     offsets: Int64 | None = None
     features: tuple[Feature, ...] = ()
-    terms: dict[Any, Column] = field(default_factory=dict)
+    terms: dict[Term, Column] = field(default_factory=dict)
     missing: tuple[Any, ...] | None = None
     transforms_missing: bool = False
     key: Feature | None = None
@@ -82,7 +85,7 @@ class Columns:
     def note_gaps(
         self, index: Int64 | None, message: Callable[[], str], *, by_row: bool = False
     ) -> None:
-        """Note missing numbers, if nothing stands for them, and what to say if one is sent."""
+        """Note missing numbers, if nothing replaces them, and what to say if one is sent."""
         if index is not None and self.missing is None and np.any(index < 0):
             self.gaps.append((index, by_row, message()))
 
@@ -136,13 +139,6 @@ class Columns:
 class Elements:
     """The elements of some rows, one row after the other.
 
-    Attributes
-    ----------
-    counts : array of int64
-        How many elements each row has.
-    size : int
-        How many there are of all rows.
-
     Parameters
     ----------
     columns : Columns
@@ -151,6 +147,15 @@ class Elements:
         The rows.
     longest : int, optional
         How many elements of a row are sent at most; others may be numbers that cannot be sent.
+
+    Attributes
+    ----------
+    at : slice or array of int64
+        Where the elements lie among those of all rows.
+    counts : array of int64
+        How many elements each row has.
+    size : int
+        How many elements there are.
     """
 
     def __init__(self, columns: Columns, rows: RowSelection, longest: int | None = None) -> None:
@@ -202,7 +207,7 @@ class Elements:
         """Return the numbers of a feature before they are transformed, and which are missing."""
         gaps, values = None, {}
         if feature.expression is None:
-            return self.take(self.columns.terms[feature.number])
+            return self.take(self.columns.terms[feature.term])
         terms, compute = expression_of(feature.expression)
         for term in terms:
             taken, absent = self.take(self.columns.terms[term])
@@ -318,7 +323,7 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
     each = np.empty((len(columns.numbers(rows)), len(fills)), dtype)
     first = np.zeros(len(columns.rows), np.int64)
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
-        terms: dict[Any, Column] = {}
+        terms: dict[Term, Column] = {}
         for term, (data, index, by_row) in columns.terms.items():
             constant = np.asarray([fill], real_of(data.dtype))
             terms[term] = (data, index, True) if by_row else (constant, first, False)
@@ -396,9 +401,9 @@ def bind_columns(
     jagged : bool
         Whether the innermost list belongs to the row.
     missing : sequence, optional
-        What stands for a missing number in each channel; without it, there must be none.
+        Replacement of a missing number in each channel; by default, missing numbers are refused.
     transforms_missing : bool
-        Whether it is transformed as the other numbers are.
+        Whether the replacement is transformed as the other numbers are.
     key : Feature, optional
         What the elements of a row are sorted by.
     strings : bool
@@ -415,39 +420,39 @@ def bind_columns(
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
     alike = _alike({term: place for term, (place, _, _) in read.items()})
     places = {term: read[term][0] for term in dict.fromkeys(alike.values())}
-    depths = {term: place.depth for term, place in places.items()}
-    known = [depths[term] for term, place in places.items() if not place.node.is_unknown]
-    top = max(known or [int(jagged), *depths.values()])
+    known = [place.depth for place in places.values() if not place.node.is_unknown]
+    top = max(known or [int(jagged), *(place.depth for place in places.values())])
     for term, place in places.items():
         if place.node.is_unknown:  # nothing of an unknown type is nothing in lists
-            nothing = (Level(np.zeros(1, np.int64)),) * (top - depths[term])
-            places[term], depths[term] = replace(place, levels=(*place.levels, *nothing)), top
-    own = {term: place for term, place in places.items() if depths[term] == top}
+            nothing = (Level(np.zeros(1, np.int64)),) * (top - place.depth)
+            places[term] = replace(place, levels=(*place.levels, *nothing))
+    own = {term: place for term, place in places.items() if place.depth == top}
     # Metadata are of all events, also of those that are None.
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
-    stands = None if missing is None else tuple(missing)
     if jagged:
         with of_field(first[0]):
             innermost(place)
-        places |= _with_lists(own, stands)
+        own = {term: _with_lists(place, term, missing) for term, place in own.items()}
+        places |= own
         place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
     levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
-    columns = Columns(rows, offsets, tuple(features), {}, stands, transforms_missing, key)
+    fills = None if missing is None else tuple(missing)
+    columns = Columns(rows, offsets, tuple(features), {}, fills, transforms_missing, key)
     aligned: dict[Term, tuple[Int64 | None, bool]] = {}
     for term, place in places.items():
-        by_row = jagged and depths[term] < top
+        by_row = jagged and place.depth < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        columns.note_gaps(index, lambda: _gap(place, term), by_row=by_row)  # noqa: B023
+        columns.note_gaps(index, lambda: _gap(place.levels[-1], term), by_row=by_row)  # noqa: B023
         aligned[term] = index, by_row
     for term, (_, data, at) in read.items():
         index, by_row = aligned[alike[term]]
-        columns.terms[term] = (*chosen(data, at, index), by_row)
+        columns.terms[term] = (*column_at(data, at, index), by_row)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -455,7 +460,7 @@ def bind_columns(
     for feature in named:
         if feature.index is not None:
             are_texts = strings and feature is not key
-            columns.terms[feature.number] = _referred(source, columns, feature, strings=are_texts)
+            columns.terms[feature.term] = _referred(source, columns, feature, strings=are_texts)
     return columns
 
 
@@ -468,25 +473,22 @@ def _alike(places: dict[Term, Structure]) -> dict[Term, Term]:
     }
 
 
-def _with_lists(own: dict[Term, Structure], missing: Any) -> dict[Term, Structure]:
-    """Return fields with empty lists in objects that are not there, refused without `missing`."""
-    for term, place in own.items():
-        lists = without_options(place.levels)
-        if (levels := filled(lists)) is not lists:
-            for number in range(len(without_options(lists[:-1])), len(lists) - 1):
-                if lists[number].is_pick:
-                    absent = np.flatnonzero(lists[number].data < 0)
-                    for row in absent[: 1 if missing is None else 0].tolist():
-                        event = Structure(place.events, lists[:number]).event_of(row)
-                        picked = Structure(place.events, lists[: number + 1])
-                        raise InputError(_gap(picked, term).replace("{event}", str(event)))
-            own[term] = replace(place, levels=(*levels, *place.levels[len(lists) :]))
-    return own
+def _with_lists(place: Structure, term: Term, missing: Any) -> Structure:
+    """Return a field with empty lists in objects that are not there, refused without `missing`."""
+    lists = without_options(place.levels)
+    if (levels := filled(lists)) is lists:
+        return place
+    for number in range(len(without_options(lists[:-1])), len(lists) - 1):
+        option = lists[number]
+        if missing is None and option.is_pick and np.any(option.data < 0):
+            above = Structure(place.events, lists[:number])
+            event = above.event_of(int(np.argmax(option.data < 0)))
+            raise InputError(_gap(option, term).replace("{event}", str(event)))
+    return replace(place, levels=(*levels, *place.levels[len(lists) :]))
 
 
-def _gap(place: Structure, term: Term) -> str:
+def _gap(option: Level, term: Term) -> str:
     """Return what to say of a number that is missing in an event."""
-    option = place.levels[-1]
     what = f"no {option.gap}" if option.is_pick else "None"
     return (
         f"field {text_of(term[0])!r} has {what} in event {{event}}; remove it with ak.drop_none, "
@@ -512,7 +514,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     event = np.repeat(rows.event_numbers(), elements.counts)
     sizes = place.levels[0].counts[event]
     found, wrong = number, number >= sizes
-    in_file = source.file_positions(path[:-1], path_of(name)) if len(path) > 1 else None
+    in_file = source.file_positions(path, path_of(name))
     if in_file is not None:
         found, wrong = in_file.places(event, number)
         sizes = in_file.sizes[event]
@@ -531,7 +533,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
-    return (*chosen(data, at, index), False)
+    return (*column_at(data, at, index), False)
 
 
 def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:

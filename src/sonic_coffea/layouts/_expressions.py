@@ -200,10 +200,11 @@ def exact(values: NDArray[Any]) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=4096)
-def expression_of(text: str, what: str = "expression") -> Expression:
-    """Read an expression, which messages call `what`: its terms, and what computes it of them.
+def expression_of(text: str, kind: str = "expression") -> Expression:
+    """Read an expression, formula or discriminant: its terms, and what computes it of them.
 
-    Computing raises an `InputError` if numpy cannot compute it of their types.
+    Only an expression may make one number of each list. Computing raises an `InputError` if numpy
+    cannot compute it of their types.
 
     Raises
     ------
@@ -212,9 +213,9 @@ def expression_of(text: str, what: str = "expression") -> Expression:
         with another number of arguments.
     """
     terms: dict[Term, str] = {}
-    text, kind, what = text.strip(), what, f"{what} {text!r}"
+    what = f"{kind} {text!r}"
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{what} cannot be read: {getattr(error, 'msg', error)}") from None
     tree.body = _read(tree.body, terms, what)
@@ -225,7 +226,7 @@ def expression_of(text: str, what: str = "expression") -> Expression:
     # NumPy 1 imports the class of an error; `_read` lets no expression do so.
     known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
     known |= {name: _wide(function) for name, (function, _, _) in FUNCTIONS.items()}
-    known |= {kind.__name__: operation for kind, operation in _OPERATORS.items()}
+    known |= {node.__name__: compute for node, compute in _OPERATORS.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:
         names = {name: values[term] for term, name in terms.items()}

@@ -92,8 +92,6 @@ class Feature:
     ----------
     terms : tuple of Term
         The fields that lie as the rows do, or their elements.
-    number : Term, or tuple of str
-        What its numbers are known by, if it is no expression.
     plain : bool
         Whether the numbers pass unchanged.
 
@@ -120,7 +118,6 @@ class Feature:
     replace: Any = None
     nonfinite_last: bool = False
     terms: tuple[Term, ...] = field(init=False, default=())
-    number: Any = field(init=False, default=None)
     plain: bool = field(init=False, default=True)
     _hides: bool = field(init=False, default=False)
 
@@ -140,17 +137,19 @@ class Feature:
         terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
         if self.expression is not None:
             terms = expression_of(self.expression)[0]
-        declare(
-            self,
-            terms=terms,
-            number=(path_of(self.name), self.index) if self.index else next(iter(terms), None),
-            plain=not set(self.options) - {"expression", "index"},
-        )
+        declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
+            # Such as arctan, which would hide that a number is infinite.
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))
             declare(self, _hides=bool(hidden.any()))
+
+    @property
+    def term(self) -> Term:
+        """What the field's numbers are known by, or those that an index refers to."""
+        # In brackets, as a field may have the name of a reduction.
+        return path_of(self.name), f"[{self.index}]" if self.index else ""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -175,6 +174,11 @@ class Feature:
     def text(self) -> str:
         """The name, as messages have it."""
         return text_of(self.name)
+
+    @property
+    def last(self) -> str:
+        """The last name of its path, which objects of several collections have in common."""
+        return next(step for step in path_of(self.name)[::-1] if isinstance(step, str))
 
     @property
     def channel(self) -> str:
@@ -404,11 +408,11 @@ def Scaled(scaler: Any, fields: Any = None) -> tuple[Feature, ...]:  # noqa: N80
         scaler = read_json(scaler, "the file of statistics")
     if not isinstance(scaler, Mapping):
         names, options = _of_sklearn(scaler)
-        features = named(fields, names, len(options), "the scaler")
+        features = features_by_name(fields, names, len(options), "the scaler")
     else:
         names = list(scaler)
         if isinstance(fields, Mapping) or fields is None:
-            features = named(fields, names, len(names), "the scaler")
+            features = features_by_name(fields, names, len(names), "the scaler")
         else:
             features = as_features(fields, "Scaled")
             names = _names_of(features, scaler)
@@ -424,8 +428,8 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
     columns: dict[str, str] = {}
     names = []
     for feature in features:
-        column, last = column_of(feature.name), str(path_of(feature.name)[-1])
-        found = (name for name in (feature.text, column, last) if name in statistics)
+        column = column_of(feature.name)
+        found = (name for name in (feature.text, column, feature.last) if name in statistics)
         name = next(found, feature.text)
         require([name], statistics, "Scaled: no statistics of")
         if columns.setdefault(name, column) != column:
@@ -437,7 +441,9 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
     return names
 
 
-def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feature, ...]:
+def features_by_name(
+    fields: Any, names: Sequence[str], count: int, who: str
+) -> tuple[Feature, ...]:
     """Return the features that somebody who was trained, or fitted, knows by names.
 
     Parameters
@@ -464,7 +470,7 @@ def named(fields: Any, names: Sequence[str], count: int, who: str) -> tuple[Feat
         fields, names = [given.get(name, name) for name in names], ()
     features = as_features(fields, who)
     pairs = zip(names, features, strict=False)
-    alike = all(name in (feature.text, path_of(feature.name)[-1]) for name, feature in pairs)
+    alike = all(name in (feature.text, feature.last) for name, feature in pairs)
     if len(features) != count or not alike:
         got = ", ".join(repr(feature.text) for feature in features)
         raise ConfigError(f"{known}; got {got}; expected this order, or a dict by these names")

@@ -25,7 +25,7 @@ from sonic_coffea.layouts._structure import (
     Levels,
     Structure,
     Tensor,
-    chosen,
+    column_at,
     filled,
     offsets_of,
     ranges,
@@ -39,15 +39,14 @@ class FieldsLayout(Layout):
     """A layout of named fields."""
 
     __slots__ = ()
-    named: ClassVar[str] = "fields"
+    fields_option: ClassVar[str] = "fields"
     sort_by: SortBy = None
     missing: Any = None
     pad: str = "after"
 
     @property
-    def features(self) -> tuple[Feature, ...]:
-        """The channels of the tensor."""
-        features: tuple[Feature, ...] = getattr(self, self.named)
+    def features(self) -> tuple[Feature, ...]:  # type: ignore[override]
+        features: tuple[Feature, ...] = getattr(self, self.fields_option)
         return features
 
     @property
@@ -64,10 +63,10 @@ class FieldsLayout(Layout):
         named = [*self.features, *filter(None, [self.key])]
         return tuple(dict.fromkeys(column_of(path) for f in named for path in f.paths))
 
-    def _declare(self, **checks: str) -> None:
+    def _check_options(self, **checks: str) -> None:
         """Check the options, and what fields have to do with them."""
         name = type(self).__name__
-        declare(self, **{self.named: as_features(getattr(self, self.named), name)})
+        declare(self, **{self.fields_option: as_features(getattr(self, self.fields_option), name)})
         check_options(self, **checks)
         dtype, strings, sorted_by = self.dtype, self.dtype == STRING, self.key
         no_axis = f"axis_order {self.axis_order!r} has no axis for several fields"
@@ -163,7 +162,7 @@ class Row(FieldsLayout):
     pad: str = "after"
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +189,7 @@ class Dense(FieldsLayout):
     (3, 1, 4, 4)
     """
 
-    named = "field"
+    fields_option = "field"
     axis_order = ""
     length: ClassVar[int] = 1
 
@@ -199,7 +198,7 @@ class Dense(FieldsLayout):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
         (feature, *more), path = self.features, path_of(self.features[0].name)
         as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
         one = f"one field is taken, as it is, got {[feature, *more]}"
@@ -215,7 +214,7 @@ class Dense(FieldsLayout):
         (feature,) = self.features
         path = path_of(feature.name)
         place, data, at = source.numbers(path)
-        column = (*chosen(data, at, None), False)
+        column = (*column_at(data, at, None), False)
         with of_field(path):
             above, shape = _split(place, self.shape)
         rows = Structure(place.events, above)
@@ -334,7 +333,7 @@ class Padded(FieldsLayout):
 
     def __post_init__(self) -> None:
         lengths = "lengths" if isinstance(self, Bucketed) else "length"
-        self._declare(length=lengths, outer="length")
+        self._check_options(length=lengths, outer="length")
         if self.fill is None:
             declare(self, fill="" if self.dtype == STRING else 0.0)
         one_for_each("fill", self, len(self.features))
@@ -349,8 +348,10 @@ class Padded(FieldsLayout):
     def axes(self) -> str:
         return self.axis_order if self.outer is None else self.axis_order.replace("L", "LL")
 
-    def axis_lengths(self, bucket: int) -> tuple[int, ...]:
-        return (self.padded_length(bucket), *(() if self.outer is None else (self.length,)))
+    def row_shape(self, bucket: int) -> Shape:
+        if self.outer is None:
+            return FieldsLayout.row_shape(self, bucket)
+        return shaped(self.axes, self.width, (self.outer, *super(Padded, self).lengths))
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         bound = FieldsLayout.bind(self, source, others)
@@ -505,7 +506,7 @@ class Flat(FieldsLayout):
     refers_to: str | None = None
 
     def __post_init__(self) -> None:
-        self._declare()
+        self._check_options()
         both = f"splits and batch are two inputs, got {self.splits!r} for both"
         indices = f"numbers that refer to elements are int32 or int64, got {self.dtype.name}"
         whole = self.refers_to is None or self.dtype.name in ("int32", "int64")
@@ -534,8 +535,14 @@ class Flat(FieldsLayout):
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         bound = FieldsLayout.bind(self, source)
-        referred = others[self.refers_to].columns if self.refers_to and others else None
-        return replace(bound, referred=referred)
+        if self.refers_to is None:
+            return bound
+        if others is None:
+            raise ConfigError(
+                f"Flat: the numbers refer to input {self.refers_to!r}, which a layout alone does "
+                "not have; pack both with Model.pack"
+            )
+        return replace(bound, referred=others[self.refers_to].columns)
 
     def row_shape(self, bucket: int) -> Shape:
         del bucket

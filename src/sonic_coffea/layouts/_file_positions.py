@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -13,10 +14,11 @@ from awkward.contents import Content, NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._expressions import Path
 from sonic_coffea.layouts._structure import Int64, Tensor, leaf, offsets_of, ranges
 
-# What tells the events of a file apart, and the objects of an event: no calibration changes it.
-_EVENT = "run", "luminosityBlock", "event"
+EVENT_ID = "run", "luminosityBlock", "event"
+# What tells the objects of an event apart: no calibration changes it.
 _DIRECTION = "eta", "phi"
 POSITION = "file_position"
 """A field of objects that says it, for whoever noted it before a change."""
@@ -50,7 +52,7 @@ class FilePositions:
 
         A place is -1 if an object was cut away.
         """
-        order, first, count = found([events, positions], [self.events, self.positions])
+        order, first, count = find_rows([events, positions], [self.events, self.positions])
         local = np.arange(len(self.events)) - np.searchsorted(self.events, self.events)
         places = np.full(len(positions), -1, np.int64)
         places[count > 0] = local[order[first[count > 0]]]
@@ -58,7 +60,7 @@ class FilePositions:
         return places, (places < 0) & ((positions < 0) | ((sizes >= 0) & (positions >= sizes)))
 
 
-def found(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
+def find_rows(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
     """Find rows of some columns among others.
 
     Returns
@@ -115,32 +117,32 @@ def _is_virtual(data: Any) -> bool:
     return not isinstance(data, np.ndarray)
 
 
-def referred_positions(array: Any, name: str, index: str) -> FilePositions | None:
+def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | None:
     """Return where objects lie in the file, if it is the file's own index that refers to them.
 
     Parameters
     ----------
     array : awkward array or dict
         Collections by name.
-    name : str
+    name : Path
         The collection that the index refers to.
-    index : str
-        The path of the index: ``"Jet.muonIdx1"``.
+    index : Path
+        The index: ``("Jet", "muonIdx1")``, or ``("Jet", 0, "muonIdx1")`` of picked objects.
 
     Returns
     -------
     FilePositions or None
-        None if the index is not the file's but somebody's own, or if no file is known.
+        None if the index is not the file's but somebody's own, if no file is known, or if the
+        arrays have no data; then the columns that tell positions are touched.
     """
-    owner, _, field = index.rpartition(".")
+    *owner, field = (step for step in index if isinstance(step, str))
     objects, indexed = (
-        reduce(lambda records, part: records[part], path.split(".") if path else [], array)
-        for path in (name, owner)
+        reduce(lambda records, step: records[step], p, array) for p in (name, owner)
     )
     if not (isinstance(objects, ak.Array) and isinstance(indexed, ak.Array)):
         return None
     known, known_owner = (
-        each.layout.purelist_parameter("collection_name") or path
+        each.layout.purelist_parameter("collection_name") or ".".join(map(str, path))
         for each, path in ((objects, name), (indexed, owner))
     )
     file = file_of(objects, known, known_owner)
@@ -149,8 +151,12 @@ def referred_positions(array: Any, name: str, index: str) -> FilePositions | Non
     if field not in file[known_owner].fields:
         return None
     fields = array if isinstance(array, dict) else array.fields
-    events = {column: array[column] for column in _EVENT if column in fields}
-    return file_positions({**events, known: objects}, known, file)
+    events = {column: array[column] for column in EVENT_ID if column in fields}
+    both = {**events, known: objects}
+    if ak.backend(objects) == "typetracer":
+        touch_position(both, known, file)
+        return None
+    return file_positions(both, known, file)
 
 
 def touch_position(events: Any, name: str, file: Any) -> None:
@@ -159,9 +165,14 @@ def touch_position(events: Any, name: str, file: Any) -> None:
         ak.typetracer.touch_data(events[name][POSITION])
     elif file is not None and not _is_of_file(events[name], file[name]):
         for array in (events, file):
-            for records, names in ((array, _EVENT), (array[name], (*_DIRECTION, "pt"))):
-                for field in {*names}.intersection(records.fields):
-                    ak.typetracer.touch_data(records[field])
+            _touch(array, EVENT_ID)
+            _touch(array[name], (*_DIRECTION, "pt"))
+
+
+def _touch(records: Any, names: Iterable[str]) -> None:
+    fields = records if isinstance(records, dict) else records.fields
+    for field in {*names}.intersection(fields):
+        ak.typetracer.touch_data(records[field])
 
 
 def _is_of_file(objects: Any, known: Any) -> bool:
@@ -250,17 +261,17 @@ def _by_direction(events: Any, name: str, file: Any, event: Int64) -> Int64:
     """Return the number in the file of each object, by its event, eta and phi; -1 for None."""
     objects, known = events[name], file[name]
     fields = events if isinstance(events, dict) else events.fields
-    for field in _EVENT:
+    for field in EVENT_ID:
         if field not in fields or field not in file.fields:
             raise _unknown(name, f"without {field!r} events cannot be found in the file")
     both = {*objects.fields}.intersection(known.fields)
     for field in _DIRECTION:
         if field not in both:
             raise _unknown(name, f"they have no {field!r}")
-    here, listed = ([ak.to_numpy(array[field]) for field in _EVENT] for array in (events, file))
-    order, first, count = found(here, listed)
+    here, listed = ([ak.to_numpy(array[field]) for field in EVENT_ID] for array in (events, file))
+    order, first, count = find_rows(here, listed)
     if np.any(count != 1):
-        raise _unknown(name, f"{', '.join(_EVENT)} do not tell the events apart")
+        raise _unknown(name, f"{', '.join(EVENT_ID)} do not tell the events apart")
     rows, sizes = order[first], ak.to_numpy(ak.num(known))
     if np.array_equal(event, np.repeat(np.arange(len(rows)), sizes[rows])) and all(
         np.array_equal(_flat(objects[f], np.nan), _flat(known[rows][f], np.nan))
@@ -271,7 +282,7 @@ def _by_direction(events: Any, name: str, file: Any, event: Int64) -> Int64:
         [row, *(_flat(array[field], np.nan) for field in _DIRECTION)]
         for row, array in ((rows[event], objects), (np.repeat(np.arange(len(sizes)), sizes), known))
     )
-    order, first, count = found(here, listed)
+    order, first, count = find_rows(here, listed)
     is_none = _flat(ak.is_none(objects["eta"], axis=1), 0).astype(np.bool_)
     for wrong in np.flatnonzero((count != 1) & ~is_none)[:1].tolist():
         many = f"the file has {count[wrong]} of them with the eta and phi of one"

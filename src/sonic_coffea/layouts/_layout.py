@@ -15,6 +15,7 @@ from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._elements import Columns
+from sonic_coffea.layouts._features import Feature
 from sonic_coffea.layouts._options import DType, equals, hashed
 from sonic_coffea.layouts._source import Source
 from sonic_coffea.layouts._structure import (
@@ -75,8 +76,8 @@ class Bound:
 
     def bucket_of(self, rows: RowSelection) -> int:
         """Return the bucket of rows that share a request: that of the longest."""
-        one = len(self.layout.lengths) < 2
-        return 0 if one else int(self.buckets_of(rows).max(initial=0))
+        is_bucketed = len(self.layout.lengths) > 1
+        return int(self.buckets_of(rows).max(initial=0)) if is_bucketed else 0
 
     def axis(self, length: int) -> tuple[Part, ...]:
         """Return what has places along the axis of the elements, which is of some length."""
@@ -97,6 +98,8 @@ class Layout(ABC):
         Type of the tensor.
     columns : tuple of str
         The fields that are read.
+    features : tuple of Feature
+        The channels, if fields make them.
     stacks : bool
         Whether a server may stack the rows of several requests; not, if tensors count within one.
     jagged : bool
@@ -118,6 +121,7 @@ class Layout(ABC):
     __slots__ = ()
     __eq__, __hash__ = equals, hashed
     dtype: Any
+    features: ClassVar[tuple[Feature, ...]] = ()
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
     holds_strings: ClassVar[bool] = False
@@ -149,16 +153,12 @@ class Layout(ABC):
         """The axes of a row's tensor, with one L for each axis of places."""
         return self.axis_order
 
-    def axis_lengths(self, bucket: int) -> Iterable[int]:
-        """Return the lengths of the axes of positions."""
-        return repeat(self.padded_length(bucket))
-
     def row_shape(self, bucket: int) -> Shape:
         """Return the shape of a row in a bucket; None if the arrays will tell.
 
         In bucket -1, what varies with the bucket is -1.
         """
-        return shaped(self.axes, self.width, self.axis_lengths(bucket))
+        return shaped(self.axes, self.width, repeat(self.padded_length(bucket)))
 
     def by_element(self, tensor: Tensor) -> Tensor:
         """Return the view of a tensor whose last axis is that of the channels."""
@@ -192,17 +192,20 @@ class Layout(ABC):
         return (len(rows), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
-        """Return the length to which jagged rows are padded in a bucket; 0 if they are not."""
+        """Return the length to which jagged rows are padded in a bucket; 0 if they are not.
+
+        In bucket -1, a length that varies with the bucket is -1.
+        """
         lengths = self.lengths
-        if not lengths or (bucket < 0 and len(lengths) > 1):
-            return -1 if lengths else 0
-        return lengths[min(max(bucket, 0), len(lengths) - 1)]
+        if bucket < 0 and len(lengths) > 1:
+            return -1
+        return lengths[min(bucket, len(lengths) - 1)] if lengths else 0
 
     def item_bytes(self, bound: Bound) -> int:
         """Return the bytes of a number, or of the longest string and its length."""
         if self.dtype != STRING:
             return int(self.dtype.itemsize)
-        # Numbers sort them, or refer to them.
+        # Beside the strings, it reads numbers that sort them or refer to them.
         texts = (data for data, _, _ in bound.columns.terms.values() if data.dtype == STRING)
         return max((len(s) for data in texts for s in data), default=0) + 4
 
@@ -215,9 +218,6 @@ class Layout(ABC):
 
         `buckets` has the bucket of each row.
         """
-        if self.jagged and bound.parts:
-            parts = [p.layout.count_elements(p, rows, buckets) for _, p, _ in bound.parts]
-            return np.asarray(np.sum(parts, axis=0))
         counts = places = bound.columns.counts(rows) if self.jagged else np.zeros(0, np.int64)
         if self.jagged and self.lengths:
             places = np.asarray(self.lengths)[np.minimum(buckets, len(self.lengths) - 1)]

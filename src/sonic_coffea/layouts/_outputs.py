@@ -15,7 +15,7 @@ from awkward import contents
 from awkward.contents import Content
 from awkward.index import Index8, Index64
 
-from sonic_coffea.errors import ConfigError, ResponseError, nearest, require
+from sonic_coffea.errors import ConfigError, ResponseError, require
 from sonic_coffea.layouts._batch import Inputs, bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._layout import Bound, Layout, Part
@@ -160,17 +160,21 @@ class Output:
             declare(self, over=self._indices(self.over))
         if self.labels is not None or self.shape is not None:
             self.check_values((len(names),) if self.labels is not None else self.shape)
-        scores = names if self.groups is None else [name for name, _ in self.groups]
+        self._check_discriminants()
+
+    def _check_discriminants(self) -> None:
+        """Refuse discriminants that have the name of a score, or read what is no score."""
+        scores = self.labels or ()
+        if self.groups is not None:
+            scores = [name for name, _ in self.groups]
         for name, text in self.discriminants or ():
             if name in scores or not isinstance(name, str) or not isinstance(text, str):
                 raise ConfigError(
                     "an output's discriminants have names of their own and expressions, got "
                     f"{name!r}: {text!r}"
                 )
-            for path, _ in expression_of(text, "discriminant")[0]:
-                if text_of(path) not in scores:
-                    hint = nearest(text_of(path), scores)
-                    raise ConfigError(f"discriminant {text!r}: no score {text_of(path)!r}; {hint}")
+            read = [text_of(path) for path, _ in expression_of(text, "discriminant")[0]]
+            require(read, scores, f"discriminant {text!r}: no score")
 
     def _indices(self, members: Any) -> Any:
         """Return the indices of some values, by labels or indices; or a slice of them."""
@@ -300,15 +304,15 @@ class Output:
             scores[part] = x * scores.dtype.type(self.scale) + scores.dtype.type(self.shift)
         return scores
 
-    def check_each(self, shape: tuple[int, ...]) -> None:
+    def check_each(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a response whose numbers for each element differ from the declaration."""
+        expected = ""
         if self.labels is not None and math.prod(shape) != len(self.labels):
-            raise ResponseError(
-                f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
-                f"got shape {list(shape)}"
-            )
+            expected = f"{len(self.labels)} values for labels {', '.join(self.labels)}"
         if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
-            raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
+            expected = f"shape {list(self.shape)} of each"
+        if expected:
+            raise ResponseError(f"output {name!r}: expected {expected}, got shape {list(shape)}")
         self.check_values(shape)
 
     @property
@@ -464,7 +468,7 @@ class ByRow:
     @property
     def tensor(self) -> Tensor:
         """The responses so far, as the model gives them."""
-        (scatter,) = self._made()
+        (scatter,) = self._targets()
         return scatter.values
 
     def place(self, selection: RowSelection, rows: int, response: Response) -> None:
@@ -489,7 +493,7 @@ class ByRow:
         if output.choose is not None:
             tensor = self._chosen(selection, rows, tensor)
         else:
-            output.check_each(kind[1])
+            output.check_each(self.name, kind[1])
             if before != kind:
                 of = "a row" if output.per == "row" else "for each constituent"
                 raise ResponseError(
@@ -499,7 +503,7 @@ class ByRow:
         if splits is not None:
             tensor = self._ranges(tensor, self._tensor(splits, response), rows)
         self._kind = before
-        self._scatters = self._made()
+        self._scatters = self._targets()
         if len(self._scatters) == 1:
             self._scatters[0].place(selection, tensor)
             return
@@ -519,10 +523,7 @@ class ByRow:
 
     def _tensor(self, name: str, response: Response) -> Tensor:
         """Return a tensor of the response, refusing one that is absent or of another kind."""
-        if name not in response:
-            raise ResponseError(
-                f"the answer lacks output {name!r}; it has {', '.join(response) or 'none'}"
-            )
+        require([name], response, "the response has no output", ResponseError)
         tensor = response[name]
         if name == self.name and self.output.dtype == STRING:
             for string in tensor.reshape(-1).tolist():
@@ -581,7 +582,7 @@ class ByRow:
         found = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
         return np.stack(found, axis=2)
 
-    def _made(self) -> list[Scatter]:
+    def _targets(self) -> list[Scatter]:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
@@ -612,7 +613,7 @@ class ByRow:
 
         With `optional`, it has the type that other chunks may have, in which some are truncated.
         """
-        output, (first, *others) = self.output, self._made()
+        output, (first, *others) = self.output, self._targets()
         if output.choose is not None:
             return self._choices(first.values)
         if output.splits is not None:
@@ -642,11 +643,9 @@ class ByRow:
             each.append(contents.RecordArray(indices, names) if names else indices[0])
         if output.labels is not None:
             return contents.RecordArray(each, list(output.labels), length=len(chosen))
-        return (
-            each[0]
-            if output.axes == 1
-            else contents.RegularArray(each[0], output.chosen, len(chosen))
-        )
+        if output.axes == 1:
+            return each[0]
+        return contents.RegularArray(each[0], output.chosen, len(chosen))
 
 
 def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def pad(
 
 
 @cache
-def load() -> None:
-    """Load the loop, which takes a moment at the first time in a process."""
+def load_loop() -> None:
+    """Load the loop: the first time in a process, this would be taken for packing."""
     some, one = np.zeros((1, 1, 1), np.float32), np.ones(1, np.int64)
     pad(some, some[0], one - 1, one, some[0])
 

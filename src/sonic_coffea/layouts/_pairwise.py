@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, require
-from sonic_coffea.layouts._expressions import expression_of, path_of, text_of
+from sonic_coffea.layouts._expressions import expression_of, text_of
 from sonic_coffea.layouts._features import Fields, SortBy
 from sonic_coffea.layouts._fields import Constants, FieldsLayout
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
@@ -18,14 +18,14 @@ from sonic_coffea.layouts._options import declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import pad
 from sonic_coffea.layouts._structure import Tensor
 
-VECTORS = (
+_FOUR_VECTORS = (
     ("px", "py", "pz", "energy"),
     ("pt", "eta", "phi", "mass"),
     ("pt", "eta", "phi", "energy"),
 )
 """Fields that make a four-vector."""
 
-ELEMENT = {
+_ELEMENT = {
     "px": "pt * cos(phi)",
     "py": "pt * sin(phi)",
     "pz": "pt * sinh(eta)",
@@ -36,7 +36,7 @@ ELEMENT = {
 }
 """Quantities of an element that follow from its four-vector, and from those before."""
 
-PAIR = {
+_PAIR = {
     "delta_r": "sqrt((rapidity_i - rapidity_j)**2 + delta_phi(phi_i, phi_j)**2)",
     "kt": "min(pt_i, pt_j) * delta_r",
     "z": "min(pt_i, pt_j) / max(pt_i + pt_j, eps)",
@@ -48,7 +48,7 @@ PAIR = {
 }
 """Quantities of a pair."""
 
-DEFAULT = ("ln_kt", "ln_z", "ln_delta_r", "ln_m2")
+_DEFAULT = ("ln_kt", "ln_z", "ln_delta_r", "ln_m2")
 
 _ALIASES = {"e": "energy", "m": "mass"}
 
@@ -118,7 +118,7 @@ class Pairwise(FieldsLayout):
 
     fields: Fields
     length: int | Sequence[int]
-    formulae: str | Sequence[str] = DEFAULT
+    formulae: str | Sequence[str] = _DEFAULT
     fill: Constants = 0.0
     _: KW_ONLY
     axis_order: str = "CLL"
@@ -128,7 +128,7 @@ class Pairwise(FieldsLayout):
     def __post_init__(self) -> None:
         if isinstance(self.formulae, str):
             declare(self, formulae=[self.formulae])
-        self._declare(length="lengths")
+        self._check_options(length="lengths")
         one_for_each("fill", self, self.width)
         cases = {
             "expected at least one formula, got none": not self.formulae,
@@ -173,8 +173,7 @@ class Pairwise(FieldsLayout):
 
         Formulae call a field by the last part of its path.
         """
-        paths = [path_of(feature.name) for feature in self.features]
-        names = [next(step for step in path[::-1] if isinstance(step, str)) for path in paths]
+        names = [feature.last for feature in self.features]
         if len(set(names)) < len(names):
             raise ConfigError(f"Pairwise: the last parts of the fields' names differ, got {names}")
         known: dict[str, Any] = {"eps": 1e-8}
@@ -189,14 +188,14 @@ def _evaluated(text: str, known: dict[str, Any], formula: str) -> Any:
     terms, compute = expression_of(text, "formula")
     for path, _ in terms:
         name = text_of(path)
-        if name in PAIR and "rapidity_i" not in known:
+        if name in _PAIR and "rapidity_i" not in known:
             raise ConfigError(
                 f"formula {formula!r}: {name} needs the fields of a four-vector, "
-                f"{' or '.join(map(str, VECTORS))}"
+                f"{' or '.join(map(str, _FOUR_VECTORS))}"
             )
-        require([name], [*known, *PAIR], f"formula {formula!r}: no")
+        require([name], [*known, *_PAIR], f"formula {formula!r}: no")
         if name not in known:
-            known[name] = _evaluated(PAIR[name], known, formula)
+            known[name] = _evaluated(_PAIR[name], known, formula)
     return compute({term: known[text_of(term[0])] for term in terms})
 
 
@@ -209,19 +208,21 @@ def _quantities(fields: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, numbers in fields.items():
         prefix, _, end = name.lower().rpartition("_")
         prefixed[prefix].setdefault(_ALIASES.get(end, end), numbers)
-    whole = [each for each in prefixed.items() if any(each[1].keys() >= {*v} for v in VECTORS)]
+    whole = [
+        each for each in prefixed.items() if any(each[1].keys() >= {*v} for v in _FOUR_VECTORS)
+    ]
     if not whole:
         return dict(fields)
     prefix, known = whole[0]
     alike = [name for name in fields if name.lower().rpartition("_")[0] == prefix]
-    others = prefix and ELEMENT.keys() & fields.keys()
+    others = prefix and _ELEMENT.keys() & fields.keys()
     if len(whole) > 1 or len(alike) > len(known) or others:
         raise ConfigError(
             "Pairwise: expected the components of one four-vector, once, with one text before the "
             f"underscore, got {', '.join(fields)}"
         )
     known |= fields
-    for name, text in ELEMENT.items():
+    for name, text in _ELEMENT.items():
         terms, compute = expression_of(text)
         if name not in known and all(text_of(path) in known for path, _ in terms):
             known[name] = compute({term: known[text_of(term[0])] for term in terms})

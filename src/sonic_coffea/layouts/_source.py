@@ -109,7 +109,7 @@ class Source:
     def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
         if reduction == "metadata":
             return self._constant(text_of(path))
-        full = path if self._part is None else self._full(path)
+        full = self._full(path)
         if self._is_traced:
             names = tuple(step for step in full if isinstance(step, str))
             self._touch(names, lists=lists or reduction == "num")
@@ -121,11 +121,8 @@ class Source:
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
         known: Any = next(filter(None, map(_metadata, arrays)), {})
         if name not in known:
-            hint = (
-                nearest(name, known)
-                if known
-                else ("give coffea's events, or ak.with_parameter(array, 'metadata', {…})")
-            )
+            hint = "give coffea's events, or ak.with_parameter(array, 'metadata', {…})"
+            hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
         try:
             value = float(known[name])
@@ -157,16 +154,15 @@ class Source:
         return whole(layout.form.length_zero_array(highlevel=False) if self._is_traced else layout)
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
-        """Return where the objects of a collection lie in the file that an index counts in."""
-        if self._is_traced:
-            return None
-        return referred_positions(self._array, ".".join(map(str, path)), ".".join(map(str, index)))
+        """Return where the objects that have a field lie in the file that an index counts in."""
+        return referred_positions(self._array, self._full(path)[:-1], self._full(index))
 
     def _full(self, path: Path) -> Path:
-        """Return a path that begins with the collection of the part."""
-        part, first, names = str(self._part), path[0], _fields(self._array)
-        if part not in names:
+        """Return a path that begins with the collection of the part, if there is one."""
+        part = self._part
+        if part is None or part not in (names := _fields(self._array)):
             return path
+        first = path[0]
         is_in_part = first in _fields(self._array[part])
         if first in names and is_in_part:
             text = text_of(path)
@@ -184,15 +180,14 @@ class Source:
         return place
 
     def _reached(self, path: Path) -> Structure:
-        root, step, is_dict = self._array, path[-1] if path else 0, isinstance(self._array, dict)
-        if is_dict:
-            if path[0] not in root:
-                raise _missing(path[0], path, list(root))
-            root = root[path[0]]
-        if len(path) == is_dict:
-            place = self._whole(root)
-            return _with_gaps(place, "plain") if is_dict else place
-        above = self._place(path[:-1])
+        if not path:
+            return self._whole(self._array)
+        if isinstance(self._array, dict):
+            if path[0] not in self._array:
+                raise _missing(path[0], path, list(self._array))
+            if len(path) == 1:
+                return _with_gaps(self._whole(self._array[path[0]]), "plain")
+        above, step = self._place(path[:-1]), path[-1]
         if isinstance(step, int):
             return _picked(above, step, text_of(path))
         node, at = above.node, above.at
@@ -246,6 +241,11 @@ def is_lazy(arrays: Any) -> bool:
     each = arrays.values() if isinstance(arrays, dict) else [arrays]
     # No need to import it for those who do not use it.
     return any(type(a).__module__.partition(".")[0] == "dask_awkward" for a in each)
+
+
+def has_no_data(arrays: Any) -> bool:
+    """Whether arrays, or any of a dict, are of a graph or of a trace, and have no length."""
+    return is_lazy(arrays) or is_tracer(arrays)
 
 
 def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, token: str) -> Any:
@@ -324,9 +324,8 @@ def _without_leaves(node: Content) -> Content:
     """Return the lists and options of a column."""
     if node.is_list or node.is_option or node.is_indexed:
         is_last = node.is_list and node.content.purelist_depth == 1
-        return node.copy(
-            content=EmptyArray().to_typetracer() if is_last else _without_leaves(node.content)
-        )
+        below = EmptyArray().to_typetracer() if is_last else _without_leaves(node.content)
+        return node.copy(content=below)
     return node
 
 

@@ -43,8 +43,9 @@ class Level:
     size : int or None
         The length of all lists, if their type says so.
     gap : str
-        For an option that is no object's own: what is missing, such as ``"Jet[0]"`` or ``"None"``;
-        ``"plain"`` of a column that is no field of objects, or of an object that lacks another.
+        What None means in an option: the object is None (``""``), a picked one is not there
+        (``"Jet[0]"``), its number is None (``"None"``), or there may be no objects at all
+        (``"plain"``), as in a column of numbers.
     """
 
     data: Int64
@@ -64,8 +65,7 @@ class Level:
     @property
     def counts(self) -> Int64:
         """The length of each list."""
-        counts: Int64 = np.diff(self.data)
-        return counts
+        return np.diff(self.data)
 
     def equals(self, other: Level) -> bool:
         """Return whether two levels have the same lists, or miss the same."""
@@ -242,8 +242,8 @@ def through(places: Int64, index: Int64) -> Int64:
     return np.where(index < 0, -1, places[np.maximum(index, 0)])
 
 
-def chosen(data: Tensor, at: slice | Int64, index: Int64 | None) -> tuple[Tensor, Int64 | None]:
-    """Return numbers, and where those of an index lie in them, of elements that lie at `at`."""
+def column_at(data: Tensor, at: slice | Int64, index: Int64 | None) -> tuple[Tensor, Int64 | None]:
+    """Return numbers, and the place in them of each of an index into those that lie at `at`."""
     if isinstance(at, slice):
         return data[at], index
     return data, at if index is None else through(at, index)

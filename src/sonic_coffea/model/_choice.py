@@ -64,8 +64,7 @@ class Choice:
         expect(len(models) > 1, expected, models, kind)
         first = next(iter(models.values()))
         for model in models.values():
-            if not isinstance(model, Model):
-                raise ConfigError(f"{kind}: expected models, got {type(model).__name__}")
+            expect(isinstance(model, Model), "models", model, kind)
             if model.outputs != first.outputs:
                 raise ConfigError(
                     f"{kind}: models {first.name!r} and {model.name!r} give other outputs "
@@ -73,10 +72,7 @@ class Choice:
                 )
         are_alike = any(all(isinstance(key, of) for key in models) for of in (int, str))
         expect(are_alike, "whole numbers or strings as keys", list(models), kind)
-        if not isinstance(by, str):
-            raise ConfigError(
-                f"{kind}: expected a field or an expression as a str, got {type(by).__name__}"
-            )
+        expect(isinstance(by, str), "a field or an expression as a str", by, kind)
         if isinstance(next(iter(models)), int):
             Feature(by, expression=by)  # raises if it cannot be read
         self._cases = dict(models)
@@ -180,9 +176,8 @@ class Choice:
             return self._numbered(objects, by)
         except FieldError as error:
             if events is None:
-                raise error.because(
-                    "if the events have it, pass them, too: events=events"
-                ) from None
+                remark = "if the events have it, pass them, too: events=events"
+                raise error.because(remark) from None
             try:
                 return self._numbered(events, by)
             except FieldError:
@@ -230,6 +225,7 @@ class Folds(Choice):
         expect(isinstance(models, Sequence), expected, models, "Folds")
         expect(len(models) > 1, expected, models, "Folds")
         is_said = fold is not None and fold is not _UNSAID
+        # Any expression passes the checks in the place of none.
         super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]
         self._by = fold
 

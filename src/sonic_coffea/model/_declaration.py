@@ -63,8 +63,6 @@ class Declaration(WithPool):
     """
 
     _hashed: tuple[Any, str] | None = None
-    one_request_per: str | None = None
-    parameters: Parameters = ()
 
     def __init__(
         self,
@@ -86,11 +84,8 @@ class Declaration(WithPool):
         for key in (name, *inputs, *outputs):
             expect(isinstance(key, str), "names as str", key, model)
         for key, layout in inputs.items():
-            if not isinstance(layout, Layout):
-                raise ConfigError(
-                    f"{model}, input {key!r}: expected a layout such as sonic.Padded or "
-                    f"sonic.Row, got {type(layout).__name__}"
-                )
+            expected = "a layout such as sonic.Padded or sonic.Row"
+            expect(isinstance(layout, Layout), expected, layout, f"{model}, input {key!r}")
         if one_request_per is not None:
             require([one_request_per], ONE_REQUEST_PER, f"{model}: no one_request_per")
         check_told_apart(inputs, one_request_per)
@@ -154,8 +149,7 @@ class Declaration(WithPool):
     def _channels(self) -> list[str]:
         """The names of the values of the input, if there is one, and it is a row of features."""
         (layout, *others) = self.inputs.values()
-        features = () if others else getattr(layout, "features", ())
-        return [feature.channel for feature in features]
+        return [] if others else [feature.channel for feature in layout.features]
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Return a server's contract, with the declared tensors if the server lists none.
@@ -163,6 +157,31 @@ class Declaration(WithPool):
         If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
         place: dict[str, Any] = {"server": server, "model": self.name, "version": contract.version}
+        contract = self._limited(contract, place)
+        inputs = declared(self.inputs)
+        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
+        for name in self.inputs_without_axis(contract):
+            dtype, shape = inputs[name]
+            inputs[name] = dtype, shape and shape[1:]
+        for name in self.outputs_without_axis(contract):
+            outputs[name] = None, outputs[name][1]
+        try:
+            contract.check(inputs, outputs, server=server)
+        except ContractError as error:
+            suggestion = fitting(self.inputs, self.outputs, contract)
+            raise ContractError(f"{error.message}\n{suggestion}", **place) from None
+        self._check_order(contract, place)
+        if not contract.lists_tensors:
+            warn_once(
+                "%s does not list what model %s takes and gives, so nobody has compared the "
+                "declaration with it",
+                server,
+                self.name,
+            )
+        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+
+    def _limited(self, contract: Contract, place: Mapping[str, Any]) -> Contract:
+        """Return a contract with its limit of rows, refusing to stack rows that belong together."""
         whole = [name for name, layout in self.inputs.items() if not layout.stacks]
         # The first axis of [F, sum n] is no axis of rows, and does not limit them.
         firsts = {n: self.inputs[n].width for n in whole if self.inputs[n].axes[:1] == "F"}
@@ -184,20 +203,12 @@ class Declaration(WithPool):
                 "Model(one_request_per='row')",
                 **place,
             )
-        inputs = declared(self.inputs)
-        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
-        for name in self.inputs_without_axis(contract):
-            dtype, shape = inputs[name]
-            inputs[name] = dtype, shape and shape[1:]
-        for name in self.outputs_without_axis(contract):
-            outputs[name] = None, outputs[name][1]
-        try:
-            contract.check(inputs, outputs, server=server)
-        except ContractError as error:
-            suggestion = fitting(self.inputs, self.outputs, contract)
-            raise ContractError(f"{error.message}\n{suggestion}", **place) from None
+        return contract
+
+    def _check_order(self, contract: Contract, place: Mapping[str, Any]) -> None:
+        """Refuse features that the model's file has in another order."""
         ours, theirs = self._channels, contract.features
-        for number, name in enumerate(ours if theirs else ()):
+        for number, name in enumerate(ours):
             # Other names may mean the same.
             if name in theirs and theirs[number : number + 1] != (name,):
                 raise ContractError(
@@ -206,14 +217,6 @@ class Declaration(WithPool):
                     f"file {', '.join(theirs)}",
                     **place,
                 )
-        if not contract.lists_tensors:
-            warn_once(
-                "%s does not list what model %s takes and gives, so nobody has compared the "
-                "declaration with it",
-                server,
-                self.name,
-            )
-        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""
@@ -235,17 +238,16 @@ class Declaration(WithPool):
             if not fit:
                 raise
             hint = f"{' or '.join(fit[:4])} has them: give that, such as events.{fit[0]}"
-            if is_dict and fit == names != fit[:1]:
+            if is_dict and len(names) > 1 and fit == names:
                 hint = "for variations of the same objects, give sonic.Variations(nominal=…, up=…)"
             raise error.because(hint) from None
 
-    def pool_of(self, given: Any) -> Pool:
+    def pool_of(self, given: Pool | None) -> Pool:
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
             return current(self.pool_of_pickle)
         expect(isinstance(given, Pool), "pool to be what sonic.connect returns", given)
-        pool: Pool = given
-        return pool
+        return given
 
     def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
         """Return the inputs that the server takes without the axis of the rows."""

@@ -9,7 +9,6 @@ from typing import Any
 import awkward as ak
 import numpy as np
 from awkward.contents import NumpyArray
-from numpy.typing import NDArray
 
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, ContractError, FieldError, InputError, expect
@@ -26,7 +25,7 @@ from sonic_coffea.layouts import (
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._submission import as_array, values_of
 
-# Rows of so many bytes are packed at a time, and are a row group of the file.
+# Bytes of the rows that are packed at a time, and that are a row group of the file.
 _GROUP_BYTES = 1 << 24
 
 
@@ -107,9 +106,11 @@ def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
     order = np.argsort(inputs.numbers(0, len(inputs)))
     for name in parts[0]:
         tensors = [part[name] for part in parts]
+        if (dtype := tensors[0].dtype).kind not in "biufO":
+            raise ConfigError(f"input {name!r} is {dtype}, which Parquet files do not have")
         # Of `Bucketed` inputs, parts have other lengths.
         same = [np.concatenate(tensors)] if len({t.shape[1:] for t in tensors}) == 1 else tensors
-        column = ak.concatenate([_array(tensor, name) for tensor in same])
+        column = ak.concatenate([content_of(tensor) for tensor in same])
         if name in merged or name not in inputs.bound:
             yield name, ak.unflatten(column, [len(tensor) for tensor in tensors])[order]
             continue
@@ -118,13 +119,6 @@ def _tensors(inputs: Inputs) -> Iterator[tuple[str, ak.Array]]:
             if length < 0:  # in this file, all rows may be of one length
                 column = ak.from_regular(column, axis=axis)
         yield name, column
-
-
-def _array(tensor: NDArray[Any], name: str) -> ak.Array:
-    """Return a tensor as an array of lists of fixed lengths."""
-    if tensor.dtype.kind not in "biufO":
-        raise ConfigError(f"input {name!r} is {tensor.dtype}, which Parquet files do not have")
-    return ak.Array(content_of(tensor))
 
 
 def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError, brief
-from sonic_coffea.layouts import Layout, is_lazy, is_tracer, named
+from sonic_coffea.layouts import Layout, features_by_name, has_no_data
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._export import check_export, export
@@ -203,7 +203,7 @@ class Model(Declaration):
         """
         contract = contract_of_file(Path(path), name)
         (features,), (scores,) = contract.inputs, contract.outputs
-        known = named(fields, contract.features, features.shape[0], str(path))
+        known = features_by_name(fields, contract.features, features.shape[0], str(path))
         given = {features.name: known}, {scores.name: labels}
         model = cls(name, *filled_in(contract, Path(path), *given), version)
         model.compare(contract, server=str(path))
@@ -288,7 +288,7 @@ class Model(Declaration):
         return self.bind(objects).pack_all()
 
     def _check_in_memory(self, objects: Any) -> None:
-        if is_lazy(objects) or is_tracer(objects) or isinstance(objects, Variations):
+        if has_no_data(objects) or isinstance(objects, Variations):
             raise InputError(
                 f"model {self.name!r} packs arrays that are in memory, got "
                 f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"

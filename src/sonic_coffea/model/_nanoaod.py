@@ -16,11 +16,12 @@ from sonic_coffea.layouts import (
     checked,
     file_of,
     file_positions,
-    found,
+    find_rows,
     is_lazy,
     is_tracer,
     lazy_file,
     over_partitions,
+    ranges,
     touch_position,
 )
 
@@ -247,69 +248,75 @@ def _linked(events: Any, jets: str, association: Association) -> ak.Array:
 
 
 def _of_links(both: Mapping[str, Any], jets: str, association: Association) -> ak.Array:
+    """Return the linked objects of each jet, of arrays or of types without data."""
     events, file = both["events"], both.get("file")
     table, index, objects = association
-    links, stored = events[table], events[objects]
-    # coffea adds indices that count over the whole file, which end with G.
-    known = ("jetIdx", index, "jetIdxG", f"{index}G", *stored.fields)
-    columns = [name for name in links.fields if name not in known]
-    # Neither the links of jets that are not stored, nor links to objects that are not stored.
-    linked_jets, numbers = links.jetIdx, links[index]
-    if not is_tracer(events):  # read once: an array with a cache of its own may forget them
-        for name in (jets, table, objects):
-            for event in np.flatnonzero(ak.is_none(events[name]))[:1].tolist():
-                message = f"{name!r} is None; leave such events out, as with ak.drop_none"
-                raise InputError(message, events=(event, event + 1))
-        # A link that is None is none.
-        linked_jets, numbers = (
-            ak.fill_none(ak.from_regular(column + 0), -1, axis=1)
-            for column in (linked_jets, numbers)
-        )
-    used = (linked_jets >= 0) & (numbers != -1)
+    links, stored, per_jet = events[table], events[objects], None
     if is_tracer(events):
         touch_position(events, jets, file)
         touch_position(events, objects, file)
-        linked = stored[numbers]
+        ak.typetracer.touch_data(links.jetIdx)
+        linked = stored[links[index]]
     else:
-        links = links[used]
-        jets_at, stored_at = (file_positions(events, name, file) for name in (jets, objects))
-        owner, chosen = _chosen(jets_at, linked_jets[used])
-        n_jets = ak.to_numpy(ak.num(events[jets]))
-        event = np.repeat(np.arange(len(n_jets)), n_jets)[owner]
-        number = ak.to_numpy(ak.flatten(numbers[used]))[chosen]
-        is_known = (jets_at.rows >= 0) & (stored_at.rows >= 0)
-        for mixed in np.flatnonzero(is_known & (jets_at.rows != stored_at.rows))[:1].tolist():
-            raise InputError(
-                f"{jets!r} and {objects!r} of event {mixed} are of different events of the file; "
-                "find the constituents before you mix events",
-                events=(mixed, mixed + 1),
-            )
-        place, wrong = stored_at.places(event, number)
-        for link in np.flatnonzero(wrong)[:1].tolist():
-            raise InputError(
-                f"the file links a jet to {index} {number[link]} in event {event[link]}, which has "
-                f"{stored_at.sizes[event[link]]} of {objects!r}",
-                events=(int(event[link]), int(event[link]) + 1),
-            )
-        is_there = place >= 0
-        per_event = np.bincount(event[is_there], minlength=len(n_jets))
-        links = ak.unflatten(ak.flatten(links)[chosen[is_there]], per_event)
-        linked = stored[ak.unflatten(place[is_there], per_event)]
-    for name in columns:
-        linked = ak.with_field(linked, links[name], name)
-    if is_tracer(events):
+        links, linked, per_jet = _followed(events, file, jets, association)
+    # coffea adds indices that count over the whole file, which end with G.
+    known = ("jetIdx", index, "jetIdxG", f"{index}G", *stored.fields)
+    for name in links.fields:
+        if name not in known:
+            linked = ak.with_field(linked, links[name], name)
+    if per_jet is None:
         return _of_each(events[jets], linked)
-    return _nested(linked, np.bincount(owner[is_there], minlength=n_jets.sum()), n_jets)
+    return _nested(linked, per_jet, ak.num(events[jets]))
+
+
+def _followed(
+    events: Any, file: Any, jets: str, association: Association
+) -> tuple[ak.Array, ak.Array, Int64]:
+    """Return the links of each event and their objects, jet by jet; and how many each jet has."""
+    table, index, objects = association
+    for name in (jets, table, objects):
+        for event in np.flatnonzero(ak.is_none(events[name]))[:1].tolist():
+            message = f"{name!r} is None; leave such events out, as with ak.drop_none"
+            raise InputError(message, events=(event, event + 1))
+    # Read once: an array with a cache of its own may forget them. A link that is None is none.
+    linked_jets, numbers = (
+        ak.fill_none(ak.from_regular(events[table][column] + 0), -1, axis=1)
+        for column in ("jetIdx", index)
+    )
+    # Neither the links of jets that are not stored, nor links to objects that are not stored.
+    used = (linked_jets >= 0) & (numbers != -1)
+    jets_at, stored_at = (file_positions(events, name, file) for name in (jets, objects))
+    owner, chosen = _chosen(jets_at, linked_jets[used])
+    n_jets = ak.to_numpy(ak.num(events[jets]))
+    event = np.repeat(np.arange(len(n_jets)), n_jets)[owner]
+    number = ak.to_numpy(ak.flatten(numbers[used]))[chosen]
+    is_known = (jets_at.rows >= 0) & (stored_at.rows >= 0)
+    for mixed in np.flatnonzero(is_known & (jets_at.rows != stored_at.rows))[:1].tolist():
+        raise InputError(
+            f"{jets!r} and {objects!r} of event {mixed} are of different events of the file; "
+            "find the constituents before you mix events",
+            events=(mixed, mixed + 1),
+        )
+    place, wrong = stored_at.places(event, number)
+    for link in np.flatnonzero(wrong)[:1].tolist():
+        raise InputError(
+            f"the file links a jet to {index} {number[link]} in event {event[link]}, which has "
+            f"{stored_at.sizes[event[link]]} of {objects!r}",
+            events=(int(event[link]), int(event[link]) + 1),
+        )
+    is_there = place >= 0
+    per_event = np.bincount(event[is_there], minlength=len(n_jets))
+    links = ak.unflatten(ak.flatten(events[table][used])[chosen[is_there]], per_event)
+    linked = events[objects][ak.unflatten(place[is_there], per_event)]
+    return links, linked, np.bincount(owner[is_there], minlength=n_jets.sum())
 
 
 def _chosen(jets: FilePositions, linked_jets: ak.Array) -> tuple[Int64, Int64]:
     """Return the links of all jets, jet by jet: the jet's number, and the link's."""
     link_event = np.repeat(np.arange(len(linked_jets)), ak.num(linked_jets))
     links = [link_event, ak.to_numpy(ak.flatten(linked_jets))]
-    order, first, count = found([jets.events, jets.positions], links)
-    owner = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    return owner, order[first[owner] + within]
+    order, first, count = find_rows([jets.events, jets.positions], links)
+    return np.repeat(np.arange(len(count)), count), order[ranges(first, count)]
 
 
 def _nested(elements: ak.Array, per_jet: Any, n_jets: Any) -> ak.Array:

@@ -25,7 +25,7 @@ from sonic_coffea.errors import (
     brief,
     printable,
 )
-from sonic_coffea.layouts import Int64, Outputs, Structure, held
+from sonic_coffea.layouts import Int64, Outputs, RowSelection, Structure, held
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
@@ -95,7 +95,7 @@ class Pending:
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
         self._content: Content | None = None
-        self._lost: list[Any] = []
+        self._lost: list[RowSelection] = []
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Pending:
                 total.digests.add((contract.model, contract.version, part.digest))
         return total
 
-    def lose(self, selection: Any, statistics: Statistics) -> None:
+    def lose(self, selection: RowSelection, statistics: Statistics) -> None:
         """Give up rows before they are sent."""
         self._lost.append(selection)
         self.unsent = self.unsent + statistics
@@ -195,13 +195,7 @@ class Pending:
             with self._shown_progress() if progress else contextlib.nullcontext():
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
-                        rows = len(self.rows)
-                        late = DeadlineError(
-                            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-                            model=part.call.contract.model,
-                            events=(self.rows.event_of(0), self.rows.event_of(rows - 1) + 1),
-                        )
-                        part.call.abandon(late)
+                        part.call.abandon(self._late(part, deadline))
                     part.call.raise_failure()
                 _settle([part for part in self.parts if not part.is_settled], deadline)
         except BaseException as error:
@@ -210,6 +204,14 @@ class Pending:
             with contextlib.suppress(SonicError):
                 _settle([part for part in self.parts if part.keeps], Deadline.after(within_s))
             raise
+
+    def _late(self, part: Part, deadline: Deadline) -> DeadlineError:
+        rows = len(self.rows)
+        return DeadlineError(
+            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+            model=part.call.contract.model,
+            events=(self.rows.event_of(0), self.rows.event_of(rows - 1) + 1),
+        )
 
     def _joined(self, outputs: Sequence[Outputs]) -> Content:
         """Return the score of each row: that of its model, or the mean of all."""
@@ -221,7 +223,7 @@ class Pending:
         different = list(dict.fromkeys(used))
         each = [self.rows.without(one.content(), lost) for one in different]
         if self._is_mean and len(each) > 1:
-            each = [mean(each)]
+            each = [ak.transform(_mean, *each, highlevel=False)]
         if numbers is None:
             return each[0]
         places = [different.index(o) if o in different else -1 for o in outputs]
@@ -341,13 +343,8 @@ def _all(form: Form, default: float) -> Content:
     return filled
 
 
-def mean(each: Sequence[Content]) -> Content:
-    """Return the mean of scores; None where one of them is None."""
-    averaged: Content = ak.transform(_mean, *each, highlevel=False)
-    return averaged
-
-
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
+    """Return the mean of numbers, for `ak.transform`; it is None where one of them is None."""
     if not all(content.is_numpy for content in contents):
         return None
     numbers = [np.asarray(content.data) for content in contents]

@@ -28,6 +28,8 @@ from sonic_coffea.model._weaver import group_of
 from sonic_coffea.pool import Settings, open_transport
 from sonic_coffea.transport import DATATYPES, Contract, TensorSpec
 
+# By the server's names of types, those of declarations.
+_DTYPES = {**DATATYPES, "BYTES": "string"}
 _VECTOR = ("px", "py", "pz", "energy")
 # Arguments that are written without their names.
 _POSITIONAL = ("fields", "field", "length", "labels")
@@ -132,7 +134,7 @@ def filled_in(
         # axes of the same length is which.
         is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
         is_told = type(layout) in (Row, Padded, Dense) and not is_square
-        if layout is not None and is_told and getattr(layout, "features", ()) == features:
+        if layout is not None and is_told and layout.features == features:
             layouts[spec.name] = layout
         else:
             lines.append(_entry(spec, layout, remark))
@@ -149,7 +151,7 @@ def filled_in(
 def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
     """Return entries, as Python, that fit a contract, with a declaration's fields and labels."""
     known = {name: output.labels for name, output in outputs.items()}
-    fields = {name: getattr(layout, "features", ()) for name, layout in inputs.items()}
+    fields = {name: layout.features for name, layout in inputs.items()}
     lines = [
         *(_entry(s, *_layout(s, contract, fields.get(s.name, ()))) for s in contract.inputs),
         *(_output_entry(spec, known.get(spec.name)) for spec in contract.outputs),
@@ -161,18 +163,17 @@ def _layout(
     spec: TensorSpec, contract: Contract, fields: Sequence[Feature] = ()
 ) -> tuple[Layout | None, str]:
     """Return a layout that makes a tensor, of some fields and others to fill in, and a remark."""
-    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+    dtype = _DTYPES.get(spec.datatype)
     if dtype is None or (dtype == "string" and len(spec.shape) > 2):
         return None, "no layout makes it"
     if not fields and len(contract.inputs) == 1:
         fields = tuple(map(Feature, contract.features))
-    free = min(spec.shape, default=0) < 0
     if _is_mask(spec) and dtype != "string":
         return _mask(spec, contract, dtype)
     if len(spec.shape) < 3:
         return _numbers(spec, contract, fields, dtype)
     if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
-        length = Bucketed("field").lengths if free else spec.shape[1]
+        length = Bucketed("field").lengths if min(spec.shape) < 0 else spec.shape[1]
         return Pairwise(_VECTOR, length, dtype=dtype), "of each pair"
     return _array(spec, fields, dtype)
 
@@ -247,7 +248,7 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
     """Return a declaration of an output, with its labels if they are known."""
     if isinstance(declared, Output):
         return declared
-    dtype = "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+    dtype = _DTYPES.get(spec.datatype)
     per = "constituent" if len(spec.shape) == 2 and spec.shape[0] < 0 else "row"
     inner = spec.shape[1:] if per == "constituent" else spec.shape
     is_array = declared is None and math.prod(inner) > 1 and min(inner) > 0
@@ -257,7 +258,7 @@ def _output(spec: TensorSpec, declared: Any) -> Output:
 def _output_entry(spec: TensorSpec, labels: Sequence[str] | None) -> str:
     """Return the lines of an output's entry, with labels to fill in."""
     width = spec.shape[-1] if spec.shape else 1
-    if spec.datatype not in (*DATATYPES, "BYTES"):
+    if spec.datatype not in _DTYPES:
         return _entry(spec, None, "of a type that is not known")
     known, remark = list(labels or ())[: max(width, 0)], ""
     if width > _MOST_NAMES:

@@ -38,6 +38,7 @@ from sonic_coffea.layouts import (
     is_lazy,
     is_tracer,
     lazy_file,
+    load_loop,
     over_partitions,
     trace,
 )
@@ -133,9 +134,8 @@ class Submission:
         require([self.on_error], ON_ERROR, "no on_error")
         for model in self.models:
             if self.version is not None and model.version is not None:
-                raise ConfigError(
-                    f"model {model.name!r} is declared with version {model.version}; leave that out"
-                )
+                declared = f"model {model.name!r} is declared with version {model.version}"
+                raise ConfigError(f"{declared}; leave version= out")
         if self.default is not None:
             checked("number", self.default, "expected default to be")
             if self.mask is None and self.case is None:
@@ -300,7 +300,7 @@ class Submission:
         if len(inputs) == 0:
             self._expect(model, outputs, inputs)
             return
-        inputs.load()
+        load_loop()
         pool = model.pool_of(self.pool)
         for version, rows in self._by_version(model, inputs):
             contract = self._contract(model, pool, version, rows)
@@ -425,7 +425,7 @@ def _joint_tensor(model: Declaration) -> str | None:
 def _has_index(layout: Any) -> bool:
     """Whether a layout reads what an index refers to, which may count in the file."""
     for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
-        read = (*getattr(part, "features", ()), getattr(part, "key", None))
+        read = (*part.features, getattr(part, "key", None))
         if any(feature is not None and feature.index is not None for feature in read):
             return True
     return False

@@ -47,21 +47,17 @@ def read(
     ``sv_features``. Names may end with the position of the input, as in weaver's TorchScript
     exports: ``sv_mask__5`` counts ``sv_features__4``.
     """
-    require([order], ORDERS, "from_weaver: no order")
+    who = "from_weaver"
+    require([order], ORDERS, f"{who}: no order")
     names, given = {} if rename is None else rename, {} if inputs is None else inputs
-    expected: tuple[tuple[str, Any, Any], ...] = (
-        ("a file or a dict", preprocess, (str, Path, Mapping)),
-        ("prefix as a str or a dict", prefix, (str, Mapping)),
-        ("rename as a dict", names, Mapping),
-        ("inputs as a dict", given, Mapping),
-    )
-    for what, value, kinds in expected:
-        expect(isinstance(value, kinds), what, value, "from_weaver")
-    for option, by_name in {"rename": names, "prefix": prefix}.items():
-        are_names = not isinstance(by_name, Mapping) or all(
-            isinstance(name, str) for name in by_name.values()
-        )
-        expect(are_names, f"names in {option} as str", by_name, "from_weaver")
+    expect(isinstance(preprocess, (str, Path, Mapping)), "a file or a dict", preprocess, who)
+    expect(isinstance(prefix, (str, Mapping)), "prefix as a str or a dict", prefix, who)
+    expect(isinstance(names, Mapping), "rename as a dict", names, who)
+    expect(isinstance(given, Mapping), "inputs as a dict", given, who)
+    prefixed = prefix if isinstance(prefix, Mapping) else {"": prefix}
+    for option, by_name in {"rename": names, "prefix": prefixed}.items():
+        are_names = all(isinstance(name, str) for name in by_name.values())
+        expect(are_names, f"names in {option} as str", by_name, who)
     content, file = preprocess, "the preprocessing"
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
@@ -190,9 +186,9 @@ def _feature(name: str, info: Any, where: str, order: str) -> Feature:
 
 
 def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the lengths to which the rows of each group may be padded; none of a group that isn't.
+    """Return the lengths to which the rows of each group that is padded may be padded.
 
-    Rows of all groups have the same level, so that as many steps in each group waste least.
+    A request has rows of one bucket, so that as many steps in each group waste least.
     """
     ranges = {}
     for name, group in groups.items():

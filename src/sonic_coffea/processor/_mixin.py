@@ -13,7 +13,7 @@ import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect, nearest, require
-from sonic_coffea.layouts import is_lazy, is_tracer
+from sonic_coffea.layouts import has_no_data, is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, Model, Pending, recorded
 from sonic_coffea.pool import WithPool, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
@@ -203,7 +203,7 @@ class SonicProcessor(WithPool):
         finally:
             for call in calls:
                 call.cancel()
-        if type(output) is dict and not _has_no_data(events):
+        if type(output) is dict and not has_no_data(events):
             if STATISTICS_KEY in output:
                 raise ConfigError(
                     f"{type(self).__name__}.produce returns {STATISTICS_KEY!r}, which the mixin "
@@ -224,7 +224,7 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
     size = processor.block_size
     is_size = size is None or (type(size) is int and size >= 1)
     expect(is_size, "at least 1 event, or None", size, "block_size")
-    if size is None or _has_no_data(events) or len(events) <= size:
+    if size is None or has_no_data(events) or len(events) <= size:
         yield processor, events, 1
         return
     for start in range(0, len(events), size):
@@ -267,11 +267,10 @@ def _submit(
         model: Any = models[name]
         request = objects if isinstance(objects, Request) else Request(objects)
         options = {"on_error": processor.on_error, **request.options}
-        if not hasattr(model, "submit") or ("fold" in options and not isinstance(model, Folds)):
-            expected = "Folds, as fold= is sent to it," if "fold" in options else "a sonic.Model"
-            raise ConfigError(
-                f"{kind}.models: expected {expected} as {name!r}, got {type(model).__name__}"
-            )
+        has_fold = "fold" in options
+        is_model = isinstance(model, Folds) if has_fold else hasattr(model, "submit")
+        expected = "Folds, as fold= is sent to it," if has_fold else "a sonic.Model"
+        expect(is_model, f"{expected} as {name!r}", model, f"{kind}.models")
         if isinstance(model, Choice):
             options.setdefault("events", events)
         try:
@@ -282,11 +281,6 @@ def _submit(
         if pending[name] not in calls:  # a model of another package
             calls.append(pending[name])
     return pending
-
-
-def _has_no_data(events: Any) -> bool:
-    """Return whether events are of a graph or of a trace, which have no length."""
-    return is_lazy(events) or is_tracer(events)
 
 
 def _block_of(events: Any, start: int, stop: int) -> Any:

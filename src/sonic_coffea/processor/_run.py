@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea._extras import needed
-from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest
-
-EVENT_ID = ("run", "luminosityBlock", "event")
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, require
+from sonic_coffea.layouts import EVENT_ID
 
 
 def run_files(
@@ -33,34 +32,19 @@ def run_files(
     from coffea.nanoevents import NanoAODSchema
 
     try:
-        from coffea.processor import DaskExecutor, IterativeExecutor, ProcessorABC, Runner
+        from coffea.processor import DaskExecutor, IterativeExecutor, Runner
     except ImportError:
         raise ConfigError(
             f"files are processed by coffea's Runner, which coffea {version('coffea')} lacks; "
             "install coffea 2025.7 or later"
         ) from None
 
-    is_here = client is None
-
-    class Held(ProcessorABC):  # type: ignore[misc]
-        """The processor, as coffea before 2025.12 takes no function."""
-
-        def process(self, events: Any) -> Any:
-            try:
-                return processor.process(events)
-            except SonicError as error:
-                if is_here:  # through a client, only an `Exception` comes
-                    raise _FinalError(error) from None
-                raise
-
-        def postprocess(self, accumulator: Any) -> Any:
-            return accumulator
-
     class Schema(NanoAODSchema):  # type: ignore[misc]
         warn_missing_crossrefs = False
         error_missing_event_ids = False  # a processor that needs them says so
 
-    if client is None:
+    is_here = client is None
+    if is_here:
         executor: Any = IterativeExecutor(status=progress)
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
@@ -73,7 +57,7 @@ def run_files(
     try:
         # coffea's progress bars go to standard output, which is for results.
         with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
-            return runner(fileset, Held())
+            return runner(fileset, _held(processor, is_here=is_here))
     except _FinalError as final:
         raise final.args[0] from None
     except Exception as error:
@@ -82,6 +66,25 @@ def run_files(
         if cause is None:
             raise
         raise cause from None
+
+
+def _held(processor: Any, *, is_here: bool) -> Any:
+    """Return a processor of coffea's that calls another; before 2025.12, it takes no function."""
+    from coffea.processor import ProcessorABC
+
+    class Held(ProcessorABC):  # type: ignore[misc]
+        def process(self, events: Any) -> Any:
+            try:
+                return processor.process(events)
+            except SonicError as error:
+                if is_here:  # through a client, only an `Exception` comes
+                    raise _FinalError(error) from None
+                raise
+
+        def postprocess(self, accumulator: Any) -> Any:
+            return accumulator
+
+    return Held()
 
 
 def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
@@ -128,8 +131,7 @@ def _branches(path: Path) -> set[str]:
         raise ConfigError(problem) from None
     if size < end:
         raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
-    if "Events" not in trees:
-        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    require(["Events"], trees, f"{path.name} has no tree", FieldError)
     if missing := [name for name in EVENT_ID if name not in branches]:
         raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
     return branches

@@ -65,16 +65,12 @@ class ScoreCache:
         """
         with self._failures_logged(), self._open() as database:
             alike: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-            for start in range(0, len(keys), 500):  # SQLite takes 999 parameters, or more
-                some = keys[start : start + 500]
-                marks = ", ".join("?" * len(some))
-                query = f"SELECT key, scores FROM scores WHERE key IN ({marks})"  # noqa: S608
-                for key, scores in database.execute(query, some):
-                    # A checksum of 8 bytes, types and shapes as one line, and the numbers.
-                    if type(scores) is not bytes or _checksum(key, scores[8:]) != scores[:8]:
-                        raise sqlite3.DatabaseError("it has damaged scores")
-                    form, _, numbers = scores[8:].partition(b"\n")
-                    alike[form].append((key, numbers))
+            for key, scores in _selected(database, keys):
+                # A checksum of 8 bytes, types and shapes as one line, and the numbers.
+                if type(scores) is not bytes or _checksum(key, scores[8:]) != scores[:8]:
+                    raise sqlite3.DatabaseError("it has damaged scores")
+                form, _, numbers = scores[8:].partition(b"\n")
+                alike[form].append((key, numbers))
             return [_decoded(form, rows) for form, rows in alike.items()]
         return []
 
@@ -166,6 +162,14 @@ class ScoreCache:
             oldest = count - int(count * self.max_bytes / used * 0.8)
             query = "SELECT rowid FROM scores ORDER BY rowid LIMIT ?"
             database.execute(f"DELETE FROM scores WHERE rowid IN ({query})", (oldest,))  # noqa: S608
+
+
+def _selected(database: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any]]:
+    """Yield the keys that the file has, each with its scores."""
+    for start in range(0, len(keys), 500):  # SQLite takes 999 parameters, or more
+        some = keys[start : start + 500]
+        marks = ", ".join("?" * len(some))
+        yield from database.execute(f"SELECT key, scores FROM scores WHERE key IN ({marks})", some)  # noqa: S608
 
 
 def _checksum(key: bytes, body: bytes) -> bytes:

@@ -20,6 +20,9 @@ from sonic_coffea.transport import STRINGS, Contract, to_wire
 
 logger = logging.getLogger(__name__)
 
+# How long servers may take to name their digest; then it is unknown.
+_ASKED_WITHIN_S = 3.0
+
 Answer = Mapping[str, NDArray[Any]]
 
 
@@ -186,11 +189,10 @@ class Part:
         statistics.cache_hits = different - len(sent)
         if statistics.cache_hits:
             self.call.served_versions.add(contract.version)
-        elements = sent.count_elements()
-        statistics.elements, statistics.truncated, statistics.padding = elements
+        statistics.elements, statistics.truncated, statistics.padding = sent.count_elements()
 
     def _place(self, selection: Any, rows: int, answer: Answer) -> None:
-        """Put the answer for some rows in its places."""
+        """Put the answer for some rows in its places, and keep it for the cache."""
         answer = self._outputs.of_rows(answer)
         self._spread(selection, rows, answer)
         if self.cache is not None and self._equal is not None:
@@ -252,15 +254,10 @@ class Part:
         self._is_sure = fresh or not call.served_versions
         del self._outputs, self._equal  # they refer to the chunk's rows
 
-    def settle(self, asked_within_s: float = 3.0) -> None:
+    def settle(self) -> None:
         """Ask for the digest once more if it can have changed, and keep the scores if it has not.
 
         A warning says if scores cannot be kept.
-
-        Parameters
-        ----------
-        asked_within_s : float
-            How long servers may take to name their digest; then it is unknown.
 
         Raises
         ------
@@ -277,8 +274,8 @@ class Part:
         asked = [server for server in servers if not is_in_process(server)]
         if contract.digest and asked:
             times = MAX_MISSES if kept else 1
-            outcomes = self._pool.digests(contract, asked, times, asked_within_s)
-            self._check_same(outcomes, asked_within_s)
+            outcomes = self._pool.digests(contract, asked, times, _ASKED_WITHIN_S)
+            self._check_same(outcomes)
             others = [outcome for outcome in outcomes if outcome != contract.digest]
             problem = (others[0] or "not all servers tell the digest any more") if others else None
         self._is_sure = problem is None
@@ -293,13 +290,13 @@ class Part:
             if problem is not None:
                 logger.warning("scores are not kept in %s: %s", self.cache.path, problem)
 
-    def _check_same(self, outcomes: Sequence[str | SonicError], within_s: float) -> None:
+    def _check_same(self, outcomes: Sequence[str | SonicError]) -> None:
         """Raise if a digest is another one than before; the next call asks for it anew."""
         contract = self._contract
         for digest in outcomes:
             if isinstance(digest, str) and digest not in ("", contract.digest):
                 with contextlib.suppress(SonicError):
-                    deadline = Deadline.after(within_s)
+                    deadline = Deadline.after(_ASKED_WITHIN_S)
                     version = self.call.version
                     self._pool.contract(contract.model, version, anew=True, deadline=deadline)
                 # Also when the scores are asked for again.

@@ -8,7 +8,7 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import is_lazy, is_tracer, only_columns, records_of
+from sonic_coffea.layouts import has_no_data, only_columns, records_of
 
 
 class Variations(dict[str, Any]):
@@ -47,7 +47,7 @@ class Variations(dict[str, Any]):
         sonic_coffea.errors.InputError
             If only some have none.
         """
-        without = {name for name, array in self.items() if is_lazy(array) or is_tracer(array)}
+        without = {name for name, array in self.items() if has_no_data(array)}
         for name in self:
             if without and name not in without:
                 raise InputError(

@@ -24,9 +24,9 @@ from dask.base import tokenize
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts import columns_of
+from sonic_coffea.layouts import EVENT_ID, columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
-from sonic_coffea.processor import EVENT_ID, Request, SonicProcessor, chunk_name
+from sonic_coffea.processor import Request, SonicProcessor, chunk_name
 
 INDEX = "index"
 # A field that tells whether a function of the user has moved objects; no file has it.
