@@ -35,7 +35,7 @@ PAGES = {
     "use-graphed": ["graphed==0.0.9"],
 }
 # The other tests are written for these.
-TESTED = ["awkward>=2.8.11", "coffea>=2026.5", "uproot>=5.7"]
+TESTED = ["awkward>=2.8.11", "coffea>=2026.7", "uproot>=5.7"]
 # Where other packages are called most; what computes for long on every version is left out.
 TESTS = [
     "tests/cli",

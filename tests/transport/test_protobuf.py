@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.scripts import python
 
 OLD = """
@@ -26,6 +27,7 @@ with sonic.connect("grpc://127.0.0.1:1") as pool:
 
 
 def test_protobuf_that_is_too_old_is_named() -> None:
+    pytest.importorskip("google.protobuf.runtime_version", reason="this one compares no versions")
     done = python("-c", OLD)
     expected = "tritonclient cannot be loaded (Runtime version cannot be older than 6.33.5)"
     assert done.stdout.startswith(expected), done.stderr

@@ -100,6 +100,7 @@ def test_loopback() -> None:
     ("details", "reason"),
     [
         ("errors resolving nowhere:1: [Domain name not found]", "no address is known"),
+        ("DNS resolution failed for nowhere:1: Domain name not found", "no address is known"),
         ("connections to all backends failing; UNKNOWN: No route to host", "no route leads"),
         ("connections to all backends failing; something new", "something new"),
     ],
@@ -110,6 +111,21 @@ def test_why_there_is_no_connection(details: str, reason: str) -> None:
     assert str(error).startswith("no connection to the server could be made: ")
     assert reason in str(error)
     assert "sonic-coffea check" in str(error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Hostname Verification Check failed.",
+        "UNKNOWN: ipv4:127.0.0.1:1: Peer name 127.0.0.1 is not in peer certificate",
+    ],
+)
+def test_certificates_of_other_hosts_are_refused_at_once(words: str) -> None:
+    details = f"connections to all backends failing; last error: {words}"
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    error = translate(unavailable, details, {}, closing=False, early=False, local=False)
+    assert isinstance(error, errors.AccessError)
+    assert "the certificate is of another host" in str(error)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedOptionArray, NumpyArray
+from awkward.contents import Content, IndexedOptionArray, NumpyArray, RecordArray, RegularArray
 from awkward.forms import Form
 from awkward.index import Index64
 
@@ -324,23 +324,22 @@ def chosen(
 
 def _all(form: Form, default: float) -> Content:
     """Return one score of a type in which all numbers are a default."""
-
-    def fill(content: Content, **_: Any) -> Content | None:
-        if content.is_list and not content.is_regular:
-            raise ConfigError(
-                "default= is for scores of numbers, and not for lists or strings; without it, "
-                "objects that mask= leaves out are None"
-            )
-        if content.is_option:
-            return _all(content.content.form, default)
-        if not content.is_numpy:
-            return None
-        held(default, content.data.dtype, "the scores", "default")
-        return NumpyArray(np.full_like(content.data, default))
-
-    one = form.length_one_array(highlevel=False)
-    filled: Content = ak.transform(fill, one, highlevel=False)
-    return filled
+    if form.is_option or form.is_indexed:
+        return _all(form.content, default)
+    if form.is_record:
+        each = [_all(content, default) for content in form.contents]
+        return RecordArray(each, None if form.is_tuple else form.fields)
+    if form.is_regular:
+        several = _all(form.content, default)[np.zeros(form.size, np.int64)]
+        return RegularArray(several, form.size, zeros_length=1)
+    if not form.is_numpy:
+        raise ConfigError(
+            "default= is for scores of numbers, and not for lists or strings; without it, objects "
+            "that mask= leaves out are None"
+        )
+    dtype = np.dtype(form.primitive)
+    held(default, dtype, "the scores", "default")
+    return NumpyArray(np.full((1, *form.inner_shape), default, dtype))
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
