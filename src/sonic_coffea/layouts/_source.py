@@ -285,7 +285,8 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
                 "partitions, and choose some of the result, such as result.partitions[0]"
             )
         function, each = partial(_of_dict, function, tuple(arrays)), tuple(arrays.values())
-    key = tokenize(token, *(array.name for array in each))
+    names = tuple(arrays) if isinstance(arrays, dict) else ()
+    key = tokenize(token, names, *(array.name for array in each))
     return dask_awkward.map_partitions(function, *each, label=label, token=key)
 
 
