@@ -256,7 +256,13 @@ class Submission:
             ak.typetracer.touch_data(array)
         for model in self.models:
             with model.hinting(objects):
-                scores = trace(model.inputs, model.outputs, objects, optional=self._is_optional)
+                scores = trace(
+                    model.inputs,
+                    model.outputs,
+                    objects,
+                    one_request_per=model.one_request_per,
+                    optional=self._is_optional,
+                )
         return scores
 
     def _lazy(self, objects: Any) -> Pending:
