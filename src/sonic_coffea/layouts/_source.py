@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import awkward as ak
@@ -510,19 +511,24 @@ def _is_frame(objects: Any, *names: str) -> bool:
     return known and kind.__module__.partition(".")[0] == "pandas"
 
 
-def check_index(arrays: Mapping[str, Any]) -> None:
+def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Refuse data frames and Series with different labels of their rows, which count by position.
+
+    They are the objects, or those of a dict, and what is given beside them.
 
     Raises
     ------
     InputError
         Naming two of them.
     """
-    labelled = [name for name, array in arrays.items() if _is_frame(array, "Series")]
-    for name in labelled[1:]:
-        if not arrays[name].index.equals(arrays[labelled[0]].index):
+    named = objects if isinstance(objects, dict) else {"the objects": objects}
+    pairs = [*named.items(), *beside.items()]
+    labelled = [(name, array.index) for name, array in pairs if _is_frame(array, "Series")]
+    for name, index in labelled[1:]:
+        first, expected = labelled[0]
+        if not index.equals(expected):
             raise InputError(
-                f"{labelled[0]} and {name} have other indices, as after sort_values of one of "
+                f"{first} and {name} have other indices, as after sort_values of one of "
                 "them; bring their rows into one order, or give to_numpy() of those that are in it"
             )
 
