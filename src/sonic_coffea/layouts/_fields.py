@@ -681,3 +681,4 @@ class Mask(Layout):
         for _, part, places in bound.axis(present.shape[1]):
             here = present[:, places]
             here[:] = part.columns.present(batch.rows, here.shape[1])
+            present[:, places.stop :] = 0  # a mask may be longer than the tokens
