@@ -161,6 +161,10 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])},
         [[[-1, -1]], [[-0.5, -1]]],
     ),
+    # Names in tuples, and expressions that are no path.
+    (Row([("Jet", np.int64(0), "pt"), ("Jet", 0, "pt")], missing=0), EVENTS[:1], [[50, 50]]),
+    (Padded("x", 2, sort_by="2. * x"), x([1.0, 2.0]), [[[2, 1]]]),
+    (Padded("x", 2, sort_by=".5 * x"), x([1.0, 2.0]), [[[2, 1]]]),
     # Other orders of axes, lists that share elements, and bytes in another order.
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),
     (Flat("x", axis_order="L"), x([2, 1], []), [2, 1]),

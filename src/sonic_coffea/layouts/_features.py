@@ -134,8 +134,9 @@ class Feature:
             "nonfinite_last= needs nonfinite=": self.nonfinite_last and self.nonfinite is None,
         }
         refuse(what, cases)
-        terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
-        if self.expression is not None:
+        if self.expression is None:
+            terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+        else:  # which may be the name, too
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
