@@ -86,6 +86,8 @@ def test_columns_may_have_the_name_of_an_input() -> None:
     assert same.pack(columns)["x"].tolist() == [[1, 3], [2, 4]]
     assert same(columns)["b"].tolist() == [6.0, 8.0]
     assert same({"x": ak.zip(columns)}).b.tolist() == [6.0, 8.0]
+    dotted = sonic.Model("m", {"Jet.PT": sonic.Row([("Jet.PT",)])}, MODEL.outputs)
+    assert dotted.pack({"Jet.PT": np.asarray([1.0, 2.0])})["Jet.PT"].tolist() == [[1], [2]]
 
 
 def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None:

@@ -490,17 +490,18 @@ def _pruned(node: Content, columns: Sequence[str]) -> Content:
         return node
     kept = {}
     for name, content in zip(node.fields, node.contents, strict=True):
-        inner = [column[len(name) + 1 :] for column in columns if _begins(column, name)]
+        inner = [column[len(name) + 1 :] for column in columns if is_under(column, name)]
         if inner:
             kept[name] = content if "" in inner else _pruned(content, inner)
-    if not all(any(_begins(column, name) for name in kept) for column in columns):
+    if not all(any(is_under(column, name) for name in kept) for column in columns):
         return node  # a behaviour may compute one of them, of any fields
     # Without its name: behaviours may refuse a record that lacks fields.
     others = {key: value for key, value in node.parameters.items() if key != "__record__"}
     return node.copy(contents=[*kept.values()], fields=[*kept], parameters=others)
 
 
-def _begins(column: str, name: str) -> bool:
+def is_under(column: str, name: str) -> bool:
+    """Whether a column is a field, or in that; names may hold dots."""
     return f"{column}.".startswith(f"{name}.")
 
 
