@@ -262,9 +262,8 @@ def _replaced(
     raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
 ) -> Tensor:
     """Return what replaces each number; the default for the others, but NaN and inf stay."""
-    kept = default is raw and all(
-        np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
-    )
+    is_whole = default is raw and raw.dtype.kind in "iu"
+    kept = is_whole and all(np.can_cast(np.min_scalar_type(v), raw.dtype) for _, v in pairs)
     result = np.empty(len(raw), raw.dtype if kept else real)
     result[:] = default
     if not all_finite(raw):
