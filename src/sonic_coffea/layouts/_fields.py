@@ -73,7 +73,8 @@ class FieldsLayout(Layout):
         refuse(name, {no_axis: self.width > 1 and self.axis_order in ("", "L")})
         for feature in self.features:
             computed = not feature.plain or feature.expression is not None
-            by_text = sorted_by is not None and feature.name == sorted_by.name
+            is_text = strings and feature.expression is None
+            by_text = is_text and sorted_by is not None and feature.term in sorted_by.terms
             integers = dtype.kind in "iub" and not np.isfinite(feature.nonfinite or 0.0)
             replaced = f"{dtype.name} cannot hold nonfinite={feature.nonfinite}"
             cases = {
