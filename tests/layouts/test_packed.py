@@ -21,6 +21,23 @@ from sonic_coffea.layouts import bind_inputs
 vector.register_awkward()
 INF, NAN = math.inf, math.nan
 JETS = [{"pt": 50.0, "v": [1.0, 2.0]}, {"pt": 30.0, "v": [3.0, 4.0]}]
+
+
+class Doubled(ak.Array):  # type: ignore[misc]
+    """Objects with others as a property, which is no field."""
+
+    @property
+    def doubled(self) -> Any:
+        return ak.zip({"pt": 2 * self.pt})
+
+
+DOUBLED = {
+    "a": ak.Array(
+        ak.with_name([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 3.0}]], "Doubled").layout,
+        behavior={("*", "Doubled"): Doubled},
+    ),
+    "b": ak.Array([[{"i": 1}], [{"i": 0}]]),
+}
 EVENTS = ak.Array(
     [
         {"Jet": JETS, "MET": {"pt": 80.0}},
@@ -133,6 +150,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"Jet": LINKED, "a.Muon": MUONS},
         [[2], [7]],
     ),
+    (Row(sonic.Feature("a.doubled.pt", index="b.i")), DOUBLED, [[4], [6]]),
     (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
         {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},

@@ -156,7 +156,10 @@ class Source:
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
-        return referred_positions(self._array, self._full(path)[:-1], self._full(index))
+        *owner, field = (step for step in self._full(index) if isinstance(step, str))
+        paths = self._full(path)[:-1], tuple(owner)
+        objects, indexed = ((".".join(map(str, p)), self._column(p)) for p in paths)
+        return referred_positions(self._array, objects, indexed, field)
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""

@@ -222,7 +222,7 @@ class Submission:
         return {name: array for name, array in each.items() if array is not None}
 
     def _arrays_of(self, variation: str) -> dict[str, Any]:
-        """The options that are arrays, as they are for a variation."""
+        """Return the options that are arrays, as they are for a variation."""
         return {what: _of_variation(a, variation, what) for what, a in self._arrays.items()}
 
     def _with(self, arrays: Mapping[str, Any]) -> Submission:
