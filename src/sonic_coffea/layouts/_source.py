@@ -431,6 +431,10 @@ def _reduced(place: Structure, reduction: str) -> Structure:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
         content = getattr(ak, reduction)(lists, axis=1).layout
+        if reduction == "sum" and content.dtype.kind in "iu":
+            real = ak.to_numpy(ak.sum(ak.values_astype(lists, np.float64), axis=1))
+            if np.any(abs(read(content) - real) > 2.0**62):  # off by 2**64
+                raise InputError(f"has a sum that {content.dtype} cannot hold")
     each = down(place.events, levels, content, slice(0, len(offsets) - 1))
     return _with_gaps(each, "None", len(levels))
 
