@@ -138,6 +138,14 @@ def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: floa
     assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_sums_that_wrap_around_are_refused(dtype: type) -> None:
+    large, total = np.iinfo(dtype).max, sonic.Row(feature("sum(a)"), "float64")
+    assert total.pack({"a": np.asarray([[3, 4]], dtype)}).tolist() == [[7.0]]
+    with pytest.raises(InputError, match="field 'a' has a sum that u?int64 cannot hold"):
+        total.pack({"a": np.asarray([[large, 1]], dtype)})
+
+
 def test_sums_of_conditions_are_refused() -> None:
     columns = {"a": [1.0, 3.0], "b": [3.0, 3.0]}
     with pytest.raises(InputError, match=r"write \| for or, or 1 \* .* how many conditions hold"):

@@ -382,6 +382,13 @@ def test_choices_are_those_of_one_event_after_the_other() -> None:
 PAIRS = ak.Array([[[0.9, np.nan, 0.1], [np.nan, 0.8, 0.0], [0.1, 0.0, 0.9]], [], [[0.5]]])
 
 
+def test_small_probabilities_of_permutations_are_told_apart() -> None:
+    pairs = ak.Array([[[0.0, 5e-9], [1e-9, 0.0]]])
+    assigned = sonic.assignments({"W": pairs}, choices=2, log=False).W
+    assert assigned.index.tolist() == [[[0, 1], [1, 0]]]
+    assert assigned.probability.tolist() == [[5e-9, 1e-9]]
+
+
 def test_nothing_is_assigned_that_has_no_probability() -> None:
     assigned = sonic.assignments({"H": PAIRS}, choices=2, log=False)
     assert assigned.H.index.to_list() == [[[0, 2], [1, 2]], [None, None], [None, None]]

@@ -21,6 +21,23 @@ from sonic_coffea.layouts import bind_inputs
 vector.register_awkward()
 INF, NAN = math.inf, math.nan
 JETS = [{"pt": 50.0, "v": [1.0, 2.0]}, {"pt": 30.0, "v": [3.0, 4.0]}]
+
+
+class Doubled(ak.Array):  # type: ignore[misc]
+    """Objects with others as a property, which is no field."""
+
+    @property
+    def doubled(self) -> Any:
+        return ak.zip({"pt": 2 * self.pt})
+
+
+DOUBLED = {
+    "a": ak.Array(
+        ak.with_name([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 3.0}]], "Doubled").layout,
+        behavior={("*", "Doubled"): Doubled},
+    ),
+    "b": ak.Array([[{"i": 1}], [{"i": 0}]]),
+}
 EVENTS = ak.Array(
     [
         {"Jet": JETS, "MET": {"pt": 80.0}},
@@ -133,6 +150,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"Jet": LINKED, "a.Muon": MUONS},
         [[2], [7]],
     ),
+    (Row(sonic.Feature("a.doubled.pt", index="b.i")), DOUBLED, [[4], [6]]),
     (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
         {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},
@@ -141,6 +159,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # NaN and infinity, where they are asked for.
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),
+    (Row(feature(replace={-1: 1e-6})), {"x": np.asarray([2, -1], "float16")}, [[2], [1e-6]]),
     (Padded("x", 3, 9, missing=NAN), x([None, 2.0], []), [[[NAN, 2, 9]], [[9, 9, 9]]]),
     (Padded(["x", "x"], 2, [NAN, -INF]), x([7]), [[[7, NAN], [7, -INF]]]),
     # Expressions.
@@ -161,6 +180,10 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])},
         [[[-1, -1]], [[-0.5, -1]]],
     ),
+    # Names in tuples, and expressions that are no path.
+    (Row([("Jet", np.int64(0), "pt"), ("Jet", 0, "pt")], missing=0), EVENTS[:1], [[50, 50]]),
+    (Padded("x", 2, sort_by="2. * x"), x([1.0, 2.0]), [[[2, 1]]]),
+    (Padded("x", 2, sort_by=".5 * x"), x([1.0, 2.0]), [[[2, 1]]]),
     # Other orders of axes, lists that share elements, and bytes in another order.
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),
     (Flat("x", axis_order="L"), x([2, 1], []), [2, 1]),

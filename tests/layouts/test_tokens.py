@@ -69,6 +69,15 @@ def test_masks_and_counts_are_by_token() -> None:
     assert bound.only(np.asarray([2, 0])).pack(0, 2)["mask"][:, 0].tolist() == present
 
 
+@pytest.mark.parametrize("length", [2, 9])
+def test_masks_of_another_length_have_the_first_tokens(length: int) -> None:
+    inputs = {"x": sonic.Tokens(PARTS), "mask": sonic.Mask(length, beside="x")}
+    tokens = np.asarray([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
+    whole = np.pad(tokens, ((0, 0), (0, 3)))
+    masks = bind_inputs(inputs, EVENTS).pack(0, 3)["mask"][:, 0]
+    assert masks.tolist() == whole[:, :length].tolist()
+
+
 def test_answers_are_by_token() -> None:
     answer = np.arange(3 * 6 * 2, dtype=np.float32).reshape(3, 6, 2)
     scores = scored(sonic.Output(["a", "b"], per="constituent", of="tokens"), answer)

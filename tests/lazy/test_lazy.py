@@ -102,6 +102,20 @@ def test_equal_declarations_are_the_same_task(lazy: Any) -> None:
     assert len(keys) == 2
 
 
+def test_arrays_that_change_names_are_another_task() -> None:
+    inputs = {name: sonic.Row("x") for name in ("first", "second")}
+    model = sonic.Model("m", inputs, {"y": ["difference"]})
+    one, other = (dak.from_awkward(ak.Array({"x": numbers}), 1) for numbers in ([3.0], [1.0]))
+
+    def difference(tensors: Any) -> dict[str, Any]:
+        return {"y": tensors["first"] - tensors["second"]}
+
+    with FakeServer({"m": FakeModel.of(model, difference)}) as server, sonic.connect(server.url):
+        swapped = [{"first": one, "second": other}, {"second": one, "first": other}]
+        scores = dask.compute(*map(model, swapped))
+    assert [each.difference.tolist() for each in scores] == [[2.0], [-2.0]]
+
+
 def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
     model = sonic.Model("tagger", {"x": sonic.Padded(["pf.ptt"], 8)}, {"scores": ["a"]})
     with pytest.raises(errors.FieldError, match="no field 'ptt'.*did you mean 'pt'"):

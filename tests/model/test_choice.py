@@ -377,6 +377,14 @@ def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
 
+def test_two_objects_may_choose_a_model(server: FakeServer) -> None:
+    directions = [[(0.0, 0.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 3.0)]]
+    jets = [[{"eta": eta, "phi": phi} for eta, phi in each] for each in directions]
+    events = ak.zip({"pt": [1.0, 2.0], "Jet": jets}, depth_limit=1)
+    choice = sonic.Choice({0: ONE, 1: TWO}, by="delta_r(Jet[0], Jet[1]) > 2.")
+    assert choice(events).b.tolist() == [1.0, 3.0]
+
+
 def test_models_of_different_shapes_are_refused() -> None:
     models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (2, 3)]
     served = {

@@ -141,6 +141,14 @@ def test_each_graph_has_a_request_of_its_own(per: str) -> None:
     assert ak.almost_equal(scores.event.spread, spread, atol=1e-6, dtype_exact=False)
 
 
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_graphs_without_offsets_are_traced(per: str) -> None:
+    graph = {"hits": sonic.Flat("hits.x", splits=None)}
+    model = sonic.Model("m", graph, {"y": ["score"]}, one_request_per=per)
+    events = ak.Array([{"hits": [{"x": 1.0}, {"x": 2.0}]}])
+    assert model(ak.Array(events.layout.to_typetracer(forget_length=True))).fields == ["score"]
+
+
 def test_all_rows_of_an_event_share_a_request() -> None:
     """Jets with numbers and constituents; the network sees all jets of the event at once."""
     jets = ak.Array(

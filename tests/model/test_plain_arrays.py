@@ -86,6 +86,8 @@ def test_columns_may_have_the_name_of_an_input() -> None:
     assert same.pack(columns)["x"].tolist() == [[1, 3], [2, 4]]
     assert same(columns)["b"].tolist() == [6.0, 8.0]
     assert same({"x": ak.zip(columns)}).b.tolist() == [6.0, 8.0]
+    dotted = sonic.Model("m", {"Jet.PT": sonic.Row([("Jet.PT",)])}, MODEL.outputs)
+    assert dotted.pack({"Jet.PT": np.asarray([1.0, 2.0])})["Jet.PT"].tolist() == [[1], [2]]
 
 
 def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None:
@@ -97,10 +99,27 @@ def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None
         lambda: MODEL({"pt": FRAME.pt, "eta": ordered.eta}),
         lambda: folds(ordered, fold=FRAME.kind == "y"),
         lambda: folds(ordered, fold="kind2", events=FRAME.assign(kind2=0)),
+        lambda: folds(dict(ordered.items()), fold=FRAME.kind == "y"),
+        lambda: folds(sonic.Variations(up=ordered), fold=FRAME.kind == "y"),
+        lambda: MODEL(sonic.Variations(up=ordered), mask=FRAME.pt > 1.5),
+        lambda: MODEL(sonic.Variations(up=ordered), mask={"up": FRAME.pt > 1.5}),
+        lambda: MODEL(sonic.Variations(up={"pt": FRAME.pt, "eta": ordered.eta})),
+        lambda: MODEL.pack({"pt": FRAME.pt, "eta": ordered.eta}),
+        lambda: sonic.Row(["pt", "eta"]).pack({"pt": FRAME.pt, "eta": ordered.eta}),
+        lambda: MODEL.export(
+            dict(ordered.items()), tmp_path / "t.parquet", labels={"is_y": FRAME.kind == "y"}
+        ),
         lambda: MODEL.export(ordered, tmp_path / "t.parquet", labels={"is_y": FRAME.kind == "y"}),
     ):
         with pytest.raises(errors.InputError, match="have other indices, as after sort_values"):
             refused()
+
+
+def test_variations_do_not_lend_each_other_rows() -> None:
+    two, three = np.asarray([1.0, 2.0]), np.asarray([1.0, 2.0, 3.0])
+    varied = sonic.Variations(nominal={"pt": three, "eta": two}, up={"pt": two, "eta": three})
+    with pytest.raises(errors.InputError, match=r"'nominal' have different .*'pt' 3, 'eta' 2"):
+        MODEL(varied)
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import awkward as ak
 import numpy as np
+import pandas as pd
 import pytest
 from coffea import processor
 from coffea.nanoevents.trace import trace_with_typetracer
@@ -139,6 +140,34 @@ def traced(analysis: sonic.SonicProcessor) -> set[str]:
     with sonic.connect("grpc://127.0.0.1:9", retry_timeout_s=0.1):
         found: set[str] = trace_with_typetracer(analysis.process, events, throw=True)
     return found
+
+
+class Framed(sonic.SonicFilter, processor.ProcessorABC):
+    """Objects that are data frames."""
+
+    models = MappingProxyType(dict.fromkeys(("m", "varied", "columns"), MODEL))
+
+    def acquire(self, events: Any) -> Any:
+        frame = pd.DataFrame({"pt": ak.to_numpy(events.pt)})
+        columns = sonic.Variations(plain={"pt": ak.to_numpy(events.pt)})
+        return {"m": frame, "varied": sonic.Variations(up=frame * 2), "columns": columns}
+
+    def overlap(self, events: Any) -> Any:
+        return np.asarray(7)
+
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.pt > 1.5
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        assert scores.overlap == 7
+        assert scores["varied"]["up"].gev.tolist() == [4.0, 6.0]
+        assert scores["columns"]["plain"]["gev"].tolist() == [2.0, 3.0]
+        assert scores["m"].gev.to_dict() == {1: 2.0, 2: 3.0}  # with the rows' own labels
+        return {"events": len(events)}
+
+
+def test_scores_of_data_frames_are_filtered() -> None:
+    assert Framed().process(ak.Array({"pt": [1.0, 2.0, 3.0]}))["events"] == 2
 
 
 class Plain(sonic.SonicProcessor, processor.ProcessorABC):

@@ -84,7 +84,7 @@ def assignments(
                 chosen = places[name][at]
                 index[name][events, choice], value[name][events, choice] = chosen, best
                 same = np.sort(places[name], axis=1) == np.sort(chosen, axis=1)[:, np.newaxis]
-                known = np.isclose(scores[name], best[:, np.newaxis])
+                known = np.isclose(scores[name], best[:, np.newaxis], atol=0.0)
                 scores[name][same.all(axis=2) & known] = -np.inf
     each = {}
     for name, best in value.items():

@@ -12,7 +12,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._options import DType
-from sonic_coffea.layouts._source import Source, within, without_fields
+from sonic_coffea.layouts._source import Source, is_under, within, without_fields
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
 
 
@@ -279,8 +279,12 @@ def _segments(
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     named = set(arrays) & set(layouts) if isinstance(arrays, dict) else ()
-    read = {column.partition(".")[0] for layout in layouts.values() for column in layout.columns}
-    if named and not (read <= {*arrays} and all(without_fields(arrays[name]) for name in named)):
+    read = [column for layout in layouts.values() for column in layout.columns]
+    are_columns = not named or (
+        all(without_fields(arrays[name]) for name in named)
+        and all(any(is_under(column, name) for name in arrays) for column in read)
+    )
+    if not are_columns:
         require(arrays, layouts, "the model has no input", FieldError)
         needed = [name for name, layout in layouts.items() if layout.columns]
         require(needed, arrays, "no array for the model's input", FieldError)

@@ -134,8 +134,9 @@ class Feature:
             "nonfinite_last= needs nonfinite=": self.nonfinite_last and self.nonfinite is None,
         }
         refuse(what, cases)
-        terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
-        if self.expression is not None:
+        if self.expression is None:
+            terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+        else:  # which may be the name, too
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         if self.nonfinite is None and self.function != "isfinite":
@@ -261,9 +262,8 @@ def _replaced(
     raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
 ) -> Tensor:
     """Return what replaces each number; the default for the others, but NaN and inf stay."""
-    kept = default is raw and all(
-        np.can_cast(np.min_scalar_type(value), raw.dtype) for _, value in pairs
-    )
+    is_whole = default is raw and raw.dtype.kind in "iu"
+    kept = is_whole and all(np.can_cast(np.min_scalar_type(v), raw.dtype) for _, v in pairs)
     result = np.empty(len(raw), raw.dtype if kept else real)
     result[:] = default
     if not all_finite(raw):

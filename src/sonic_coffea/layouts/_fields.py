@@ -73,7 +73,8 @@ class FieldsLayout(Layout):
         refuse(name, {no_axis: self.width > 1 and self.axis_order in ("", "L")})
         for feature in self.features:
             computed = not feature.plain or feature.expression is not None
-            by_text = sorted_by is not None and feature.name == sorted_by.name
+            is_text = strings and feature.expression is None
+            by_text = is_text and sorted_by is not None and feature.term in sorted_by.terms
             integers = dtype.kind in "iub" and not np.isfinite(feature.nonfinite or 0.0)
             replaced = f"{dtype.name} cannot hold nonfinite={feature.nonfinite}"
             cases = {
@@ -681,3 +682,4 @@ class Mask(Layout):
         for _, part, places in bound.axis(present.shape[1]):
             here = present[:, places]
             here[:] = part.columns.present(batch.rows, here.shape[1])
+            present[:, places.stop :] = 0  # a mask may be longer than the tokens

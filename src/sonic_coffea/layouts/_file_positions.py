@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +13,6 @@ from awkward.contents import Content, NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._expressions import Path
 from sonic_coffea.layouts._structure import Int64, Tensor, leaf, offsets_of, ranges
 
 EVENT_ID = "run", "luminosityBlock", "event"
@@ -117,17 +115,21 @@ def _is_virtual(data: Any) -> bool:
     return not isinstance(data, np.ndarray)
 
 
-def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | None:
+def referred_positions(
+    array: Any, objects: tuple[str, Any], owner: tuple[str, Any], field: str
+) -> FilePositions | None:
     """Return where objects lie in the file, if it is the file's own index that refers to them.
 
     Parameters
     ----------
     array : awkward array or dict
         Collections by name.
-    name : Path
-        The collection that the index refers to.
-    index : Path
-        The index: ``("Jet", "muonIdx1")``, or ``("Jet", 0, "muonIdx1")`` of picked objects.
+    objects : tuple
+        The name and the records of the collection that the index refers to.
+    owner : tuple
+        Those of the collection that has the index.
+    field : str
+        The index.
 
     Returns
     -------
@@ -135,25 +137,21 @@ def referred_positions(array: Any, name: Path, index: Path) -> FilePositions | N
         None if the index is not the file's but somebody's own, if no file is known, or if the
         arrays have no data; then the columns that tell positions are touched.
     """
-    *owner, field = (step for step in index if isinstance(step, str))
-    objects, indexed = (
-        reduce(lambda records, step: records[step], p, array) for p in (name, owner)
-    )
-    if not (isinstance(objects, ak.Array) and isinstance(indexed, ak.Array)):
+    pairs = objects, owner
+    if not all(isinstance(records, ak.Array) for _, records in pairs):
         return None
     known, known_owner = (
-        each.layout.purelist_parameter("collection_name") or ".".join(map(str, path))
-        for each, path in ((objects, name), (indexed, owner))
+        records.layout.purelist_parameter("collection_name") or name for name, records in pairs
     )
-    file = file_of(objects, known, known_owner)
+    file = file_of(objects[1], known, known_owner)
     if file is None or not {known, known_owner} <= {*file.fields}:
         return None
     if field not in file[known_owner].fields:
         return None
     fields = array if isinstance(array, dict) else array.fields
     events = {column: array[column] for column in EVENT_ID if column in fields}
-    both = {**events, known: objects}
-    if ak.backend(objects) == "typetracer":
+    both = {**events, known: objects[1]}
+    if ak.backend(objects[1]) == "typetracer":
         touch_position(both, known, file)
         return None
     return file_positions(both, known, file)

@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._features import Feature
 from sonic_coffea.layouts._options import DType, equals, hashed
-from sonic_coffea.layouts._source import Source
+from sonic_coffea.layouts._source import Source, check_index
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
@@ -261,6 +261,7 @@ class Layout(ABC):
         return bound.rows.unflatten(bound.layout.content(widened(tensor), bound))
 
     def _whole(self, array: Any) -> tuple[Bound, Batch]:
+        check_index(array)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         return bound, Batch(rows, bound.bucket_of(rows))

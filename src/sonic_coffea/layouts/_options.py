@@ -100,6 +100,15 @@ def _names(values: Any) -> tuple[str, ...]:
     return tuple(map(str, map(_one(str), several(values))))
 
 
+def _name(name: Any) -> str | tuple[str | int, ...]:
+    if isinstance(name, str):
+        return name
+    steps = [step.item() if isinstance(step, np.generic) else step for step in _one(tuple)(name)]
+    if not {*map(type, steps)} <= {str, int}:
+        raise TypeError
+    return tuple(steps)
+
+
 def _pairs(pairs: Any) -> tuple[tuple[float | None, float], ...]:
     """Return numbers by numbers, or by None for all others."""
     items = [(k if k is None else _whole(k), _whole(v)) for k, v in dict(pairs).items()]
@@ -159,7 +168,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "labels": (_names, "a list of names"),
     "length": (_length, "a number of at least 1"),
     "lengths": (_lengths, "a number of at least 1, or several that ascend"),
-    "name": (_one((str, tuple)), "a field such as 'pf.pt', or a tuple of names"),
+    "name": (_name, "a field such as 'pf.pt', or a tuple of names and indices"),
     "over": (_members, "labels, indices, or a slice of them"),
     "replace": (_pairs, "a dict of numbers, such as {-1: 999}"),
     "shape": (_shape, "a list of numbers of at least 1"),

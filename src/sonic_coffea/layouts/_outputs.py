@@ -678,6 +678,7 @@ def trace(
     outputs: Mapping[str, Output],
     arrays: Any,
     *,
+    one_request_per: str | None = None,
     optional: bool = False,
 ) -> ak.Array:
     """Touch the fields that layouts read, and return what stands for the scores.
@@ -690,6 +691,8 @@ def trace(
         Output names, and what they are.
     arrays : awkward array or dict
         As in `bind_inputs`, without data.
+    one_request_per : {"row", "event"}, optional
+        As in `bind_inputs`.
     optional : bool
         Whether scores may be None where objects are not.
 
@@ -698,7 +701,7 @@ def trace(
     FieldError, InputError
         If a field is missing, or has no axis where one is needed.
     """
-    inputs = bind_inputs(layouts, arrays)
+    inputs = bind_inputs(layouts, arrays, one_request_per=one_request_per)
     content = Outputs.of(outputs, inputs).content(optional=True)
     scores = inputs.rows.unflatten(
         contents.UnmaskedArray.simplified(content) if optional else content

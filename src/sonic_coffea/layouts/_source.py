@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import awkward as ak
@@ -155,7 +156,10 @@ class Source:
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
-        return referred_positions(self._array, self._full(path)[:-1], self._full(index))
+        *owner, field = (step for step in self._full(index) if isinstance(step, str))
+        paths = self._full(path)[:-1], tuple(owner)
+        objects, indexed = ((".".join(map(str, p)), self._column(p)) for p in paths)
+        return referred_positions(self._array, objects, indexed, field)
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""
@@ -285,7 +289,8 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
                 "partitions, and choose some of the result, such as result.partitions[0]"
             )
         function, each = partial(_of_dict, function, tuple(arrays)), tuple(arrays.values())
-    key = tokenize(token, *(array.name for array in each))
+    names = tuple(arrays) if isinstance(arrays, dict) else ()
+    key = tokenize(token, names, *(array.name for array in each))
     return dask_awkward.map_partitions(function, *each, label=label, token=key)
 
 
@@ -426,6 +431,10 @@ def _reduced(place: Structure, reduction: str) -> Structure:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
         content = getattr(ak, reduction)(lists, axis=1).layout
+        if reduction == "sum" and content.dtype.kind in "iu":
+            real = ak.to_numpy(ak.sum(ak.values_astype(lists, np.float64), axis=1))
+            if np.any(abs(read(content) - real) > 2.0**62):  # off by 2**64
+                raise InputError(f"has a sum that {content.dtype} cannot hold")
     each = down(place.events, levels, content, slice(0, len(offsets) - 1))
     return _with_gaps(each, "None", len(levels))
 
@@ -488,17 +497,18 @@ def _pruned(node: Content, columns: Sequence[str]) -> Content:
         return node
     kept = {}
     for name, content in zip(node.fields, node.contents, strict=True):
-        inner = [column[len(name) + 1 :] for column in columns if _begins(column, name)]
+        inner = [column[len(name) + 1 :] for column in columns if is_under(column, name)]
         if inner:
             kept[name] = content if "" in inner else _pruned(content, inner)
-    if not all(any(_begins(column, name) for name in kept) for column in columns):
+    if not all(any(is_under(column, name) for name in kept) for column in columns):
         return node  # a behaviour may compute one of them, of any fields
     # Without its name: behaviours may refuse a record that lacks fields.
     others = {key: value for key, value in node.parameters.items() if key != "__record__"}
     return node.copy(contents=[*kept.values()], fields=[*kept], parameters=others)
 
 
-def _begins(column: str, name: str) -> bool:
+def is_under(column: str, name: str) -> bool:
+    """Whether a column is a field, or in that; names may hold dots."""
     return f"{column}.".startswith(f"{name}.")
 
 
@@ -509,19 +519,24 @@ def _is_frame(objects: Any, *names: str) -> bool:
     return known and kind.__module__.partition(".")[0] == "pandas"
 
 
-def check_index(arrays: Mapping[str, Any]) -> None:
+def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Refuse data frames and Series with different labels of their rows, which count by position.
+
+    They are the objects, or those of a dict, and what is given beside them.
 
     Raises
     ------
     InputError
         Naming two of them.
     """
-    labelled = [name for name, array in arrays.items() if _is_frame(array, "Series")]
-    for name in labelled[1:]:
-        if not arrays[name].index.equals(arrays[labelled[0]].index):
+    named = objects if isinstance(objects, dict) else {"the objects": objects}
+    pairs = [*named.items(), *beside.items()]
+    labelled = [(name, array.index) for name, array in pairs if _is_frame(array, "Series")]
+    for name, index in labelled[1:]:
+        first, expected = labelled[0]
+        if not index.equals(expected):
             raise InputError(
-                f"{labelled[0]} and {name} have other indices, as after sort_values of one of "
+                f"{first} and {name} have other indices, as after sort_values of one of "
                 "them; bring their rows into one order, or give to_numpy() of those that are in it"
             )
 

@@ -49,7 +49,7 @@ def export(
         )
     are_named = isinstance(labels, Mapping) and all(isinstance(name, str) for name in labels)
     expect(are_named, "labels as a dict of names and columns", labels)
-    check_index({"the objects": objects, **labels, "the weights": weights})
+    check_index(objects, {**labels, "the weights": weights})
     inputs = model.bind(objects)
     columns: dict[str, Any] = {}
     weight = [] if weights is None else [("weight", weights)]

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError, brief
-from sonic_coffea.layouts import Layout, features_by_name, has_no_data
+from sonic_coffea.layouts import Layout, check_index, features_by_name, has_no_data
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._export import check_export, export
@@ -284,15 +284,16 @@ class Model(Declaration):
         >>> {name: tensor.tolist() for name, tensor in sent.items()}
         {'pf': [[[3.0, 2.0]], [[4.0, 0.0]]], 'mask': [[[1.0, 1.0]], [[1.0, 0.0]]]}
         """
-        self._check_in_memory(objects)
+        self._check_packed(objects)
         return self.bind(objects).pack_all()
 
-    def _check_in_memory(self, objects: Any) -> None:
+    def _check_packed(self, objects: Any) -> None:
         if has_no_data(objects) or isinstance(objects, Variations):
             raise InputError(
                 f"model {self.name!r} packs arrays that are in memory, got "
                 f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
             )
+        check_index(objects)
 
     def export(
         self,
@@ -329,7 +330,7 @@ class Model(Declaration):
             If names clash, a type is one that Parquet lacks, or all rows of an event share a
             request.
         """
-        self._check_in_memory(objects)
+        self._check_packed(objects)
         export(self, objects, path, labels or {}, weights)
 
     def check_export(self, path: str | os.PathLike[str]) -> None:

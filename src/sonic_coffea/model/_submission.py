@@ -119,9 +119,11 @@ class Submission:
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
-        if not isinstance(objects, Variations):
-            each = objects if isinstance(objects, dict) else {"the objects": objects}
-            check_index({**each, **self._arrays})
+        if isinstance(objects, Variations):
+            for name, varied in objects.items():
+                check_index(varied, self._arrays_of(name))
+        else:
+            check_index(objects, self._arrays)
         pending = self._send(objects)
         pending.give_back = giving_back(objects)
         if isinstance(objects, Variations):
@@ -219,6 +221,10 @@ class Submission:
             each["version"] = self.version
         return {name: array for name, array in each.items() if array is not None}
 
+    def _arrays_of(self, variation: str) -> dict[str, Any]:
+        """Return the options that are arrays, as they are for a variation."""
+        return {what: _of_variation(a, variation, what) for what, a in self._arrays.items()}
+
     def _with(self, arrays: Mapping[str, Any]) -> Submission:
         """Return the same with other arrays as options."""
         return replace(self, **{"case" if n == self.case_name else n: a for n, a in arrays.items()})
@@ -228,8 +234,7 @@ class Submission:
             # Their numbers of events are not known, so that they cannot be sent together.
             each = {}
             for name, array in objects.items():
-                own = {o: _of_variation(a, name, o) for o, a in self._arrays.items()}
-                each[name] = self._with(own)._send(array).result()  # noqa: SLF001
+                each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
         together, lengths = objects.together(self._columns)
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
@@ -256,7 +261,13 @@ class Submission:
             ak.typetracer.touch_data(array)
         for model in self.models:
             with model.hinting(objects):
-                scores = trace(model.inputs, model.outputs, objects, optional=self._is_optional)
+                scores = trace(
+                    model.inputs,
+                    model.outputs,
+                    objects,
+                    one_request_per=model.one_request_per,
+                    optional=self._is_optional,
+                )
         return scores
 
     def _lazy(self, objects: Any) -> Pending:

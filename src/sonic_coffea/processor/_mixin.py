@@ -363,7 +363,8 @@ class SonicFilter(SonicProcessor):
             )
         overlap = scores.overlap
         kept = Scores({name: _cut(score, passed) for name, score in scores.items()})
-        is_column = isinstance(overlap, (ak.Array, np.ndarray)) and len(overlap) == len(events)
+        is_column = isinstance(overlap, (ak.Array, np.ndarray)) and overlap.ndim > 0
+        is_column = is_column and len(overlap) == len(events)
         kept.overlap, kept.passed = overlap[passed] if is_column else overlap, passed
         if ak.any(passed):
             return super()._produce(events[passed], kept)
@@ -374,6 +375,6 @@ class SonicFilter(SonicProcessor):
 
 
 def _cut(scores: Any, passed: ak.Array) -> Any:
-    if isinstance(scores, dict):  # of Variations
-        return {variation: varied[passed] for variation, varied in scores.items()}
-    return scores[passed]
+    if isinstance(scores, dict):  # of variations, or of columns
+        return {name: _cut(each, passed) for name, each in scores.items()}
+    return scores[passed if isinstance(scores, ak.Array) else ak.to_numpy(passed)]

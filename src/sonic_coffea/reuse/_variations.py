@@ -80,7 +80,13 @@ class Variations(dict[str, Any]):
             key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key))
             for key in first
         }
-        sizes = {name: len(next(iter(inputs.values()))) for name, inputs in each.items()}
+        sizes = {}
+        for name, inputs in each.items():
+            sizes[name], *others = map(len, inputs.values())
+            # Together, another variation might have the events that this one lacks.
+            if {*others} - {sizes[name]}:
+                counts = ", ".join(f"{key!r} {len(array)}" for key, array in inputs.items())
+                raise InputError(f"arrays of variation {name!r} have different lengths: {counts}")
         return joined.get(None, joined), sizes
 
     @staticmethod
