@@ -100,6 +100,39 @@ def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, Fa
     assert not plain.closed
 
 
+def test_a_block_leaves_other_threads_their_connection(two: tuple[FakeServer, FakeServer]) -> None:
+    connected, ask = threading.Event(), threading.Event()
+    pool = sonic.connect(two[0].url)
+
+    def other() -> float:
+        sonic.connect(two[0].url)
+        connected.set()
+        assert ask.wait(60)
+        return factor(MODEL(JETS))
+
+    with ThreadPoolExecutor(1) as threads:
+        of_other = threads.submit(other)
+        assert connected.wait(60)
+        with pool:
+            pass
+        sonic.connect(two[1].url)
+        ask.set()
+        assert of_other.result() == 2
+
+
+def test_threads_are_not_taken_for_earlier_ones(two: tuple[FakeServer, FakeServer]) -> None:
+    """The system gives the number of a thread that has ended to another one."""
+
+    def run(work: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(work).result()
+
+    for _ in range(5):
+        run(lambda: sonic.connect(two[0].url))
+    sonic.connect(two[1].url)
+    assert {run(lambda: factor(MODEL(JETS))) for _ in range(20)} == {3}
+
+
 def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
     with sonic.connect(two[0].url) as outer:
         with sonic.connect(two[0].url) as inner:
