@@ -18,7 +18,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.server import Served, build_repository, read_repository
+from sonic_coffea.server import InProcessTransport, Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
@@ -229,6 +229,38 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
     with sonic.connect(path):
         for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
+def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_path):
+    """Each connection of a pool loads the model for itself, when it is first used."""
+
+    def build(body):
+        served = function(tmp_path / "f.py", f"def f(x):\n    return {{'y': {body}}}\n", width=1)
+        build_repository(tmp_path / "r", {"f": served}, overwrite=True)
+        return InProcessTransport((tmp_path / "r").as_uri())
+
+    def score(transport, contract):
+        outcomes = []
+        options = {"version": "1", "request_id": "", "done": outcomes.append}
+        transport.infer(contract, {"x": np.ones((1, 1), "float32")}, ["y"], **options)
+        return outcomes[0]
+
+    first = build("x")
+    contract = first.metadata("f", None)
+    second = build("-x")
+    assert score(first, contract).outputs["y"] == 1
+    assert isinstance(score(second, contract), ContractError)
+    assert score(second, second.metadata("f", None)).outputs["y"] == -1
+
+
+def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):
+    config = build_repository(tmp_path / "r", {"c": classifier}) / "c" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(
+        re.sub(r"version_policy \{\s+all \{\s+\}\s+\}", "version_policy { specific { } }", text)
+    )
+    with pytest.raises(ModelNotFoundError, match="does not have model 'c'"):
+        InProcessTransport((tmp_path / "r").as_uri()).metadata("c", None)
 
 
 def test_labels_are_compared_with_those_of_the_repository(tmp_path):
