@@ -120,6 +120,22 @@ def test_a_block_leaves_other_threads_their_connection(two: tuple[FakeServer, Fa
         assert of_other.result() == 2
 
 
+def test_threads_stay_connected_to_the_servers_that_they_named_last(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    def connect(*urls: str) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(lambda: [sonic.connect(url) for url in urls]).result()
+
+    sonic.connect(two[0].url)
+    sonic.connect(two[1].url)
+    connect(two[0].url)
+    assert factor(MODEL(JETS)) == 3
+    connect(*(f"grpc://127.0.0.1:{port}" for port in range(1, 9)))
+    gc.collect()
+    assert factor(MODEL(JETS)) == 3
+
+
 def test_threads_are_not_taken_for_earlier_ones(two: tuple[FakeServer, FakeServer]) -> None:
     """The system gives the number of a thread that has ended to another one."""
 

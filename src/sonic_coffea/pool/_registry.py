@@ -36,6 +36,8 @@ _pools: WeakSet[Pool] = WeakSet()
 _connected: list[Pool] = []
 _opened: list[Pool] = []
 _of_parents: list[Any] = []
+# `pools` are those that a thread was connected to: others may connect to them later, or to more.
+_of_thread = threading.local()
 
 
 def install(settings: Settings, *, claim: bool = True) -> Pool:
@@ -48,6 +50,8 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
         while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
         _keep(_connected, pool)
+    if claim:
+        _keep(vars(_of_thread).setdefault("pools", []), pool)
     if blocks_around():
         enter(pool, entered=False)
     return pool
@@ -190,9 +194,10 @@ def _default() -> Pool | None:
     Raise if another thread is in a ``with`` block and so may mean another pool, or if these are the
     pools of several clients of dask, which nobody in this process claims.
     """
-    connected = _open()
-    if own := [pool for pool in connected if pool.connected_here]:
+    own: list[Pool] = vars(_of_thread).get("pools", [])
+    if own := [pool for pool in own if pool.connected_here and not pool.closed]:
         return own[-1]
+    connected = _open()
     is_entered = any(pool.is_entered_beside(()) for pool in connected)
     several = [pool for pool in connected if is_entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
