@@ -160,6 +160,22 @@ def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]
     assert outer.closed
 
 
+def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
+    four: list[FakeServer],
+) -> None:
+    def generator() -> Iterator[float]:
+        with sonic.connect(four[0].url):
+            yield factor(MODEL(JETS))
+
+    sonic.connect(four[1].url)
+    begun = generator()
+    assert next(begun) == 2
+    with sonic.connect(four[2].url):
+        begun.close()
+        assert factor(MODEL(JETS)) == 4
+    assert factor(MODEL(JETS)) == 3
+
+
 def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
     one, other = two
     sonic.connect(other.url)

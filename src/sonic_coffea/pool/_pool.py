@@ -69,10 +69,10 @@ def enter(pool: Pool, *, entered: bool = True) -> Block:
 
 
 def leave(block: Block) -> None:
-    """End a block, and those inside of it."""
+    """End a block, and those inside of it that were not entered, as these never end themselves."""
     around = blocks_around()
     inner = around[around.index(block) :] if block in around else []  # it was entered elsewhere
-    for each in (block, *inner):
+    for each in (block, *(each for each in inner if not each.entered)):
         each.over = True
     _blocks.set(tuple(blocks_around()))
 
