@@ -243,6 +243,21 @@ def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> N
                 assert client.submit(by_reference, 1, **options).result() == 2.0
 
 
+def test_connections_of_other_threads_do_not_change_those_of_a_client(
+    cluster: LocalCluster,
+) -> None:
+    with multiplier(2) as one, multiplier(3) as other, Client(cluster) as client:
+        pools = [sonic.connect(server.url, client=client) for server in (one, other)]
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(sonic.connect, one.url).result()
+        with sonic.connect("grpc://127.0.0.1:1", client=client):
+            pass
+        assert by_reference(1) == 3.0
+        assert client.submit(by_reference, 1, pure=False).result() == 3.0
+        for pool in pools:
+            pool.close()
+
+
 def test_proxies_of_clients_are_not_confused(cluster: LocalCluster) -> None:
     def proxies(dask_worker: Any) -> set[str]:
         plugins = dask_worker.plugins.values()

@@ -173,7 +173,7 @@ def _named() -> Pool | None:
 
 def in_turn() -> list[Pool]:
     """Return the pools that were connected, or entered by this thread; the one in use last."""
-    return [*_open(), *(block.pool for block in blocks_around())]
+    return [*_open(), *_own(), *(block.pool for block in blocks_around())]
 
 
 def entered_elsewhere() -> list[Pool]:
@@ -188,14 +188,19 @@ def _open() -> list[Pool]:
         return [pool for pool in _connected if not pool.closed]
 
 
+def _own() -> list[Pool]:
+    """Return the pools that this thread was connected to, in this order."""
+    pools: list[Pool] = vars(_of_thread).get("pools", [])
+    return [pool for pool in pools if pool.connected_here and not pool.closed]
+
+
 def _default() -> Pool | None:
     """Return the pool that this thread, or else any, was last connected to.
 
     Raise if another thread is in a ``with`` block and so may mean another pool, or if these are the
     pools of several clients of dask, which nobody in this process claims.
     """
-    own: list[Pool] = vars(_of_thread).get("pools", [])
-    if own := [pool for pool in own if pool.connected_here and not pool.closed]:
+    if own := _own():
         return own[-1]
     connected = _open()
     is_entered = any(pool.is_entered_beside(()) for pool in connected)
