@@ -231,6 +231,27 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
 
 
+def test_models_never_have_the_modules_of_others(tmp_path):
+    """Pickles import modules by their names alone, which several models may have."""
+    models = {}
+    for factor in (2, 3):
+        (tmp_path / str(factor)).mkdir()
+        helper = tmp_path / str(factor) / "helper_of_pickles.py"
+        helper.write_text(f"factor = {factor}\n")
+        code = (
+            "from importlib import import_module\n"
+            "def f(x):\n"
+            "    return {'y': x * import_module('helper_of_pickles').factor}\n"
+        )
+        options = {"width": 1, "files": [helper]}
+        models[f"times{factor}"] = function(tmp_path / str(factor) / "f.py", code, **options)
+    path = build_repository(tmp_path / "r", models)
+    with sonic.connect(path):
+        for name in models:
+            with pytest.raises(InferenceError, match="No module named 'helper_of_pickles'"):
+                sonic.Model(name, {"x": sonic.Row(["pt"])}, {"y": ["y"]})({"pt": np.ones(1, "f4")})
+
+
 def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_path):
     """Each connection of a pool loads the model for itself, when it is first used."""
 
