@@ -312,6 +312,8 @@ LAB = {"profile": "lab"}
         ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
         ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
         ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),
+        ({"profiles": ["lab"]}, LAB, "profiles: expected a mapping of names to options"),
+        ({"servers": S, 3: 4}, {}, "connect has no option '3'"),
         ({"profiles": {"lab": "grpc://a:1"}}, LAB, "expected a mapping of options under sonic"),
     ],
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea._files import read_text
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, expect, nearest
 from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions, Token
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
@@ -299,6 +299,7 @@ class Settings:
         options = _underscored(dask.config.get("sonic", None) or {})
         options.pop("local", None)  # which is for local servers
         profiles = options.pop("profiles", None) or {}
+        expect(isinstance(profiles, Mapping), "a mapping of names to options", profiles, "profiles")
         configured = options.pop("profile", None)
         profile = profile or configured
         if profile is not None and profile not in profiles:
@@ -440,7 +441,7 @@ def _underscored(options: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         got = type(options).__name__
         raise ConfigError(f"expected a mapping of options under sonic in dask's config, got {got}")
-    return {name.replace("-", "_"): value for name, value in options.items()}
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
 
 
 @cache
