@@ -103,6 +103,18 @@ def test_commands_take_repositories_whose_models_run_in_this_process(
     assert re.search(shown, done.stdout)
 
 
+def test_a_folder_that_is_gone_hides_no_other_server(repository: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with sonic.connect([gone, repository]) as pool:
+        gone.rmdir()
+        ((bad, good),) = [list(host.servers.values()) for host in pool.check("tagger")]
+    assert [step.name for step in bad] == ["connection"]
+    assert "expected a model repository, a folder of this machine" in bad[0].detail
+    assert good[-1].name == "inference"
+    assert good[-1].ok
+
+
 def test_declarations_and_names_are_compared_with_the_server(
     server: sonic.LocalServer, tmp_path: Path
 ) -> None:

@@ -233,6 +233,44 @@ def test_what_no_task_does_has_not_the_servers_of_another_client(cluster: LocalC
                 first.submit(in_thread, 1).result()
 
 
+def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> None:
+    with multiplier(2) as one, Client(cluster) as first, Client(cluster) as second:
+        (here, *_) = first.scheduler_info(n_workers=-1)["workers"]
+        options: Any = {"workers": [here], "pure": False}
+        with sonic.connect(one.url, client=first):
+            for client in (first, second):
+                assert first.submit(in_block, 1, one.url, **options).result() == 2.0
+                assert client.submit(by_reference, 1, **options).result() == 2.0
+
+
+def test_connections_of_other_threads_do_not_change_those_of_a_client(
+    cluster: LocalCluster,
+) -> None:
+    with multiplier(2) as one, multiplier(3) as other, Client(cluster) as client:
+        pools = [sonic.connect(server.url, client=client) for server in (one, other)]
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(sonic.connect, one.url).result()
+        with sonic.connect("grpc://127.0.0.1:1", client=client):
+            pass
+        assert by_reference(1) == 3.0
+        assert client.submit(by_reference, 1, pure=False).result() == 3.0
+        for pool in pools:
+            pool.close()
+
+
+def test_proxies_of_clients_are_not_confused(cluster: LocalCluster) -> None:
+    def proxies(dask_worker: Any) -> set[str]:
+        plugins = dask_worker.plugins.values()
+        return {plugin.settings.proxy for plugin in plugins if hasattr(plugin, "settings")}
+
+    used = {"http://127.0.0.1:1", "http://127.0.0.1:2"}
+    with ExitStack() as stack:
+        for proxy in used:
+            client = stack.enter_context(Client(cluster))
+            stack.enter_context(sonic.connect("grpc://s:1", proxy=proxy, client=client))
+        assert all(used <= found for found in client.run(proxies).values())
+
+
 def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster) -> None:
     def plugins(dask_worker: Any) -> int:
         return sum("sonic" in name for name in dask_worker.plugins)

@@ -53,6 +53,16 @@ def test_different_models_of_a_name_are_refused(different: dict[str, Any]) -> No
     assert isinstance(scenario.ask().outcome, errors.ContractError)
 
 
+@pytest.mark.parametrize("digests", [("", "a", "b"), ("a", "", "b"), ("a", "b", "")])
+def test_different_models_are_refused_beside_a_server_that_tells_no_digest(
+    digests: tuple[str, ...],
+) -> None:
+    urls = ONE, TWO, "grpc://s3:8001"
+    scenario = Scenario(*urls)
+    scenario.served = {u: contract(digest=d) for u, d in zip(urls, digests, strict=True)}
+    assert isinstance(scenario.ask().outcome, errors.ContractError)
+
+
 def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
     scenario = Scenario(ONE, served=LOST, retry_timeout_s=5)
     waiter = scenario.ask()

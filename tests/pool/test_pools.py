@@ -100,6 +100,55 @@ def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, Fa
     assert not plain.closed
 
 
+def test_a_block_leaves_other_threads_their_connection(two: tuple[FakeServer, FakeServer]) -> None:
+    connected, ask = threading.Event(), threading.Event()
+    pool = sonic.connect(two[0].url)
+
+    def other() -> float:
+        sonic.connect(two[0].url)
+        connected.set()
+        assert ask.wait(60)
+        return factor(MODEL(JETS))
+
+    with ThreadPoolExecutor(1) as threads:
+        of_other = threads.submit(other)
+        assert connected.wait(60)
+        with pool:
+            pass
+        sonic.connect(two[1].url)
+        ask.set()
+        assert of_other.result() == 2
+
+
+def test_threads_stay_connected_to_the_servers_that_they_named_last(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    def connect(*urls: str) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(lambda: [sonic.connect(url) for url in urls]).result()
+
+    sonic.connect(two[0].url)
+    sonic.connect(two[1].url)
+    connect(two[0].url)
+    assert factor(MODEL(JETS)) == 3
+    connect(*(f"grpc://127.0.0.1:{port}" for port in range(1, 9)))
+    gc.collect()
+    assert factor(MODEL(JETS)) == 3
+
+
+def test_threads_are_not_taken_for_earlier_ones(two: tuple[FakeServer, FakeServer]) -> None:
+    """The system gives the number of a thread that has ended to another one."""
+
+    def run(work: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(work).result()
+
+    for _ in range(5):
+        run(lambda: sonic.connect(two[0].url))
+    sonic.connect(two[1].url)
+    assert {run(lambda: factor(MODEL(JETS))) for _ in range(20)} == {3}
+
+
 def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
     with sonic.connect(two[0].url) as outer:
         with sonic.connect(two[0].url) as inner:
@@ -109,6 +158,22 @@ def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]
             pass
         assert factor(MODEL(JETS)) == 2
     assert outer.closed
+
+
+def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
+    four: list[FakeServer],
+) -> None:
+    def generator() -> Iterator[float]:
+        with sonic.connect(four[0].url):
+            yield factor(MODEL(JETS))
+
+    sonic.connect(four[1].url)
+    begun = generator()
+    assert next(begun) == 2
+    with sonic.connect(four[2].url):
+        begun.close()
+        assert factor(MODEL(JETS)) == 4
+    assert factor(MODEL(JETS)) == 3
 
 
 def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:

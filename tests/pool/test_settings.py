@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,52 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model) -> None:
         assert "hush" not in shown
 
 
+@dataclass
+class Source:
+    secret: str = field(repr=False)
+
+    def __call__(self) -> str:
+        return self.secret
+
+
+def test_sources_of_tokens_with_the_same_text_have_pools_of_their_own() -> None:
+    ada, bob = Source("hush-ada"), Source("hush-bob")
+    assert repr(ada) == repr(bob)
+    pool = sonic.connect("grpc://s:1", token=ada)
+    assert sonic.connect("grpc://s:1", token=bob) is not pool
+    assert sonic.connect("grpc://s:1", token=ada) is pool
+    method = sonic.connect("grpc://s:1", token=ada.__call__)
+    assert sonic.connect("grpc://s:1", token=ada.__call__) is method
+    assert sonic.connect("grpc://s:1", token=bob.__call__) is not method
+
+
+def test_headers_are_those_of_the_time_of_connecting() -> None:
+    headers = {"x-user": "ada"}
+    pool = sonic.connect("grpc://s:1", headers=headers)
+    headers["x-user"] = "bob"
+    assert pool.settings.headers == {"x-user": "ada"}
+    assert sonic.connect("grpc://s:1", headers=headers) is not pool
+
+
+def test_the_folder_of_a_fallback_stays_the_same_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for fallback in ("models", Path("models")):
+        settings = Settings.make("grpc://s:1", fallback=fallback)
+        assert settings.fallback == str(tmp_path / "models")
+    assert Settings.make("grpc://s:1", fallback="unix:/s").fallback == "unix:/s"
+
+
+def test_servers_without_tls_do_not_replace_servers_with_it(tmp_path: Path) -> None:
+    """They would get tokens and rows as plain text."""
+    pool = sonic.connect("grpcs://a:1", tls_root=str(tmp_path / "ca.pem"))
+    with pytest.raises(errors.ConfigError, match="did you mean 'grpcs://b:1'"):
+        pool.set_servers("grpc://b:1")
+    assert pool.settings.servers == ("grpcs://a:1",)
+
+
 def test_closed_pools_are_in_no_pickle(tagger: sonic.Model) -> None:
     with sonic.connect("grpc://s:1"):
         assert b"s:1" in pickle.dumps(tagger)
@@ -265,6 +312,8 @@ LAB = {"profile": "lab"}
         ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
         ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
         ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),
+        ({"profiles": ["lab"]}, LAB, "profiles: expected a mapping of names to options"),
+        ({"servers": S, 3: 4}, {}, "connect has no option '3'"),
         ({"profiles": {"lab": "grpc://a:1"}}, LAB, "expected a mapping of options under sonic"),
     ],
 )

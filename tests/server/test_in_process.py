@@ -18,7 +18,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.server import Served, build_repository, read_repository
+from sonic_coffea.server import InProcessTransport, Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
 from .conftest import save_classifier
@@ -229,6 +229,59 @@ def test_models_import_their_own_files_of_the_same_names(tmp_path):
     with sonic.connect(path):
         for name, expected in (("times2", 4), ("times3", 9), ("times2", 4)):
             assert model(name)(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+
+
+def test_models_never_have_the_modules_of_others(tmp_path):
+    """Pickles import modules by their names alone, which several models may have."""
+    models = {}
+    for factor in (2, 3):
+        (tmp_path / str(factor)).mkdir()
+        helper = tmp_path / str(factor) / "helper_of_pickles.py"
+        helper.write_text(f"factor = {factor}\n")
+        code = (
+            "from importlib import import_module\n"
+            "def f(x):\n"
+            "    return {'y': x * import_module('helper_of_pickles').factor}\n"
+        )
+        options = {"width": 1, "files": [helper]}
+        models[f"times{factor}"] = function(tmp_path / str(factor) / "f.py", code, **options)
+    path = build_repository(tmp_path / "r", models)
+    with sonic.connect(path):
+        for name in models:
+            with pytest.raises(InferenceError, match="No module named 'helper_of_pickles'"):
+                sonic.Model(name, {"x": sonic.Row(["pt"])}, {"y": ["y"]})({"pt": np.ones(1, "f4")})
+
+
+def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_path):
+    """Each connection of a pool loads the model for itself, when it is first used."""
+
+    def build(body):
+        served = function(tmp_path / "f.py", f"def f(x):\n    return {{'y': {body}}}\n", width=1)
+        build_repository(tmp_path / "r", {"f": served}, overwrite=True)
+        return InProcessTransport((tmp_path / "r").as_uri())
+
+    def score(transport, contract):
+        outcomes = []
+        options = {"version": "1", "request_id": "", "done": outcomes.append}
+        transport.infer(contract, {"x": np.ones((1, 1), "float32")}, ["y"], **options)
+        return outcomes[0]
+
+    first = build("x")
+    contract = first.metadata("f", None)
+    second = build("-x")
+    assert score(first, contract).outputs["y"] == 1
+    assert isinstance(score(second, contract), ContractError)
+    assert score(second, second.metadata("f", None)).outputs["y"] == -1
+
+
+def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):
+    config = build_repository(tmp_path / "r", {"c": classifier}) / "c" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(
+        re.sub(r"version_policy \{\s+all \{\s+\}\s+\}", "version_policy { specific { } }", text)
+    )
+    with pytest.raises(ModelNotFoundError, match="does not have model 'c'"):
+        InProcessTransport((tmp_path / "r").as_uri()).metadata("c", None)
 
 
 def test_labels_are_compared_with_those_of_the_repository(tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import signal
+import threading
 
 import awkward as ak
 import pytest
@@ -72,6 +75,10 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
         assert states == {("1", "READY"), ("2", "READY")}
         with pytest.raises(ModelNotFoundError, match=r"after 0 s; the server says: nothing"):
             server.wait_for("n", timeout_s=0)
+        # A server that stands still answers later.
+        os.kill(server.pid, signal.SIGSTOP)
+        threading.Timer(5.5, os.kill, (server.pid, signal.SIGCONT)).start()
+        server.wait_for("m")
     with pytest.raises(ServerError, match="expected a running server"):
         server.wait_for("m")
 

@@ -59,6 +59,8 @@ def test_a_file_that_is_being_renewed_leaves_the_last_token(
         (None, "No such file"),
         (b" \n", "it is empty"),
         (b"hush-\xff", "bytes that are not UTF-8"),
+        (b"hush\nhush", "characters that no token has"),
+        ("hush-é".encode(), "characters that no token has"),
     ],
 )
 def test_a_file_that_never_has_a_token_is_named_and_not_quoted(

@@ -209,6 +209,15 @@ def test_a_cancelled_request_ends_as_cancelled(connection: Any) -> None:
     assert type(outcome(connection, inputs, cancels=True)) is errors.CancelledError
 
 
+def test_a_probe_over_a_closed_connection_does_not_say_that_the_server_is_lost() -> None:
+    """Connections are renewed while servers are probed."""
+    connection = connect_transport("grpc://127.0.0.1:1")
+    connection.close()
+    outcomes: list[Any] = []
+    connection.live(outcomes.append)
+    assert outcomes == [None]
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

@@ -84,8 +84,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         identity = settings.identity()
-        # The repr of settings has neither.
-        text = repr((identity, identity.token, identity.secrets_id))
+        # The repr of settings has none of these.
+        text = repr((identity, identity.token, identity.proxy, identity.secrets_id))
         self.name = f"sonic-coffea-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
         self._timings: dict[Any, Any] = {}
 
@@ -193,9 +193,14 @@ def _news(pool: Pool) -> Counter[Any]:
     return news
 
 
-def _pools(worker: Worker) -> list[Pool]:
+def _plugins(worker: Worker) -> list[Any]:
+    """Return the plugins of a worker that have a pool."""
     plugins = (plugin for plugin in worker.plugins.values() if isinstance(plugin, SonicPlugin))
-    return [plugin.pool for plugin in plugins if plugin.pool is not None]
+    return [plugin for plugin in plugins if plugin.pool is not None]
+
+
+def _pools(worker: Worker) -> list[Pool]:
+    return [plugin.pool for plugin in _plugins(worker)]
 
 
 def _pool_of_task() -> Pool | None:
@@ -211,20 +216,22 @@ def _pool_of_task() -> Pool | None:
         annotations = worker.state.tasks[worker.get_current_task()].annotations or {}
     except (ValueError, KeyError):
         return None
-    pools = _pools(worker)
-    if (name := annotations.get(TOPIC)) is not None:
-        plugin: SonicPlugin | None = worker.plugins.get(name)
-        if plugin is not None and plugin.pool is not None:
-            if plugin.pool.closed:  # by the end of a block in a task
-                plugin.pool = install(plugin.settings, claim=False)
-            return plugin.pool
-        if not name:
-            raise ConfigError(
-                "threads of the client that sent this task were in `with sonic.connect(...)` of "
-                "several pools; give each thread a client of its own, or pass the model to the task"
-            )
-    elif len(pools) < 2:
-        return pools[0] if pools else None
+    plugins = {plugin.name: plugin for plugin in _plugins(worker)}
+    name = annotations.get(TOPIC)
+    if name is None and not plugins:
+        return None
+    if name is None and len(plugins) == 1:  # its client is not connected, and may mean no other
+        (name,) = plugins
+    if (plugin := plugins.get(name)) is not None:
+        if plugin.pool.closed:  # by the end of a block in a task
+            plugin.pool = install(plugin.settings, claim=False)
+        pool: Pool = plugin.pool
+        return pool
+    if name == "":
+        raise ConfigError(
+            "threads of the client that sent this task were in `with sonic.connect(...)` of "
+            "several pools; give each thread a client of its own, or pass the model to the task"
+        )
     raise ConfigError(
         "the client that sent this task is not connected to its servers, and others may be; call "
         "sonic.connect(..., client=client) again, or pass the model to the task"

@@ -192,10 +192,8 @@ def check(
     """
     settings = Settings.of(settings)
     version = None if version is None else str(version)
-    # Nothing is connected before the first request.
-    options = settings.connection_options()
-    with open_transport(settings.servers[0], options=options) as connection:
-        steps = _steps(connection, settings, model, version, declared)
+    with contextlib.ExitStack() as stack:
+        steps = _steps(stack, settings, model, version, declared)
         for name in steps:
             begun = time.perf_counter()
             try:
@@ -208,7 +206,7 @@ def check(
 
 
 def _steps(
-    connection: Transport,
+    stack: contextlib.ExitStack,
     settings: Settings,
     model: str | None,
     version: str | None,
@@ -216,6 +214,8 @@ def _steps(
 ) -> Iterator[str]:
     """Yield the name of each step, and then its result."""
     yield "connection"
+    transport = open_transport(settings.servers[0], options=settings.connection_options())
+    connection = stack.enter_context(transport)
     if settings.servers_file is not None:
         read_servers(settings.servers_file)
     info = connection.info()

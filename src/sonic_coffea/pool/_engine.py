@@ -136,6 +136,7 @@ class Engine:
     def set_servers(self, servers: Any) -> None:
         """Replace the servers; `Pool.set_servers` describes it."""
         settings = self.settings.with_servers(servers)
+        settings.check_tls()
         settings.read_certificates()
         if self.closing.is_set():
             raise ConfigError(CLOSED)

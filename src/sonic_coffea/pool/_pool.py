@@ -44,13 +44,13 @@ class Block:
     pool: Pool
     entered: bool
     over: bool = False
-    thread: int = field(default_factory=threading.get_ident)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
 
     @property
     def counts(self) -> bool:
         """Whether its pool scores the calls of this thread."""
         is_named = self.entered or not self.pool.closed
-        return is_named and not self.over and self.thread == threading.get_ident()
+        return is_named and not self.over and self.thread is threading.current_thread()
 
 
 _blocks: ContextVar[tuple[Block, ...]] = ContextVar("sonic_blocks", default=())
@@ -69,10 +69,10 @@ def enter(pool: Pool, *, entered: bool = True) -> Block:
 
 
 def leave(block: Block) -> None:
-    """End a block, and those inside of it."""
+    """End a block, and those inside of it that were not entered, as these never end themselves."""
     around = blocks_around()
     inner = around[around.index(block) :] if block in around else []  # it was entered elsewhere
-    for each in (block, *inner):
+    for each in (block, *(each for each in inner if not each.entered)):
         each.over = True
     _blocks.set(tuple(blocks_around()))
 
@@ -105,7 +105,8 @@ class Pool:
         self.plugin: str | None = None
         self.take_turns: Callable[[Pool], None] = lambda _: None
         # The threads of `connect` calls whose pool was not entered, and the blocks that entered it.
-        self._claims, self._entered = list[int](), list[Block]()
+        # Not their numbers, which later threads may have.
+        self._claims, self._entered = list[threading.Thread](), list[Block]()
         self._connect = connect or open_transport
         self._begin(settings)
 
@@ -145,7 +146,7 @@ class Pool:
         with self._engine.lock:
             if self.closed:
                 return False
-            self._claims.append(threading.get_ident())
+            self._claims.append(threading.current_thread())
             return True
 
     @property
@@ -156,14 +157,16 @@ class Pool:
     @property
     def connected_here(self) -> bool:
         """Whether it is the pool of a `connect` of this thread."""
-        return threading.get_ident() in self._claims
+        return threading.current_thread() in self._claims
 
     def __enter__(self) -> Pool:
         named = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
         block = named[0] if named else enter(self)
         block.entered = True
         with self._engine.lock:
-            del self._claims[-1:]
+            own = [claim for claim in self._claims if claim is block.thread]
+            for claim in (own or self._claims)[-1:]:
+                self._claims.remove(claim)
             self._entered.append(block)
         self.take_turns(self)
         return self

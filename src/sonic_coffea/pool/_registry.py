@@ -36,6 +36,8 @@ _pools: WeakSet[Pool] = WeakSet()
 _connected: list[Pool] = []
 _opened: list[Pool] = []
 _of_parents: list[Any] = []
+# `pools` are those that a thread was connected to: others may connect to them later, or to more.
+_of_thread = threading.local()
 
 
 def install(settings: Settings, *, claim: bool = True) -> Pool:
@@ -48,6 +50,8 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
         while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
         _keep(_connected, pool)
+    if claim:
+        _keep(vars(_of_thread).setdefault("pools", []), pool)
     if blocks_around():
         enter(pool, entered=False)
     return pool
@@ -169,7 +173,7 @@ def _named() -> Pool | None:
 
 def in_turn() -> list[Pool]:
     """Return the pools that were connected, or entered by this thread; the one in use last."""
-    return [*_open(), *(block.pool for block in blocks_around())]
+    return [*_open(), *_own(), *(block.pool for block in blocks_around())]
 
 
 def entered_elsewhere() -> list[Pool]:
@@ -184,15 +188,21 @@ def _open() -> list[Pool]:
         return [pool for pool in _connected if not pool.closed]
 
 
+def _own() -> list[Pool]:
+    """Return the pools that this thread was connected to, in this order."""
+    pools: list[Pool] = vars(_of_thread).get("pools", [])
+    return [pool for pool in pools if pool.connected_here and not pool.closed]
+
+
 def _default() -> Pool | None:
     """Return the pool that this thread, or else any, was last connected to.
 
     Raise if another thread is in a ``with`` block and so may mean another pool, or if these are the
     pools of several clients of dask, which nobody in this process claims.
     """
-    connected = _open()
-    if own := [pool for pool in connected if pool.connected_here]:
+    if own := _own():
         return own[-1]
+    connected = _open()
     is_entered = any(pool.is_entered_beside(()) for pool in connected)
     several = [pool for pool in connected if is_entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}

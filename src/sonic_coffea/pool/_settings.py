@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea._files import read_text
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, expect, nearest
 from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions, Token
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
@@ -98,10 +98,16 @@ def _same_on_hosts(path: Any) -> str:
     return str(path) if str(path).startswith("~") else str(Path(path).absolute())
 
 
+def _folder_here(source: Any) -> Any:
+    """Return the whole path of a folder that is here; another machine may have the others."""
+    is_folder = _is_path(source) and str(source) and Path(source).is_dir()
+    return str(Path(source).absolute()) if is_folder else source
+
+
 _flag = _reader("True or False", lambda value: isinstance(value, bool))
-_headers = _reader("a mapping of names to values", lambda value: isinstance(value, Mapping))
+_headers = _reader("a mapping of names to values", lambda value: isinstance(value, Mapping), dict)
 _path = _reader("a path", _is_path)
-_source = _reader("a path or a function", _is_source)
+_source = _reader("a path or a function", _is_source, _folder_here)
 _token = _reader("a token, a path or a function", _is_source, _same_everywhere)
 _tls_file = _reader("a path", _is_path, _same_on_hosts)
 _proxy = _reader(
@@ -249,7 +255,7 @@ class Settings:
         settings = cls(servers=_urls(servers), **values)
         if settings.secrets:
             settings = replace(settings, secrets_id=_secrets_id(settings))
-        _check_tls(settings)
+        settings.check_tls()
         settings.connection_options()
         if isinstance(settings.fallback, str):
             _check_fallback(settings.fallback)
@@ -293,6 +299,7 @@ class Settings:
         options = _underscored(dask.config.get("sonic", None) or {})
         options.pop("local", None)  # which is for local servers
         profiles = options.pop("profiles", None) or {}
+        expect(isinstance(profiles, Mapping), "a mapping of names to options", profiles, "profiles")
         configured = options.pop("profile", None)
         profile = profile or configured
         if profile is not None and profile not in profiles:
@@ -372,6 +379,19 @@ class Settings:
         _offer_defaults()
         return list(dask.config.get("sonic.profiles", None) or {})
 
+    def check_tls(self) -> None:
+        """Raise if certificates are given for servers without TLS, or without their key."""
+        present = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(self, name)]
+        plain = [url for url in self.servers if url.startswith("grpc://")]
+        if present and plain:
+            raise ConfigError(
+                f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
+                f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
+
     def read_certificates(self) -> None:
         """Raise if certificates cannot be used, which connections read first; this may block."""
         if any(url.startswith("grpcs://") for url in self.servers):
@@ -386,21 +406,11 @@ class Settings:
 
 def _secrets_id(settings: Settings) -> str:
     """Return a text that differs between secrets, and reveals nothing about them."""
-    text = repr((settings.token, sorted(settings.headers.items())))
+    token = settings.token
+    # Objects with the same text may have other tokens; a method is another object each time.
+    owner = id(getattr(token, "__self__", token)) if callable(token) else None
+    text = repr((token, owner, sorted(settings.headers.items())))
     return hashlib.blake2b(text.encode(), key=_KEY, digest_size=8).hexdigest()
-
-
-def _check_tls(settings: Settings) -> None:
-    present = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(settings, name)]
-    plain = [url for url in settings.servers if url.startswith("grpc://")]
-    if present and plain:
-        raise ConfigError(
-            f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
-            f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
-        )
-    if bool(settings.tls_cert) != bool(settings.tls_key):
-        missing = "tls_key" if settings.tls_cert else "tls_cert"
-        raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
 
 def _check_fallback(fallback: str) -> None:
@@ -431,7 +441,7 @@ def _underscored(options: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         got = type(options).__name__
         raise ConfigError(f"expected a mapping of options under sonic in dask's config, got {got}")
-    return {name.replace("-", "_"): value for name, value in options.items()}
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
 
 
 @cache

@@ -128,11 +128,13 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     It is of the newest version, so that all processes choose the same one. If two servers have
     different models of this name, raise: scores would depend on the server.
     """
-    # A contract that lists its tensors comes before those without.
     newest = newest_of(c.version for c in contracts.values())
-    (first, expected), *others = sorted(
-        contracts.items(), key=lambda item: (not item[1].lists_tensors, item[1].version != newest)
-    )
+
+    def unknown(item: tuple[str, Contract]) -> tuple[bool, bool, bool]:
+        return not item[1].lists_tensors, item[1].version != newest, not item[1].digest
+
+    # The one that says most is first, as all are compared with it.
+    (first, expected), *others = sorted(contracts.items(), key=unknown)
     for url, actual in others:
         if _differ(actual, expected):
             raise ContractError(

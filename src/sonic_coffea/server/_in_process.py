@@ -13,7 +13,7 @@ from dask.system import cpu_count
 from numpy.typing import NDArray
 
 from sonic_coffea._files import read_text
-from sonic_coffea.errors import ConfigError, InferenceError, SonicError, expect
+from sonic_coffea.errors import ConfigError, ContractError, InferenceError, SonicError, expect
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config, tensor_config
@@ -115,15 +115,23 @@ class InProcessTransport(Transport):
         version = version or contract.version
         outcome: Response | SonicError
         try:
-            outcome = self._run(contract.model, version, inputs, tuple(outputs))
+            outcome = self._run(contract, version, inputs, tuple(outputs))
         except SonicError as error:
             where = {"server": self.address, "request": request_id}
             outcome = error.at(**where, model=contract.model, version=version)
         done(outcome)
         return lambda: None
 
-    def _run(self, model: str, version: str, inputs: Tensors, outputs: tuple[str, ...]) -> Response:
-        contract, run = self._load(model, version)
+    def _run(
+        self, expected: Contract, version: str, inputs: Tensors, outputs: tuple[str, ...]
+    ) -> Response:
+        contract, run = self._load(expected.model, version)
+        # A fallback without a digest may stand in for servers that have one.
+        if expected.digest and contract.digest and expected.digest != contract.digest:
+            raise ContractError(
+                "the files of this version were replaced while they were in use; close the pool, "
+                "and connect again"
+            )
         try:
             tensors = run(dict(inputs), outputs)
         except Exception as error:  # a model may raise anything
@@ -166,7 +174,8 @@ def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
     if "all" in policy:
         return versions
     if "specific" in policy:
-        return [version for version in versions if version in policy["specific"]["versions"]]
+        specific = policy["specific"].get("versions", ())
+        return [version for version in versions if version in specific]
     return versions[-int(policy.get("latest", {}).get("num_versions", 1)) :]
 
 

@@ -268,8 +268,8 @@ class Connection(Transport):
         request = service_pb2.ServerLiveRequest()
         try:
             self._start("ServerLive", request, PROMPT_S, finished, renews=True, server=server)
-        except SonicError as error:
-            done(error)
+        except SonicError as error:  # in this process, such as a connection that was closed
+            finished(error)
 
     def index(self) -> list[ModelEntry]:
         """Ask for the repository index."""

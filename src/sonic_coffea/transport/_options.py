@@ -199,9 +199,13 @@ class Token:
         return accepted
 
     def _read(self) -> str:
-        if token := read_text(self._source, "the token file").strip():
+        token = read_text(self._source, "the token file").strip()
+        if token and _printable(token):
             return token
-        raise unreadable(f"the token file {str(self._source)!r}", "it is empty")
+        problem = (
+            "it has characters that no token has, such as a line break" if token else "it is empty"
+        )
+        raise unreadable(f"the token file {str(self._source)!r}", problem)
 
     def _call(self) -> str:
         slow = "the function that token= names takes more than 1 s, and requests wait for it"

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,6 +92,8 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         self.name = args["model_name"]
         manifest = _manifest(folder, config)
+        # For pickles, and modules that are no .py files; no other model is in this process.
+        sys.path.append(str((folder / manifest["file"]).parent))
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         limits = (parameters.get(key) for key in _THREADS)
         threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))

@@ -39,8 +39,6 @@ def read(served: Served) -> Contents:
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     del threads
-    # For pickles, and modules that are no .py files.
-    sys.path.append(str(path.parent))
     function = getattr(_importer(path.parent)(path.stem), manifest["function"])
     # Users' code need not be safe for threads: a Triton runs it once at a time, too.
     one_at_a_time = threading.Lock()
