@@ -180,7 +180,7 @@ def build(
     build_repository(
         path,
         sources,
-        version=int(version) if version and version.isdigit() else version,  # type: ignore[arg-type]
+        version=int(version) if version and version.isdecimal() else version,  # type: ignore[arg-type]
         max_batch_size=max_batch_size,
         labels={name: text.split(",") for name, text in pairs(labels, "NAME=A,B").items()},
         record_user=not no_user,
@@ -219,5 +219,5 @@ def _show(entries: Sequence[Mapping[str, Any]]) -> None:
                 f"{len(entry['changes'])} changed" if entry["changes"] else "as built",
             ]
         rows.append([[entry["model"]], str(entry["version"]), *cells])
-    columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
+    columns = ("model", "version", "kind", "inputs", "outputs", "built (UTC)", "files")
     show(entries, tables.described("", rows, header=columns))

@@ -41,21 +41,22 @@ def connection_options(
     files |= {"tls_cert": tls_cert, "tls_key": tls_key}
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
-        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)
+        options["headers"] = pairs(header, "--header NAME=VALUE", secret=True)
     return options
 
 
-def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dict[str, str]:
-    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty.
+def pairs(texts: Sequence[str] | None, form: str, *, secret: bool = False) -> dict[str, str]:
+    """Return the names and values of ``NAME=VALUE``.
 
-    Errors do not show the text, which may hold a token.
+    A secret value may be empty, and errors do not show it.
     """
     named: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
         # In "authorization: Bearer abc==", the text before the first = has most of the token.
-        if not (name and separator and (value or empty)) or ":" in name:
-            raise ConfigError(f"expected {form}, got something else, which may hold a secret")
+        if not (name and separator and (value or secret)) or ":" in name:
+            got = "something else, which may hold a secret" if secret else repr(text)
+            raise ConfigError(f"expected {form}, got {got}")
         if name in named:
             raise ConfigError(f"{form}: {name!r} is given twice")
         named[name] = value
