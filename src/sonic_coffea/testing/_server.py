@@ -266,6 +266,7 @@ class FakeServer:
         details : str
             The server's words; none by default.
         """
+        require([method], _METHODS, "no method")
         self._refused[method] = _status(code, details)
 
     def accept(self, method: str) -> None:
@@ -282,6 +283,7 @@ class FakeServer:
 
     def unload(self, model: str) -> None:
         """Unload a model: the server does not have it any more."""
+        require([model], self.models, "no model")
         self._unloaded.add(model)
 
     def load(self, model: str) -> None:
