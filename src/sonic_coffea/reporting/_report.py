@@ -87,7 +87,7 @@ class Report:
 
         Raises
         ------
-        ImportError
+        ConfigError
             If there is no matplotlib.
         """
         return draw(self.statistics)
@@ -98,7 +98,8 @@ class Report:
         Raises
         ------
         ConfigError
-            If the name ends otherwise, or the file cannot be written.
+            If the name ends otherwise, the file cannot be written, or a page has requests to plot
+            and there is no matplotlib.
         """
         target = Path(path)
         if target.suffix == ".json":
