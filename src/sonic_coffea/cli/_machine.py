@@ -20,6 +20,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 _NONE = "no local server of yours runs on this machine"
+_STOP_TIMEOUT_S = 30.0
 
 
 def serve(
@@ -96,7 +97,7 @@ def status(*, stop: str | None = None) -> None:
     show(servers, *(lines or [_NONE]))
 
 
-def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float = 30.0) -> list[str]:
+def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
     from sonic_coffea.server import local_servers
 
     if which != "all":
@@ -108,10 +109,10 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float =
         with contextlib.suppress(ProcessLookupError):
             os.kill(record["supervisor_pid"], signal.SIGTERM)
     stopped = {record["url"] for record in records}
-    until = time.monotonic() + within_s
+    until = time.monotonic() + _STOP_TIMEOUT_S
     while alive := stopped & {record["url"] for record in local_servers()}:
         if time.monotonic() > until:
-            raise ServerError(f"{', '.join(alive)} did not end within {within_s:g} s")
+            raise ServerError(f"{', '.join(alive)} did not end within {_STOP_TIMEOUT_S:g} s")
         time.sleep(0.05)
     return sorted(stopped)
 
