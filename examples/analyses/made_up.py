@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 import sonic_coffea as sonic
 
 
-def events(number, *, seed=1):
+def events(number):
     """Return ``events * {event, Jet, Lepton, MET, FatJet, Photon}``."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
 
     def objects(counts, **fields):
         total = int(counts.sum())
