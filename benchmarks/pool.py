@@ -36,7 +36,7 @@ from harness import Results, interleaved, run
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server import _install as install
+from sonic_coffea.server import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def generator(url: str) -> Iterator[Callable[[int, int], float]]:
         client.close()
 
 
-def saturated(url: str, *, seconds: float = 2.0) -> float:
+def saturated(url: str, *, seconds: float) -> float:
     """Return the rows a second of a server that is never without work.
 
     It is the best of three turns, or a guess if they are so short that nobody wants the figure.
@@ -122,8 +122,9 @@ class ByHand(triton_wrapper):
 
 
 def tensor_of(jets: ak.Array) -> np.ndarray:
-    """Pad with awkward."""
-    return np.stack([ak.to_numpy(p).astype("float32") for p in padded(jets)], axis=1)
+    """Pad the jets of all events with awkward."""
+    columns = padded(ak.flatten(jets))
+    return np.stack([ak.to_numpy(column).astype("float32") for column in columns], axis=1)
 
 
 def loop(url: str, batch_size: int) -> Any:
@@ -131,7 +132,7 @@ def loop(url: str, batch_size: int) -> Any:
     client = client_of(url)
 
     def call(jets: ak.Array) -> ak.Array:
-        x, parts = tensor_of(ak.flatten(jets)), []
+        x, parts = tensor_of(jets), []
         for start in range(0, len(x), batch_size):
             inputs = input_of(np.ascontiguousarray(x[start : start + batch_size]))
             for last in (False, False, True):
@@ -148,7 +149,7 @@ def loop(url: str, batch_size: int) -> Any:
 
 def pytriton(url: str, batch_size: int) -> Any:
     """Return a call of PyTriton's client, which comes with the server."""
-    site = next(install.find().root.glob("lib/python3*/site-packages"))
+    site = next(ensure().root.glob("lib/python3*/site-packages"))
     sys.path.append(str(site))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -157,7 +158,7 @@ def pytriton(url: str, batch_size: int) -> Any:
         model_client = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
 
     def call(jets: ak.Array) -> ak.Array:
-        x = tensor_of(ak.flatten(jets))
+        x = tensor_of(jets)
         parts = [
             model_client.infer_batch(x=np.ascontiguousarray(x[start : start + batch_size]))["y"]
             for start in range(0, len(x), batch_size)
