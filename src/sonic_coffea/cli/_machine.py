@@ -27,7 +27,7 @@ def serve(
     repository: Path,
     *,
     port: int | None = None,
-    host: str | None = None,
+    host: str = "127.0.0.1",
     threads: OptionalNumber = None,
     runtime: str | None = None,
     image: str | None = None,
@@ -44,7 +44,7 @@ def serve(
         Listen at a port, 0 for a free one, for users and machines that cannot reach the Unix
         socket: all who can connect to it can use the server.
     host : HOST
-        Address of the port: by default loopback; 0.0.0.0 for all.
+        Address of the port; 0.0.0.0 for all.
     threads : N
         CPU threads of the models.
     runtime : NAME
@@ -54,10 +54,10 @@ def serve(
     """
     from sonic_coffea.server import LocalServer
 
-    options: dict[str, Any] = {"port": port, "threads": threads, "runtime": runtime, "image": image}
+    options: dict[str, Any] = {"threads": threads, "runtime": runtime, "image": image}
     with working("starting Triton") as progress:
-        options |= {} if host is None else {"host": host}
-        server = LocalServer(repository, **options).start(progress=progress)
+        local = LocalServer(repository, port=port, host=host, **options)
+        server = local.start(progress=progress)
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
         shown = printable(", ".join(models)) or "no model"
