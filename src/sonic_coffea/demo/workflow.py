@@ -87,7 +87,9 @@ def run(
         network = "substructure"
         how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = Path(output)
-    _require_own(directory)
+    if any(directory.glob("[!.]*")):
+        problem = f"the folder {directory} has files that the demo has not written; name a new one"
+        provenance.require_own(directory / _JETS, problem)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
     jets, report = _scored(datasets, directory, workers, chunksize, console)
@@ -110,23 +112,8 @@ def run(
     return result, report
 
 
-def _require_own(directory: Path) -> None:
-    """Refuse a folder with files that are not the results of an earlier demo."""
-    if any(directory.glob("[!.]*")):
-        try:
-            provenance.read(directory / _JETS)
-        except ConfigError:
-            raise ConfigError(
-                f"the folder {directory} has files that the demo has not written; name a new one"
-            ) from None
-
-
 def _scored(
-    datasets: dict[str, list[str]],
-    directory: Path,
-    workers: int,
-    chunksize: int,
-    console: Console,
+    datasets: dict[str, list[str]], directory: Path, workers: int, chunksize: int, console: Console
 ) -> tuple[ak.Array, Report]:
     """Score datasets on a Triton and a cluster; return the jets, which are in a file, too."""
     import awkward as ak

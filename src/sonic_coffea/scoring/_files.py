@@ -186,13 +186,9 @@ def _run(
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
-    try:
-        if target.exists():
-            provenance.read(target)
-    except ConfigError:
-        raise ConfigError(
-            f"the output {target} exists, and was not written by this package; name another"
-        ) from None
+    if target.exists():
+        problem = f"the output {target} exists, and was not written by this package; name another"
+        provenance.require_own(target, problem)
     try:
         processor.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
