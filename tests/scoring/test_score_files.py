@@ -262,7 +262,7 @@ def test_chunks_of_other_options_have_other_files(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     first, same, other = (
-        Scoring(MODEL, tmp_path, "FatJet", **options(by)).kind for by in (0.0, 0.0, 1.0)
+        Scoring(MODEL, tmp_path, "FatJet", **options(by)).digest for by in (0.0, 0.0, 1.0)
     )
     assert first == same != other
 
