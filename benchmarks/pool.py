@@ -30,7 +30,7 @@ import accelerator
 import awkward as ak
 import numpy as np
 import tritonclient.grpc as triton
-from accelerator import FIELDS, LENGTH, MODEL, collection
+from accelerator import FIELDS, MODEL, collection, in_awkward, padded
 from coffea.ml_tools import triton_wrapper
 from harness import Results, interleaved, run
 
@@ -107,18 +107,12 @@ def saturated(url: str, *, seconds: float) -> float:
         return max(send(requests, number) for _ in range(turns) for number in numbers)
 
 
-def padded(jets: ak.Array) -> list[ak.Array]:
-    """Pad each field with awkward."""
-    return [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
-
-
 class ByHand(triton_wrapper):
     """What is written with coffea's wrapper."""
 
     def prepare_awkward(self, output_list: list[str], jets: ak.Array) -> Any:
         """Pad as coffea's documentation does."""
-        tensor = ak.concatenate([p[:, np.newaxis, :] for p in padded(jets)], axis=1)
-        return [output_list, {"x": ak.values_astype(tensor, "float32")}], {}
+        return [output_list, {"x": in_awkward(jets)}], {}
 
 
 def tensor_of(jets: ak.Array) -> np.ndarray:
