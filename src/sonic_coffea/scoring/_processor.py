@@ -105,7 +105,7 @@ class Scoring(SonicProcessor):
         columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
         if self.collection is not None:
-            columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
+            columns[INDEX] = ak.local_index(objects, axis=1)
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
                 raise ConfigError(
