@@ -77,8 +77,7 @@ def connect(
                 "no servers named: pass one, such as sonic.connect('grpc://triton.example:8001'), "
                 "or set sonic.servers in dask's configuration (DASK_SONIC__SERVERS)"
             )
-        if options:
-            settings = settings.with_options(**options)
+        settings = settings.with_options(**options)
     else:
         settings = Settings.make(servers, **options)
     pool = install(settings)
