@@ -321,3 +321,8 @@ def test_clients_of_others_are_answered(fake: FakeServer) -> None:
         message = r"input 'x': expected FP32 \[-1, 1\], got float32 \[1, 2\]"
         with pytest.raises(InferenceServerException, match=message):
             client.infer("m", [wide])
+        tensors = [InferInput(name, [1, 1], "FP32") for name in ("x", "z")]
+        for tensor in tensors:
+            tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        with pytest.raises(InferenceServerException, match="unexpected inference input 'z'"):
+            client.infer("m", tensors)

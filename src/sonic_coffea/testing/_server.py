@@ -141,9 +141,8 @@ class FakeServer:
         require(extensions, EXTENSIONS, "no extension")
         expect(isinstance(models, Mapping), "a dict of FakeModel by name", models)
         for name, model in models.items():
-            if not isinstance(model, FakeModel):
-                kind = type(model).__name__
-                raise ConfigError(f"model {name!r}: expected FakeModel.of(model), got a {kind}")
+            is_fake = isinstance(model, FakeModel)
+            expect(is_fake, "FakeModel.of(model)", model, f"model {name!r}")
         self.models = dict(models)
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)
@@ -409,6 +408,9 @@ def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[A
             got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
             message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    for name in inputs.keys() - model.inputs.keys():
+        message = f"unexpected inference input '{name}'; the model has {', '.join(model.inputs)}"
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     rows = len(next(iter(inputs.values())))
     if model.max_rows and rows > model.max_rows:
         message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
