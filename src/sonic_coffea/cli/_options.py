@@ -37,8 +37,8 @@ def connection_options(
     tls_key : FILE
         Key of this client's certificate (PEM).
     """
-    files = {"token_file": token_file, "tls_root": tls_root}
-    files |= {"tls_cert": tls_cert, "tls_key": tls_key}
+    tls = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
+    files = {"token_file": token_file, **tls}
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
         options["headers"] = pairs(header, "--header NAME=VALUE", secret=True)
@@ -128,9 +128,8 @@ def declarations(
     loaded = load(declare, "--declare")
     models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
     declared = [*models.values()] if isinstance(models, Mapping) else [models]
-    if not all(isinstance(declaration, (Model, Choice)) for declaration in declared):
-        got = type(loaded).__name__
-        raise ConfigError(f"expected a Model or a processor's models as --declare, got {got}")
+    are_models = all(isinstance(declaration, (Model, Choice)) for declaration in declared)
+    expect(are_models, "a Model or a processor's models", type(loaded).__name__, "--declare")
     return declared
 
 
