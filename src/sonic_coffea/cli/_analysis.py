@@ -158,7 +158,7 @@ def demo(
     files : [FILE]
         NanoAOD files, v9 to v15; else a sample.
     output : DIR
-        Folder for the results.
+        Folder for the results: a new one, or that of an earlier demo.
     workers : N
         Number of worker processes on this machine.
     chunksize : N
