@@ -132,6 +132,17 @@ def workers(number: int, servers: Any, **options: Any) -> Iterator[Client]:
         yield client
 
 
+def padded(jets: ak.Array) -> list[ak.Array]:
+    """Pad each field of jets with awkward, for the peers."""
+    return [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
+
+
+def in_awkward(jets: ak.Array) -> ak.Array:
+    """Pad jets as coffea's documentation of its Triton client does: ``[N, 10, 64]``."""
+    tensor = ak.concatenate([column[:, np.newaxis, :] for column in padded(jets)], axis=1)
+    return ak.values_astype(tensor, "float32")
+
+
 def compute(seconds: float) -> None:
     """Keep the core busy for so much of its time."""
     start = time.thread_time()

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import accelerator
 import numpy as np
-import tritonclient.grpc as triton
 from accelerator import FIELDS, collection
 from harness import Results, run
-from pool import ROWS, check
+from pool import ROWS, check, client_of, input_of
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -65,9 +64,7 @@ HEALTH_CHECK = {
 
 def bare(url: str, name: str, rows: int, in_flight: int, seconds: float) -> float:
     """Send prebuilt tensors, and again at once whatever is not answered; return rows a second."""
-    client = triton.InferenceServerClient(url.removeprefix("grpc://"))
-    tensor = triton.InferInput("x", (rows, len(FIELDS), LENGTH), "FP32")
-    tensor.set_data_from_numpy(np.zeros((rows, len(FIELDS), LENGTH), np.float32))
+    client, inputs = client_of(url), input_of(np.zeros((rows, len(FIELDS), LENGTH), np.float32))
     ended = threading.Semaphore(0)
     answers: list[float] = []
     until = time.perf_counter() + seconds
@@ -78,13 +75,13 @@ def bare(url: str, name: str, rows: int, in_flight: int, seconds: float) -> floa
         if error is None and now < until:
             answers.append(now)
         if now < until:
-            client.async_infer(name, [tensor], done)
+            client.async_infer(name, inputs, done)
         else:
             ended.release()
 
     with contextlib.closing(client):
         for _ in range(in_flight):
-            client.async_infer(name, [tensor], done)
+            client.async_infer(name, inputs, done)
         for _ in range(in_flight):
             ended.acquire()
     return rows * len(answers) / seconds

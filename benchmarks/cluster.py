@@ -81,9 +81,15 @@ def waiting(results: Results, parts: list[float], chunks: int, cpu_s: float) -> 
         results.note(f"{name}, blocking", walls["blocking"] / ideal)
 
 
+@functools.cache
+def jets_of_chunk() -> ak.Array:
+    """Return the rows of a chunk, made once a process."""
+    return collection(CHUNK, mean=10, seed=1)
+
+
 def score_for(seconds: float) -> np.ndarray:
     """Score without pause; return when each chunk began and when it ended."""
-    jets = collection(CHUNK, mean=10, seed=1)
+    jets = jets_of_chunk()
     MODEL(jets)
     times = []
     until = time.monotonic() + seconds
@@ -92,12 +98,6 @@ def score_for(seconds: float) -> np.ndarray:
         assert ak.count(MODEL(jets).a) == CHUNK
         times.append((begun, time.monotonic()))
     return np.array(times)
-
-
-@functools.cache
-def jets_of_chunk() -> ak.Array:
-    """Return the rows of a chunk, made once a process."""
-    return collection(CHUNK, mean=10, seed=1)
 
 
 def score_chunk(number: int) -> float:

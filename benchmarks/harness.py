@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from sonic_coffea.reporting import tables
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -179,7 +181,7 @@ class Results:
             table = _table(self.benchmark, "median", "ratio", "to")
             for m in self.measurements:
                 ratio = "" if m.ratio is None else f"{m.ratio:.3g}"
-                cells = _time(m.median_s), ratio, m.against, m.target, _VERDICTS[m.met]
+                cells = tables.duration(m.median_s), ratio, m.against, m.target, _VERDICTS[m.met]
                 table.add_row(m.name, *cells)
             yield table
         if self.figures:
@@ -309,12 +311,6 @@ def _append(to: list[Any], result: Any) -> None:
     if any(other.name == result.name for other in to):
         raise ValueError(f"there is a result {result.name!r} already")
     to.append(result)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _processor() -> str:

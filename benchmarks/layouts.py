@@ -19,12 +19,13 @@ take 1.3 to 1.6 copies, from one run to another.
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numba
 import numpy as np
-from accelerator import FIELDS, LENGTH, MAX_ROWS, collection
+from accelerator import FIELDS, LENGTH, MAX_ROWS, collection, in_awkward
 from harness import Results, interleaved, peak_bytes, run
 
 import sonic_coffea as sonic
@@ -90,13 +91,6 @@ def by_hand(jets: ak.Array, how: str, order: str, *, sort: bool = False) -> np.n
     return out
 
 
-def in_awkward(jets: ak.Array) -> np.ndarray:
-    """Pad as coffea's documentation of its Triton client does."""
-    padded = [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
-    tensor = ak.concatenate([p[:, np.newaxis, :] for p in padded], axis=1)
-    return ak.to_numpy(ak.values_astype(tensor, "float32"))
-
-
 def weaver_core() -> Callable[[ak.Array], np.ndarray] | None:
     """Return what packs by weaver-core's own kernel; None if it is not installed."""
     try:
@@ -116,6 +110,13 @@ def layout(how: str, order: str, **options: Any) -> sonic.Padded:
     return sonic.Padded(features, LENGTH, axis_order=order, **options)
 
 
+def against_hand(
+    results: Results, name: str, hand: Callable[[], Any], ours: Callable[[], Any], repeats: int
+) -> None:
+    """Compare a layout with numpy and one loop."""
+    results.compare({f"{HAND}: {name}": hand, name: ours}, repeats, at_most=1.0)
+
+
 def packing(results: Results, rows: int, repeats: int) -> None:
     """Measure each path against numpy and one loop."""
     whole = collection(rows, mean=MEAN)
@@ -128,19 +129,12 @@ def packing(results: Results, rows: int, repeats: int) -> None:
             for how in OPTIONS:
                 ours = layout(how, order)
                 np.testing.assert_allclose(ours.pack(jets), by_hand(jets, how, order), rtol=1e-6)
-                name = f"{how}, {where}, {order}, {rows:,} rows"
-                ways = {
-                    f"{HAND}: {name}": lambda: by_hand(jets, how, order),  # noqa: B023
-                    name: lambda: ours.pack(jets),  # noqa: B023
-                }
-                results.compare(ways, repeats, at_most=1.0)
-        ours = layout("plain", "FL", sort_by="f0")
-        name = f"sorted, {where}, {rows:,} rows"
-        ways = {
-            f"{HAND}: {name}": lambda: by_hand(jets, "plain", "FL", sort=True),  # noqa: B023
-            name: lambda: ours.pack(jets),  # noqa: B023
-        }
-        results.compare(ways, max(3, repeats // 3), at_most=1.0)
+                name, hand = f"{how}, {where}, {order}", partial(by_hand, jets, how, order)
+                pack = partial(ours.pack, jets)
+                against_hand(results, f"{name}, {rows:,} rows", hand, pack, repeats)
+        pack = partial(layout("plain", "FL", sort_by="f0").pack, jets)
+        name, hand = f"sorted, {where}", partial(by_hand, jets, "plain", "FL", sort=True)
+        against_hand(results, f"{name}, {rows:,} rows", hand, pack, max(3, repeats // 3))
 
 
 def requests(results: Results, rows: int, repeats: int) -> None:
@@ -158,7 +152,7 @@ def requests(results: Results, rows: int, repeats: int) -> None:
             by_hand(jets[start : start + size], "weaver", "FL")
 
     name = f"weaver, {rows:,} rows in requests of {size}"
-    results.compare({f"{HAND}: {name}": each_by_hand, name: each}, repeats, at_most=1.0)
+    against_hand(results, name, each_by_hand, each, repeats)
 
 
 def peers(results: Results, rows: int, repeats: int) -> None:
@@ -171,8 +165,8 @@ def peers(results: Results, rows: int, repeats: int) -> None:
     used = np.empty_like(tensor)
     ways = {USED: lambda: np.copyto(used, tensor), "Padded": lambda: plain.pack(jets)}
     results.compare(ways, repeats, called="Padded, over a copy", peer=True)
-    ways = {"awkward by hand": lambda: in_awkward(jets), "Padded": lambda: plain.pack(jets)}
-    called = "Padded, over awkward by hand"
+    hand, called = "awkward by hand", "Padded, over awkward by hand"
+    ways = {hand: lambda: ak.to_numpy(in_awkward(jets)), "Padded": lambda: plain.pack(jets)}
     results.compare(ways, max(3, repeats // 5), called=called, at_least=30)
     fused = weaver_core()
     if fused is not None:

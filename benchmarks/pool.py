@@ -30,13 +30,13 @@ import accelerator
 import awkward as ak
 import numpy as np
 import tritonclient.grpc as triton
-from accelerator import FIELDS, LENGTH, MODEL, collection
+from accelerator import FIELDS, MODEL, collection, in_awkward, padded
 from coffea.ml_tools import triton_wrapper
 from harness import Results, interleaved, run
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server import _install as install
+from sonic_coffea.server import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def generator(url: str) -> Iterator[Callable[[int, int], float]]:
         client.close()
 
 
-def saturated(url: str, *, seconds: float = 2.0) -> float:
+def saturated(url: str, *, seconds: float) -> float:
     """Return the rows a second of a server that is never without work.
 
     It is the best of three turns, or a guess if they are so short that nobody wants the figure.
@@ -107,23 +107,18 @@ def saturated(url: str, *, seconds: float = 2.0) -> float:
         return max(send(requests, number) for _ in range(turns) for number in numbers)
 
 
-def padded(jets: ak.Array) -> list[ak.Array]:
-    """Pad each field with awkward."""
-    return [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
-
-
 class ByHand(triton_wrapper):
     """What is written with coffea's wrapper."""
 
     def prepare_awkward(self, output_list: list[str], jets: ak.Array) -> Any:
         """Pad as coffea's documentation does."""
-        tensor = ak.concatenate([p[:, np.newaxis, :] for p in padded(jets)], axis=1)
-        return [output_list, {"x": ak.values_astype(tensor, "float32")}], {}
+        return [output_list, {"x": in_awkward(jets)}], {}
 
 
 def tensor_of(jets: ak.Array) -> np.ndarray:
-    """Pad with awkward."""
-    return np.stack([ak.to_numpy(p).astype("float32") for p in padded(jets)], axis=1)
+    """Pad the jets of all events with awkward."""
+    columns = padded(ak.flatten(jets))
+    return np.stack([ak.to_numpy(column).astype("float32") for column in columns], axis=1)
 
 
 def loop(url: str, batch_size: int) -> Any:
@@ -131,7 +126,7 @@ def loop(url: str, batch_size: int) -> Any:
     client = client_of(url)
 
     def call(jets: ak.Array) -> ak.Array:
-        x, parts = tensor_of(ak.flatten(jets)), []
+        x, parts = tensor_of(jets), []
         for start in range(0, len(x), batch_size):
             inputs = input_of(np.ascontiguousarray(x[start : start + batch_size]))
             for last in (False, False, True):
@@ -148,7 +143,7 @@ def loop(url: str, batch_size: int) -> Any:
 
 def pytriton(url: str, batch_size: int) -> Any:
     """Return a call of PyTriton's client, which comes with the server."""
-    site = next(install.find().root.glob("lib/python3*/site-packages"))
+    site = next(ensure().root.glob("lib/python3*/site-packages"))
     sys.path.append(str(site))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -157,7 +152,7 @@ def pytriton(url: str, batch_size: int) -> Any:
         model_client = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
 
     def call(jets: ak.Array) -> ak.Array:
-        x = tensor_of(ak.flatten(jets))
+        x = tensor_of(jets)
         parts = [
             model_client.infer_batch(x=np.ascontiguousarray(x[start : start + batch_size]))["y"]
             for start in range(0, len(x), batch_size)

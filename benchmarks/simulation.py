@@ -146,6 +146,8 @@ class Simulation:
     max_requests : int or None
         Requests that the proxy before each server lets pass at a time; it refuses others. Envoy's
         default is 1,024.
+    statistics : bool
+        Whether the servers tell their schedulers how long requests compute.
     seed : int
         Seed of the random numbers.
     """

@@ -58,9 +58,9 @@ def session() -> onnxruntime.InferenceSession:
     )
 
 
-def here(objects: ak.Array) -> np.ndarray:
-    """Score on this core, from the same tensors."""
-    inputs = bind_inputs(MODEL.inputs, objects)
+def here() -> np.ndarray:
+    """Score the jets on this core, from the same tensors."""
+    inputs = bind_inputs(MODEL.inputs, jets())
     parts = [
         session().run(None, inputs.pack(start, min(start + BATCH, len(inputs))))[0]
         for start in range(0, len(inputs), BATCH)
@@ -73,7 +73,7 @@ def chunk(number: int, *, cpu_s: float, way: str) -> int:
     del number
     compute(cpu_s / 2)
     if way == HERE:
-        rows = len(here(jets()))
+        rows = len(here())
     elif way == NONE:
         rows = 0
     else:
@@ -84,11 +84,11 @@ def chunk(number: int, *, cpu_s: float, way: str) -> int:
 
 def inference_s(turns: int) -> float:
     """Return how long the jets of a chunk take on this core, in CPU time."""
-    here(jets())
+    here()
     times = []
     for _ in range(turns):
         begun = time.thread_time()
-        here(jets())
+        here()
         times.append(time.thread_time() - begun)
     return float(np.median(times))
 

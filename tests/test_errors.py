@@ -84,3 +84,15 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     errors.require(["Jet", "Muon"], ["Jet", "Muon", "Tau"], "no collection")
     with pytest.raises(errors.FieldError, match=r"no collection 'Jets'; did you mean 'Jet'\?"):
         errors.require(["Muon", "Jets"], ["Jet", "Muon"], "no collection", errors.FieldError)
+
+
+@pytest.mark.parametrize("change", ["at", "because", "within"])
+def test_errors_with_more_context_keep_what_the_server_said(change: str) -> None:
+    overload = errors.OverloadError("the queue is full")
+    overload.retry_after_s = 2.5
+    arguments: dict[str, str] = {"server": "grpc://s:1"} if change == "at" else {}
+    words = () if change == "at" else ("at noon",)
+    changed = getattr(overload, change)(*words, **arguments)
+    assert type(changed) is errors.OverloadError
+    assert changed.retry_after_s == 2.5
+    assert str(changed) != str(overload)

@@ -177,17 +177,19 @@ OTHER_SHAPE = r"FP32 \[N, 5, 8\], the model takes FP32 \[N, 2, \?\]"
         ({"features": ONES[..., 0]}, ["scores"], CONTRACT, r"\[N, 2\], the"),
         ({"mask": np.ones((4, 1, 8), "f4")}, ["scores"], INPUT, "features 3, mask 4"),
         ({"mask": np.float32(1)}, ["scores"], INPUT, "an axis of rows"),
+        ({"mask": [[[1.0]]] * 3}, ["scores"], INPUT, "is list; expected a numpy array"),
         ({"mask": np.array(["a"] * 3)}, ["scores"], INPUT, "expected numbers"),
         ({"mask": WITH_NONE}, ["scores"], INPUT, "has None in it; fill it with ak.fill_none"),
     ],
 )
+@pytest.mark.parametrize("call", [Raw.__call__, Raw.numpy_call])
 def test_misfits_are_named_before_they_are_sent(
-    connected: sonic.Pool, url: str, changes: Any, outputs: Any, kind: Any, message: str
+    connected: sonic.Pool, url: str, call: Any, changes: Any, outputs: Any, kind: Any, message: str
 ) -> None:
     inputs = {"features": ONES, "mask": ONES[:, :1], **changes}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     with pytest.raises(kind, match=message):
-        Raw(url, PLAIN)(outputs, inputs)
+        call(Raw(url, PLAIN), outputs, inputs)
     assert connected.statistics.total().requests == 0
 
 

@@ -42,19 +42,14 @@ def by_hand(events, folder):
     """Return the discriminant and the mass, flat."""
     jets = ak.flatten(events.FatJet)
 
-    def padded(column):
-        short = ak.pad_none(column, 128, clip=True)
-        return ak.to_numpy(ak.fill_none(short, 0)).astype("float32")
-
     pf = jets.pf
     dphi = (pf.phi - jets.phi + np.pi) % (2 * np.pi) - np.pi
     columns = [(np.log(pf.pt) - 1.5) * 0.6, pf.eta - jets.eta, dphi, pf.charge]
-    mask = padded(ak.ones_like(pf.pt))[:, np.newaxis]
-    tensors = {"features": np.stack([padded(c) for c in columns], axis=1), "mask": mask}
+    padded = [made_up.padded(column, 128) for column in [*columns, ak.ones_like(pf.pt)]]
+    tensors = {"features": np.stack(padded[:-1], axis=1), "mask": padded[-1][:, np.newaxis]}
     session = onnxruntime.InferenceSession(folder / "tagger.onnx")
     classes, masses = session.run(["classes", "masses"], tensors)
-    exponents = np.exp(classes - classes.max(axis=1, keepdims=True))
-    classes = exponents / exponents.sum(axis=1, keepdims=True)
+    classes = made_up.softmax(classes)
     signal, background = classes[:, 0:9].sum(axis=1), classes[:, 309:314].sum(axis=1)
     return signal / (signal + background), masses[:, 0]
 

@@ -42,10 +42,7 @@ def by_hand(events, folder):
     jets = events.Jet[ak.argsort(events.Jet.btag, ascending=False)]
 
     def padded(array, fields, length, fill):
-        columns = [
-            ak.fill_none(ak.pad_none(array[f], length, clip=True), fill, axis=1) for f in fields
-        ]
-        return np.stack([ak.to_numpy(c) for c in columns], axis=1).astype("float32")
+        return np.stack([made_up.padded(array[f], length, fill) for f in fields], axis=1)
 
     numbers = [ak.num(jets) - 4, ak.sum(jets[:, :4].pt, axis=1)]
     tensors = {
@@ -58,8 +55,7 @@ def by_hand(events, folder):
         own = ak.to_numpy(events.event) % 3 == n
         session = onnxruntime.InferenceSession(folder / f"fold_{n}.onnx")
         (classes,) = session.run(None, {name: tensor[own] for name, tensor in tensors.items()})
-        exponents = np.exp(classes - classes.max(axis=1, keepdims=True))
-        d4, d3, t4, _ = (exponents / exponents.sum(axis=1, keepdims=True)).T
+        d4, d3, t4, _ = made_up.softmax(classes).T
         weights[own] = (d4 - t4) / d3
     return weights
 

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 import sonic_coffea as sonic
 
 
-def events(number, *, seed=1):
+def events(number):
     """Return ``events * {event, Jet, Lepton, MET, FatJet, Photon}``."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
 
     def objects(counts, **fields):
         total = int(counts.sum())
@@ -100,6 +100,18 @@ def served(make):
         repository = sonic.build_repository(folder / "repository", files)
         with sonic.connect(repository):
             yield folder
+
+
+def padded(column, length, fill=0):
+    """Return a column as ``[N, length]``, for code by hand."""
+    short = ak.pad_none(column, length, clip=True)
+    return ak.to_numpy(ak.fill_none(short, fill, axis=1)).astype("float32")
+
+
+def softmax(numbers):
+    """Return the softmax of each row, for code by hand."""
+    exponents = np.exp(numbers - numbers.max(axis=1, keepdims=True))
+    return exponents / exponents.sum(axis=1, keepdims=True)
 
 
 def main(run):

@@ -52,15 +52,12 @@ class Higgs(sonic.SonicProcessor):
 def by_hand(events, folder):
     """Return the weights, and the first jet of the Higgs boson."""
 
-    def padded(column):
-        return ak.to_numpy(ak.fill_none(ak.pad_none(column, 8, clip=True), 0)).astype("float32")
-
     def columns(record, names):
         return np.stack([ak.to_numpy(record[name]) for name in names], axis=1)[:, np.newaxis]
 
-    mask = padded(ak.ones_like(events.Jet.pt))
+    mask = made_up.padded(ak.ones_like(events.Jet.pt), 8)
     tensors = {
-        "Jet_data": np.stack([padded(events.Jet[name]) for name in JET], axis=2),
+        "Jet_data": np.stack([made_up.padded(events.Jet[name], 8) for name in JET], axis=2),
         "Jet_mask": mask,
         "Met_data": columns(events.MET, ["pt", "phi"]),
         "Lepton_data": columns(events.Lepton, JET[:4]),

@@ -53,9 +53,8 @@ def objects(number):
     return ak.zip(columns, depth_limit=1)
 
 
-def run(folder=None):
+def run():
     """Score the sample's jets."""
-    del folder
     records = objects(2)
     with serving({"glopart": NETWORKS / "glopart.onnx"}):
         scores = compare(MODEL, records, network("glopart"))

@@ -4,6 +4,7 @@ import awkward as ak
 import numba
 import numpy as np
 from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
+from sklearn.metrics import roc_auc_score
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features, is_merged_top
@@ -62,8 +63,4 @@ def grids(jets):
 
 def auc(signal, score):
     """Return the area under the ROC curve."""
-    signal, score = np.asarray(signal, bool), np.asarray(score)
-    ranks = np.empty(len(score))
-    ranks[np.argsort(score)] = np.arange(1, len(score) + 1)
-    n, m = signal.sum(), (~signal).sum()
-    return (ranks[signal].sum() - n * (n + 1) / 2) / (n * m)
+    return float(roc_auc_score(np.asarray(signal, bool), np.asarray(score)))

@@ -148,7 +148,7 @@ def _jets(four, btag):
     ]
 
 
-def spacepoints(events, seed, layers=8):
+def spacepoints(events, seed):
     """``events * hits * {r, phi, z, layer, track}``: tracks, and noise of track < 0."""
     rng = np.random.default_rng(seed)
     counts, rows = [], []
@@ -157,7 +157,7 @@ def spacepoints(events, seed, layers=8):
         phi, bend, slope = rng.uniform(-2.5, 2.5, n), rng.normal(0, 0.15, n), rng.normal(0, 1.0, n)
         z0 = rng.normal(0, 0.05, n)
         here = []
-        for layer in range(layers):
+        for layer in range(8):
             r = 0.1 + 0.1 * layer
             noise = int(rng.poisson(4))
             places = np.r_[phi + bend * r + rng.normal(0, 5e-4, n), rng.uniform(-2.5, 2.5, noise)]

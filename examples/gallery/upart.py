@@ -46,9 +46,8 @@ def jets(number, seed):
     return ak.zip({"is_b": is_b, **kinds}, depth_limit=1)
 
 
-def run(folder=None):
+def run():
     """Score simulated jets, in events of a few each."""
-    del folder
     flat = jets(3000, 2)
     events = ak.unflatten(flat, np.full(750, 4))
     shapes = {name: tensor.shape[1:] for name, tensor in MODEL.pack(events[:10]).items()}

@@ -46,6 +46,7 @@ LENGTH = 64  # constituents that the network sees, the hardest ones
 NEIGHBOURS = 8
 LABELS = ("label_QCD", "label_Top")
 TRAINING_BATCH, SCORING_BATCH = 128, 512
+RATE = 2e-3
 OPSET = 18
 
 SEEDS = {
@@ -233,13 +234,12 @@ class ParticleNet(nn.Module):
     the jets of a batch: neither padding nor company changes a score. An empty jet has one, too.
     """
 
-    def __init__(self, widths: tuple[int, ...] = (32, 48)) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(len(CONSTITUENT_FEATURES), widths[0])
-        ends = zip((widths[0], *widths), widths, strict=False)
-        self.blocks = nn.ModuleList(EdgeConvolution(i, o) for i, o in ends)
+        self.embed = nn.Linear(len(CONSTITUENT_FEATURES), 32)
+        self.blocks = nn.ModuleList([EdgeConvolution(32, 32), EdgeConvolution(32, 48)])
         self.head = nn.Sequential(
-            nn.Linear(2 * widths[-1] + 1, 64),
+            nn.Linear(2 * 48 + 1, 64),
             nn.ReLU(),
             nn.Dropout(0.1),
             nn.Linear(64, len(LABELS)),
@@ -265,13 +265,12 @@ class Substructure(nn.Module):
     as CMS writes for jets where it is undefined, gives a finite score.
     """
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("centre", torch.zeros(9))
         self.register_buffer("scale", torch.ones(9))
         self.layers = nn.Sequential(
-            nn.Linear(9, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-            nn.Linear(width, len(LABELS)),
+            nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, len(LABELS))
         )  # fmt: skip
 
     def derive(self, features: Tensor) -> Tensor:
@@ -305,9 +304,7 @@ def train(
     network: nn.Module,
     inputs: dict[str, dict[str, Tensor]],
     jets: dict[str, Jets],
-    *,
     epochs: int,
-    rate: float,
 ) -> int:
     """Train with AdamW and a one-cycle schedule; keep the epoch with the best validation AUC.
 
@@ -319,8 +316,8 @@ def train(
     label = torch.from_numpy(jets["training"].is_top.astype(np.int64))
     weight = torch.from_numpy(jets["training"].weight.astype(np.float32))
     steps = len(label) // TRAINING_BATCH
-    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * steps)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, epochs * steps)
     best_auc, best_epoch, best_state = 0.0, 0, network.state_dict()
     for epoch in range(1, epochs + 1):
         start, total = time.perf_counter(), 0.0
@@ -465,7 +462,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     for name, network in networks.items():
         console.rule(name)
-        best = train(network, inputs[name], jets, epochs=epochs, rate=2e-3)
+        best = train(network, inputs[name], jets, epochs)
         path = output / f"{name}.onnx"
         export(network, inputs[name]["test"], path)
         record["networks"][name] = {

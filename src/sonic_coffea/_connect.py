@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Pool, Settings, entered_elsewhere, install
 
 if TYPE_CHECKING:
@@ -59,11 +59,10 @@ def connect(
     ConfigError
         If a URL or an option cannot be used, or no server is named at all.
     """
-    opened: Any = client
-    if client is not None and not (
-        hasattr(opened, "register_plugin") and opened.status not in ("closing", "closed")
-    ):
-        raise ConfigError(f"client: expected a distributed.Client that is open, got {client!r}")
+    if client is not None:
+        is_client = hasattr(client, "register_plugin")  # a cluster has a status, too
+        is_open = is_client and client.status not in ("closing", "closed")
+        expect(is_open, "a distributed.Client that is open", client, "client")
     if (servers_file := options.pop("servers_file", None)) is not None:
         if servers is not None:
             raise ConfigError("expected servers or a servers_file, got both")
@@ -77,8 +76,7 @@ def connect(
                 "no servers named: pass one, such as sonic.connect('grpc://triton.example:8001'), "
                 "or set sonic.servers in dask's configuration (DASK_SONIC__SERVERS)"
             )
-        if options:
-            settings = settings.with_options(**options)
+        settings = settings.with_options(**options)
     else:
         settings = Settings.make(servers, **options)
     pool = install(settings)

@@ -109,15 +109,21 @@ class SonicError(Exception):
 
     def at(self, **context: Any) -> SonicError:
         """Return the same error with more context; context that it has stays."""
-        return type(self)(self.message, **{**context, **self._context})
+        return self._copy(self.message, **{**context, **self._context})
 
     def because(self, remark: str) -> SonicError:
         """Return the same error with a remark."""
-        return type(self)(f"{self.message} ({remark})", **self._context)
+        return self._copy(f"{self.message} ({remark})", **self._context)
 
     def within(self, place: str) -> SonicError:
         """Return the same error, whose message begins with the place."""
-        return type(self)(f"{place}: {self.message}", **self._context)
+        return self._copy(f"{place}: {self.message}", **self._context)
+
+    def _copy(self, message: str, **context: Any) -> SonicError:
+        """Return an error with another message, and with attributes such as ``retry_after_s``."""
+        error = type(self)(message, **context)
+        error.__dict__ = {**self.__dict__, **error.__dict__}
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._context), (self.message,), self.__dict__

@@ -150,7 +150,6 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         if eager and lazy:
             raise InputError("some arrays are lazy and others are not; compute all or none")
         if not eager and not lazy:
-            self.validate_numpy_input(*args, **kwargs)
             return self.numpy_call(*args, **kwargs)
         prepared, named = self.prepare_awkward(*args, **kwargs)
         score = self._score_lazy if lazy else self._score
@@ -184,10 +183,10 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         InputError, ContractError
             As `__call__`.
         """
-        contract = self._contract()
-        types = _types(contract, input_dict)
         for name, tensor in input_dict.items():
             _check_usable(name, tensor)
+        contract = self._contract()
+        types = _types(contract, input_dict)
         contract.check(
             # Where there is no row, awkward does not always know the shape that it would have.
             {n: (types[n], t.shape[1:] if len(t) else None) for n, t in input_dict.items()},
@@ -222,9 +221,12 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
 
         Raises
         ------
+        InputError, ContractError
+            As `__call__`.
         SonicError
             If rows could not be scored, naming server, model and rows.
         """
+        self.validate_numpy_input(output_list, input_dict)
         rows = {name: len(tensor) for name, tensor in input_dict.items()}
         if len(set(rows.values())) > 1:
             shown = ", ".join(f"{name} {n}" for name, n in rows.items())
@@ -253,9 +255,7 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
     def _score(
         self, output_list: Sequence[str], input_dict: Mapping[str, Any]
     ) -> dict[str, ak.Array]:
-        tensors = _as_numpy(input_dict)
-        self.validate_numpy_input(output_list, tensors)
-        scores = self.numpy_call(output_list, tensors)
+        scores = self.numpy_call(output_list, _as_numpy(input_dict))
         return {name: ak.from_numpy(score) for name, score in scores.items()}
 
     def _score_lazy(
@@ -273,12 +273,13 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
     ) -> ak.Array:
         """Score a partition; of a partition without data, return scores without data."""
         tracing = is_tracer(input_dict)
-        # Types and shapes of arrays without data are checked on a row that is not sent.
         known = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
         tensors = _as_numpy(known)
-        self.validate_numpy_input(output_list, tensors)
-        sent = {n: t[:0] for n, t in tensors.items()} if tracing else tensors
-        scores = self.numpy_call(output_list, sent)
+        if tracing:
+            # Types and shapes of arrays without data are checked on a row that is not sent.
+            self.validate_numpy_input(output_list, tensors)
+            tensors = {n: t[:0] for n, t in tensors.items()}
+        scores = self.numpy_call(output_list, tensors)
         specs = {s.name: s for s in self._contract().outputs}
         unlisted = [name for name in scores if name not in specs]
         if unlisted:
@@ -328,6 +329,8 @@ def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _check_usable(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, (np.ndarray, np.generic)):
+        raise InputError(f"input {name!r} is {type(tensor).__name__}; expected a numpy array")
     if np.ma.is_masked(tensor):
         raise InputError(f"input {name!r} has None in it; fill it with ak.fill_none")
     if tensor.ndim == 0:

@@ -184,6 +184,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return record
 
 
+def require_own(path: str | os.PathLike[str], problem: str) -> None:
+    """Raise a `ConfigError` with the problem unless this package has written the file."""
+    try:
+        read(path)
+    except ConfigError:
+        raise ConfigError(problem) from None
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that scores depend on."""
     installed = {"python": platform.python_version()}

@@ -71,10 +71,20 @@ def test_help_lists_the_commands_and_says_what_options_are() -> None:
         ("repository", "build", "r", "model.onnx"),
         ("repository", "build", "r", "a=x.onnx", "a=y.onnx"),
         ("repository", "build", "r", "a=x.onnx", "--max-batch-size", "-1"),
+        ("repository", "build", "r", "a=x.onnx", "--version", "²"),
+        ("plan", "nowhere", "--cores", "1", "--cpu-ms", "1", "--rows-per-event", "1"),
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
+
+
+def test_pairs_are_shown_unless_they_may_hold_a_secret() -> None:
+    shown = run("repository", "build", "r", "model.onnx").stderr
+    assert shown == "error: expected NAME=FILE, got 'model.onnx'\n"
+    hidden = run("models", "grpc://s:1", "--header", "authorization: Bearer abc").stderr
+    assert "expected --header NAME=VALUE" in hidden
+    assert "abc" not in hidden
 
 
 def test_grpc_writes_nothing_to_the_terminal() -> None:

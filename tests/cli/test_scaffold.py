@@ -102,7 +102,7 @@ def test_printed_declarations_score(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         wrong = run("score", *arguments, "--declare", "analysis:sonic", cwd=tmp_path)
         assert wrong.stderr == (
-            "error: expected a Model or a processor's models as --declare, got module\n"
+            "error: --declare: expected a Model or a processor's models, got 'module'\n"
         )
         (tmp_path / "m.yaml").write_text(
             "{model: m, inputs: {x: {layout: Row, fields: [pt]}}, outputs: {y: [a]}}"

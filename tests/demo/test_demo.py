@@ -168,6 +168,15 @@ def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "as it was"
 
 
+def test_results_replace_no_file_of_others(tmp_path: Path) -> None:
+    mine = tmp_path / "report.json"
+    mine.write_text("as it was")
+    done = demo("--output", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has files that the demo has not written; name a new one" in done.stderr
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["as it was"]
+
+
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     """Of many small chunks, some are done and most are not."""
     command = [sys.executable, "-m", "sonic_coffea", "demo", "--chunksize", "20", "--workers", "1"]

@@ -68,6 +68,12 @@ def test_every_example_is_listed_and_short() -> None:
     assert all(len((GALLERY / f"{name}.py").read_text().splitlines()) <= 85 for name in EXPECTED)
 
 
+def test_equal_scores_separate_nothing() -> None:
+    auc = importlib.import_module("sample").auc
+    assert auc([True] * 5 + [False] * 5, np.zeros(10)) == 0.5
+    assert auc([True, False, True], [0.9, 0.1, 0.8]) == 1
+
+
 def test_networks_are_small() -> None:
     files = list((GALLERY / "networks").iterdir())
     assert sum(p.stat().st_size for p in files) < 10_000_000

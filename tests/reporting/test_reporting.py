@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,13 @@ def test_plain_forms_add_by_the_rules_of_coffea() -> None:
     total = Statistics.from_plain(accumulate(forms))
     assert total.to_dict() == (first + second + second).to_dict()
     assert repr(forms) == repr(before)
+
+
+def test_statistics_of_the_same_requests_are_equal() -> None:
+    first, second = some_statistics(), some_statistics()
+    assert first == second == first.copy()
+    second.record("grpc://s:1", "m", "1", Tally(rows=1))
+    assert first != second
 
 
 def test_snapshots_while_another_thread_records() -> None:
@@ -315,6 +323,15 @@ def test_pages_are_files_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"cannot write .*x.json: No such file"):
         report.save(tmp_path / "nowhere" / "x.json")
     assert len(report.plot().axes) == 2
+
+
+def test_pages_name_the_package_that_their_plots_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.ConfigError, match=r"needs matplotlib; .*pip install"):
+        sonic.report(some_statistics()).save(tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
 
 
 def test_versions_of_a_model_are_one_account() -> None:

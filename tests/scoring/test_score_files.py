@@ -262,7 +262,7 @@ def test_chunks_of_other_options_have_other_files(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     first, same, other = (
-        Scoring(MODEL, tmp_path, "FatJet", **options(by)).kind for by in (0.0, 0.0, 1.0)
+        Scoring(MODEL, tmp_path, "FatJet", **options(by)).digest for by in (0.0, 0.0, 1.0)
     )
     assert first == same != other
 
@@ -307,7 +307,7 @@ MISFIT = "expected a score for each FatJet"
         ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),
         ({"model": of_fields("msoftdop")}, "did you mean 'msoftdrop'"),
         ({"features": "jets"}, "features: expected a function, got 'jets'"),
-        ({"model": "mass"}, "expected a Model, Folds or Choice, got str"),
+        ({"model": "mass"}, "expected a Model, Folds or Choice, got 'mass'"),
         ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
         *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),
     ],
@@ -628,7 +628,7 @@ def test_edited_functions_score_anew(
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["-o", "jets.csv"], 2, "ends in .parquet or .root, got jets.csv"),
+        (["-o", "jets.csv"], 2, "ends in .parquet or .root, got 'jets.csv'"),
         (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
         (["nowhere.root"], 2, "no file"),
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),

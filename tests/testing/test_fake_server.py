@@ -214,6 +214,19 @@ def test_models_are_fake_ones(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("refuse", ("RepositryIndex", Code.INTERNAL), "no method .*'RepositoryIndex'"),
+        ("unload", ("twicee",), "no model 'twicee'; did you mean 'twice'"),
+    ],
+)
+def test_faults_of_wrong_names_are_refused(name: str, arguments: Any, message: str) -> None:
+    fake = FakeServer({"twice": FakeModel.of(MODEL)})
+    with pytest.raises(errors.ConfigError, match=message):
+        getattr(fake, name)(*arguments)
+
+
 def test_extensions_are_left_out() -> None:
     with FakeServer(served(max_rows=4), extensions=()) as fake, pool_of(fake) as pool:
         with pytest.raises(errors.RequestError, match="batch size 9 is larger than"):
@@ -308,3 +321,8 @@ def test_clients_of_others_are_answered(fake: FakeServer) -> None:
         message = r"input 'x': expected FP32 \[-1, 1\], got float32 \[1, 2\]"
         with pytest.raises(InferenceServerException, match=message):
             client.infer("m", [wide])
+        tensors = [InferInput(name, [1, 1], "FP32") for name in ("x", "z")]
+        for tensor in tensors:
+            tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        with pytest.raises(InferenceServerException, match="unexpected inference input 'z'"):
+            client.infer("m", tensors)

@@ -92,7 +92,7 @@ def score(
         raise ConfigError("--model and --version are of one Model, not of Folds or a Choice")
     if scheduler is not None and workers > 1:
         raise ConfigError("--workers are of this machine, and --scheduler has its own; choose one")
-    settings = Settings.make(server, **connection) if server else Settings.from_config()
+    settings = Settings.make(server) if server else Settings.from_config()
     if settings is None:
         raise ConfigError("no server is named: expected --server URL")
     settings = settings.with_options(**connection)
@@ -158,7 +158,7 @@ def demo(
     files : [FILE]
         NanoAOD files, v9 to v15; else a sample.
     output : DIR
-        Folder for the results.
+        Folder for the results: a new one, or that of an earlier demo.
     workers : N
         Number of worker processes on this machine.
     chunksize : N

@@ -20,13 +20,14 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 _NONE = "no local server of yours runs on this machine"
+_STOP_TIMEOUT_S = 30.0
 
 
 def serve(
     repository: Path,
     *,
     port: int | None = None,
-    host: str | None = None,
+    host: str = "127.0.0.1",
     threads: OptionalNumber = None,
     runtime: str | None = None,
     image: str | None = None,
@@ -43,7 +44,7 @@ def serve(
         Listen at a port, 0 for a free one, for users and machines that cannot reach the Unix
         socket: all who can connect to it can use the server.
     host : HOST
-        Address of the port: by default loopback; 0.0.0.0 for all.
+        Address of the port; 0.0.0.0 for all.
     threads : N
         CPU threads of the models.
     runtime : NAME
@@ -53,10 +54,10 @@ def serve(
     """
     from sonic_coffea.server import LocalServer
 
-    options: dict[str, Any] = {"port": port, "threads": threads, "runtime": runtime, "image": image}
+    options: dict[str, Any] = {"threads": threads, "runtime": runtime, "image": image}
     with working("starting Triton") as progress:
-        options |= {} if host is None else {"host": host}
-        server = LocalServer(repository, **options).start(progress=progress)
+        local = LocalServer(repository, port=port, host=host, **options)
+        server = local.start(progress=progress)
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
         shown = printable(", ".join(models)) or "no model"
@@ -96,7 +97,7 @@ def status(*, stop: str | None = None) -> None:
     show(servers, *(lines or [_NONE]))
 
 
-def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float = 30.0) -> list[str]:
+def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
     from sonic_coffea.server import local_servers
 
     if which != "all":
@@ -108,10 +109,10 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str, *, within_s: float =
         with contextlib.suppress(ProcessLookupError):
             os.kill(record["supervisor_pid"], signal.SIGTERM)
     stopped = {record["url"] for record in records}
-    until = time.monotonic() + within_s
+    until = time.monotonic() + _STOP_TIMEOUT_S
     while alive := stopped & {record["url"] for record in local_servers()}:
         if time.monotonic() > until:
-            raise ServerError(f"{', '.join(alive)} did not end within {within_s:g} s")
+            raise ServerError(f"{', '.join(alive)} did not end within {_STOP_TIMEOUT_S:g} s")
         time.sleep(0.05)
     return sorted(stopped)
 
@@ -180,7 +181,7 @@ def build(
     build_repository(
         path,
         sources,
-        version=int(version) if version and version.isdigit() else version,  # type: ignore[arg-type]
+        version=int(version) if version and version.isdecimal() else version,  # type: ignore[arg-type]
         max_batch_size=max_batch_size,
         labels={name: text.split(",") for name, text in pairs(labels, "NAME=A,B").items()},
         record_user=not no_user,
@@ -219,5 +220,5 @@ def _show(entries: Sequence[Mapping[str, Any]]) -> None:
                 f"{len(entry['changes'])} changed" if entry["changes"] else "as built",
             ]
         rows.append([[entry["model"]], str(entry["version"]), *cells])
-    columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
+    columns = ("model", "version", "kind", "inputs", "outputs", "built (UTC)", "files")
     show(entries, tables.described("", rows, header=columns))

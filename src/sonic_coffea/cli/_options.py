@@ -37,25 +37,26 @@ def connection_options(
     tls_key : FILE
         Key of this client's certificate (PEM).
     """
-    files = {"token_file": token_file, "tls_root": tls_root}
-    files |= {"tls_cert": tls_cert, "tls_key": tls_key}
+    tls = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
+    files = {"token_file": token_file, **tls}
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
-        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)
+        options["headers"] = pairs(header, "--header NAME=VALUE", secret=True)
     return options
 
 
-def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dict[str, str]:
-    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty.
+def pairs(texts: Sequence[str] | None, form: str, *, secret: bool = False) -> dict[str, str]:
+    """Return the names and values of ``NAME=VALUE``.
 
-    Errors do not show the text, which may hold a token.
+    A secret value may be empty, and errors do not show it.
     """
     named: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
         # In "authorization: Bearer abc==", the text before the first = has most of the token.
-        if not (name and separator and (value or empty)) or ":" in name:
-            raise ConfigError(f"expected {form}, got something else, which may hold a secret")
+        if not (name and separator and (value or secret)) or ":" in name:
+            got = "something else, which may hold a secret" if secret else repr(text)
+            raise ConfigError(f"expected {form}, got {got}")
         if name in named:
             raise ConfigError(f"{form}: {name!r} is given twice")
         named[name] = value
@@ -127,9 +128,8 @@ def declarations(
     loaded = load(declare, "--declare")
     models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
     declared = [*models.values()] if isinstance(models, Mapping) else [models]
-    if not all(isinstance(declaration, (Model, Choice)) for declaration in declared):
-        got = type(loaded).__name__
-        raise ConfigError(f"expected a Model or a processor's models as --declare, got {got}")
+    are_models = all(isinstance(declaration, (Model, Choice)) for declaration in declared)
+    expect(are_models, "a Model or a processor's models", type(loaded).__name__, "--declare")
     return declared
 
 

@@ -166,7 +166,7 @@ def bench(
 
 
 def plan(
-    curve: Annotated[Path, {"exists": True}],
+    curve: Path,
     *,
     cores: Number,
     cpu_ms: float,

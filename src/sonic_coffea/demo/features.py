@@ -35,6 +35,8 @@ SUBSTRUCTURE_FIELDS = (
 )
 """Fields of FatJet, there since NanoAODv9: the inputs of the network without constituents."""
 
+_RADIUS = 0.8
+
 
 def constituent_features(jets: Any, constituents: Any) -> Any:
     """Describe each constituent of a jet relative to that jet.
@@ -88,8 +90,8 @@ def constituent_features(jets: Any, constituents: Any) -> Any:
     return ak.without_parameters(ak.zip(columns))
 
 
-def is_merged_top(jets: Any, genparts: Any, max_delta_r: float = 0.8) -> Any:
-    """Tell which jets hold all three quarks of a hadronic top decay.
+def is_merged_top(jets: Any, genparts: Any) -> Any:
+    """Tell which jets hold all three quarks of a hadronic top decay within their radius.
 
     Parameters
     ----------
@@ -98,8 +100,6 @@ def is_merged_top(jets: Any, genparts: Any, max_delta_r: float = 0.8) -> Any:
     genparts
         ``events * var * {eta, phi, pdgId, genPartIdxMother, ...}``; a mother of -1 means none.
         Copies of one particle along its history, as in CMS files, are seen through.
-    max_delta_r
-        Largest distance of a quark from the jet's axis.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def is_merged_top(jets: Any, genparts: Any, max_delta_r: float = 0.8) -> Any:
 
     deta = jets.eta[:, :, np.newaxis] - quarks.eta[:, np.newaxis, :]
     dphi = _wrap(jets.phi[:, :, np.newaxis] - quarks.phi[:, np.newaxis, :])
-    inside = np.hypot(deta, dphi) < max_delta_r
+    inside = np.hypot(deta, dphi) < _RADIUS
     same_top = quark_top[:, :, np.newaxis] == quark_top[:, np.newaxis, :]
     # events * jets * quarks * quarks of the same top
     matched = inside[:, :, np.newaxis, :] & same_top[:, np.newaxis, :, :]

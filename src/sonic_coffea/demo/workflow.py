@@ -23,9 +23,10 @@ from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import Report
 
 if TYPE_CHECKING:
+    import awkward as ak
     from rich.console import Console
 
-
+_JETS = "jets.parquet"
 # What the extra `demo` adds to the package's own requirements.
 _PACKAGES = "bokeh cryptography matplotlib mplhep onnx pyarrow sklearn uproot uv"
 
@@ -44,7 +45,8 @@ def run(
     files : sequence of path
         NanoAOD files, v9 to v15, MC or data; a dataset is named after its file.
     output : path
-        A directory for what comes out; made if need be.
+        A folder for the results, which is created; one that holds files must be that of an earlier
+        run, whose results are replaced.
     workers : int
         Worker processes of the dask cluster.
     chunksize : int
@@ -64,8 +66,8 @@ def run(
     FieldError
         If a file lacks jets.
     ConfigError
-        If a package is missing, a file cannot be read or is given twice, or `output` cannot be
-        written in.
+        If a package is missing, a file cannot be read or is given twice, or `output` holds files
+        of others or cannot be written in.
     SonicError
         If jets could not be scored; no output is left then.
     """
@@ -76,10 +78,7 @@ def run(
         for package in _PACKAGES.split():
             importlib.import_module(package)
     import awkward as ak
-    import pyarrow.parquet as pq
 
-    from sonic_coffea.dask import cluster
-    from sonic_coffea.demo.analysis import TopTagging
     from sonic_coffea.demo.plots import draw
 
     datasets, with_constituents = _datasets(files)
@@ -88,8 +87,41 @@ def run(
         network = "substructure"
         how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = Path(output)
+    if any(directory.glob("[!.]*")):
+        problem = f"the folder {directory} has files that the demo has not written; name a new one"
+        provenance.require_own(directory / _JETS, problem)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
+    jets, report = _scored(datasets, directory, workers, chunksize, console)
+    console.print("drawing")
+    plots, area = draw(jets, directory, network=network)
+    result = {
+        "directory": str(directory),
+        "jets": str(directory / _JETS),
+        "plots": plots,
+        "area_under_roc": area,
+        "report": report.to_dict(),
+        "events": report.statistics.events,
+        "n_jets": len(jets),
+        "n_scored": int(ak.sum(~ak.is_none(jets.top))),
+        "network": network,
+        "wall_s": report.wall_s,
+    }
+    (directory / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    report.save(directory / "report.html")
+    return result, report
+
+
+def _scored(
+    datasets: dict[str, list[str]], directory: Path, workers: int, chunksize: int, console: Console
+) -> tuple[ak.Array, Report]:
+    """Score datasets on a Triton and a cluster; return the jets, which are in a file, too."""
+    import awkward as ak
+    import pyarrow.parquet as pq
+
+    from sonic_coffea.dask import cluster
+    from sonic_coffea.demo.analysis import TopTagging
+
     with contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -107,29 +139,12 @@ def run(
         out = run_files(
             TopTagging(parts), datasets, client=client, chunksize=chunksize, progress=True
         )
-        wall_s = time.monotonic() - started
-        console.print("drawing")
+        report = sonic.report(out, wall_s=time.monotonic() - started)
         chunks = sorted(parts.glob("*.parquet"))
         # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
         jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
-        provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
-    plots, area = draw(jets, directory, network=network)
-    report = sonic.report(out, wall_s=wall_s)
-    result = {
-        "directory": str(directory),
-        "jets": str(directory / "jets.parquet"),
-        "plots": plots,
-        "area_under_roc": area,
-        "report": report.to_dict(),
-        "events": report.statistics.events,
-        "n_jets": len(jets),
-        "n_scored": int(ak.sum(~ak.is_none(jets.top))),
-        "network": network,
-        "wall_s": wall_s,
-    }
-    (directory / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    report.save(directory / "report.html")
-    return result, report
+        provenance.to_parquet(jets, directory / _JETS, *map(provenance.read, chunks))
+    return jets, report
 
 
 def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:

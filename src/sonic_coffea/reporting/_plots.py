@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sonic_coffea._extras import needed
 from sonic_coffea.errors import printable
 from sonic_coffea.reporting._tables import duration
 from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES, Statistics
@@ -19,12 +20,10 @@ _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
 
 def draw(statistics: Statistics) -> Figure:
     """Draw two plots of statistics, one below the other."""
-    try:
+    with needed("demo", "drawing a report"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-    except ImportError:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from None
     served = sorted(statistics)
     # Not of pyplot, whose backend in a notebook would show it a second time.
     figure = Figure(figsize=(7.5, 7.2 + 0.7 * len(served)), layout="constrained")

@@ -87,7 +87,7 @@ class Report:
 
         Raises
         ------
-        ImportError
+        ConfigError
             If there is no matplotlib.
         """
         return draw(self.statistics)
@@ -98,7 +98,8 @@ class Report:
         Raises
         ------
         ConfigError
-            If the name ends otherwise, or the file cannot be written.
+            If the name ends otherwise, the file cannot be written, or a page has requests to plot
+            and there is no matplotlib.
         """
         target = Path(path)
         if target.suffix == ".json":
@@ -184,8 +185,7 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
     for (server, (model, _)), of_version in getattr(pool, "timings", dict)().items():
-        before = timings.get((server, model))
-        timings[server, model] = of_version if before is None else before + of_version
+        timings[server, model] = timings.get((server, model), ModelStatistics()) + of_version
     return Report(_statistics(source).copy(), wall_s=wall_s, timings=timings)
 
 

@@ -50,7 +50,7 @@ def described(
     return table
 
 
-def html(tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+def html(tables: Iterable[Table], notes: Iterable[str]) -> str:
     """Return tables as HTML, in which everything is escaped, with sentences below."""
     from rich.console import Console
 

@@ -58,8 +58,11 @@ class Tally:
     wait_s: float = 0.0
     trip_s: float = 0.0
     unpack_s: float = 0.0
+    # Tallies of equal sums are equal; the comparison of an array is no bool.
     latencies: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(len(LATENCY_EDGES_S) + 1, np.int64), repr=False
+        default_factory=lambda: np.zeros(len(LATENCY_EDGES_S) + 1, np.int64),
+        repr=False,
+        compare=False,
     )
 
     def __iadd__(self, other: Tally) -> Tally:

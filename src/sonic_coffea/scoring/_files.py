@@ -28,8 +28,6 @@ from sonic_coffea.scoring._processor import Exporting, Scoring
 
 logger = logging.getLogger(__name__)
 
-_FORMATS = (".parquet", ".root")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredFiles:
@@ -134,12 +132,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         import pyarrow.parquet  # noqa: F401
         import uproot  # noqa: F401
     target = Path(output).expanduser().absolute()
-    if target.suffix not in _FORMATS:
-        raise ConfigError(
-            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
-        )
-    if not isinstance(model, (Model, Choice)):
-        raise ConfigError(f"expected a Model, Folds or Choice, got {type(model).__name__}")
+    is_format = target.suffix in (".parquet", ".root")
+    expect(is_format, "an output that ends in .parquet or .root", target.name)
+    expect(isinstance(model, (Model, Choice)), "a Model, Folds or Choice", model)
     current()  # raises if no server is named
     parts = target.with_name(f".{target.name}.parts")
     if not resume:
@@ -186,13 +181,9 @@ def _run(
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
-    try:
-        if target.exists():
-            provenance.read(target)
-    except ConfigError:
-        raise ConfigError(
-            f"the output {target} exists, and was not written by this package; name another"
-        ) from None
+    if target.exists():
+        problem = f"the output {target} exists, and was not written by this package; name another"
+        provenance.require_own(target, problem)
     try:
         processor.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
@@ -337,11 +328,8 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
         If the arrays do not fit the layouts.
     """
     target = Path(output).expanduser().absolute()
-    if target.suffix != ".parquet" or not isinstance(model, Model):
-        raise ConfigError(
-            f"expected a Model, and an output that ends in .parquet, got {type(model).__name__} "
-            f"and {target.name}"
-        )
+    expect(isinstance(model, Model), "a Model", model)
+    expect(target.suffix == ".parquet", "an output that ends in .parquet", target.name)
     # Not the folder of an interrupted run of scores with this output.
     parts = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     chosen = labels or {}

@@ -51,9 +51,9 @@ class Scoring(SonicProcessor):
     def __post_init__(self) -> None:
         self.models = {"scores": self.model}
         used = None if self.features is None else identity(self.features)
-        where, keep, kind = self.collection, tuple(self.keep), self.model.config_hash
-        declared = (__version__, kind, where, keep, self.on_error, used)
-        self.kind = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
+        of_model, keep = self.model.config_hash, tuple(self.keep)
+        declared = (__version__, of_model, self.collection, keep, self.on_error, used)
+        self.digest = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
         """Score a chunk, unless an earlier run has: coffea calls this."""
@@ -105,7 +105,7 @@ class Scoring(SonicProcessor):
         columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
         if self.collection is not None:
-            columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
+            columns[INDEX] = ak.local_index(objects, axis=1)
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
                 raise ConfigError(
@@ -162,7 +162,7 @@ class Scoring(SonicProcessor):
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
-        return self.parts / f"{chunk_name(metadata)}-{self.kind}.parquet"
+        return self.parts / f"{chunk_name(metadata)}-{self.digest}.parquet"
 
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}

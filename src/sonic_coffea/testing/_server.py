@@ -141,9 +141,8 @@ class FakeServer:
         require(extensions, EXTENSIONS, "no extension")
         expect(isinstance(models, Mapping), "a dict of FakeModel by name", models)
         for name, model in models.items():
-            if not isinstance(model, FakeModel):
-                kind = type(model).__name__
-                raise ConfigError(f"model {name!r}: expected FakeModel.of(model), got a {kind}")
+            is_fake = isinstance(model, FakeModel)
+            expect(is_fake, "FakeModel.of(model)", model, f"model {name!r}")
         self.models = dict(models)
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)
@@ -266,6 +265,7 @@ class FakeServer:
         details : str
             The server's words; none by default.
         """
+        require([method], _METHODS, "no method")
         self._refused[method] = _status(code, details)
 
     def accept(self, method: str) -> None:
@@ -282,6 +282,7 @@ class FakeServer:
 
     def unload(self, model: str) -> None:
         """Unload a model: the server does not have it any more."""
+        require([model], self.models, "no model")
         self._unloaded.add(model)
 
     def load(self, model: str) -> None:
@@ -407,6 +408,9 @@ def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[A
             got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
             message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    for name in inputs.keys() - model.inputs.keys():
+        message = f"unexpected inference input '{name}'; the model has {', '.join(model.inputs)}"
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     rows = len(next(iter(inputs.values())))
     if model.max_rows and rows > model.max_rows:
         message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
