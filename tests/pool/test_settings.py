@@ -71,6 +71,8 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
             ("grpc://me:hush@s:1", "must not hold a secret"),
         )
     ),
+    (S, {"token": "hush", "token_file": "t"}, "expected a token or a token_file, got both"),
+    (S, {"headers": {1: "hush", "x-user": "hush"}}, "headers: expected names of letters"),
     (S, {"max_request_bytes": 2**31}, "expected from 1 .* less than 2 GiB"),
     (S, {"shared_memory": "auto"}, "shared_memory"),
     *(
@@ -298,6 +300,19 @@ def test_profiles() -> None:
             assert (lab.servers, lab.max_in_flight) == (("grpc://lab.example:8001",), 7)
 
 
+TOKENS = {"text": {"token": "own"}, "file": {"token-file": "/own"}}
+
+
+def test_the_token_of_a_profile_or_a_call_replaces_the_one_of_the_configuration() -> None:
+    profiles = {name: {"servers": S, **own} for name, own in TOKENS.items()}
+    for configured in ({"token-file": "/all"}, {"token": "all"}):
+        with dask.config.set({"sonic": {"servers": S, "profiles": profiles, **configured}}):
+            assert sonic.connect(profile="text").settings.token == "own"
+            assert sonic.connect(profile="file").settings.token == Path("/own")
+            assert sonic.connect(token="own").settings.token == "own"
+            assert sonic.connect(token_file="/own").settings.token == Path("/own")
+
+
 LAB = {"profile": "lab"}
 
 
@@ -309,6 +324,7 @@ LAB = {"profile": "lab"}
         # They would be sent as they are.
         ({"token": "$SONIC_UNSET"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
         ({"token": "/t/${SONIC_UNSET}"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
+        ({"token": "hush", "token-file": "/t"}, {}, "a token or a token_file, got both"),
         ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
         ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
         ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),

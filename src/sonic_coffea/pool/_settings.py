@@ -235,6 +235,8 @@ class Settings:
             if not (isinstance(token_file, (str, Path)) and str(token_file)):
                 got = type(token_file).__name__
                 raise ConfigError(f"token_file: expected a path, got {got}")
+            if options.get("token") is not None:
+                raise ConfigError("expected a token or a token_file, got both")
             options["token"] = Path(token_file)
         if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
@@ -253,10 +255,10 @@ class Settings:
                 message = f"{name}: expected {expected} (by default {default!r}), got {got}"
                 raise ConfigError(message) from None
         settings = cls(servers=_urls(servers), **values)
-        if settings.secrets:
-            settings = replace(settings, secrets_id=_secrets_id(settings))
         settings.check_tls()
         settings.connection_options()
+        if settings.secrets:
+            settings = replace(settings, secrets_id=_secrets_id(settings))
         if isinstance(settings.fallback, str):
             _check_fallback(settings.fallback)
         return settings
@@ -272,7 +274,7 @@ class Settings:
 
     def with_options(self, **options: Any) -> Settings:
         """Return these settings with other options, which are checked."""
-        return Settings.make(self.servers, **{**self.options(), **options})
+        return Settings.make(self.servers, **_with_one_token(self.options(), options))
 
     def with_servers(self, servers: Any) -> Settings:
         """Return these settings for other servers."""
@@ -307,7 +309,7 @@ class Settings:
         own = {} if profile is None else _underscored(profiles[profile])
         options = {
             name: _expanded(name, value) if isinstance(value, str) else value
-            for name, value in {**options, **own}.items()
+            for name, value in _with_one_token(options, own).items()
         }
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
@@ -435,6 +437,13 @@ def _expanded(option: str, value: str) -> str:
         if variable not in os.environ:
             raise ConfigError(f"sonic.{option}: the environment has no variable {variable!r}")
     return os.path.expandvars(value)
+
+
+def _with_one_token(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that others override; a token overrides a token's file, and the reverse."""
+    tokens = ("token", "token_file")
+    is_own = any(own.get(name) is not None for name in tokens)
+    return {**options, **(dict.fromkeys(tokens) if is_own else {}), **own}
 
 
 def _underscored(options: Any) -> dict[str, Any]:
