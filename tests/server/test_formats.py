@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -201,6 +202,15 @@ def no_function_of_a_file():
     return inner
 
 
+def one(x):
+    return {"y": x}
+
+
+@functools.wraps(one)
+def wrapping(x):
+    return {"y": -one(x)["y"]}
+
+
 def save_coded_trees(folder):
     """Trees of a category of names and one of numbers; and what XGBoost has besides trees."""
     names, numbers = {"offsets": [0, 1], "values": [97]}, {"type": 15, "values": [1, 10]}
@@ -223,6 +233,7 @@ def test_trees_of_categories_are_served_if_their_inputs_are_declared(tmp_path):
     ("source", "options", "message"),
     [
         (no_function_of_a_file(), ROWS, "write it to a file and pass 'file.py:function'"),
+        (wrapping, ROWS, "expected the function that is called 'one' in .*, got another"),
         (len, ROWS, "expected a function that is defined at the top of a file"),
         ("tracker.py:track", GRAPH, "no function 'track' at the top of .*tracker.py"),
         ("tracker.py:tracks", {}, "expected the inputs and outputs, which .*model 'm'"),

@@ -103,10 +103,14 @@ def _split(source: str) -> tuple[Path, str]:
 
 def _locate(function: Callable[..., Any]) -> tuple[Path, str]:
     name = getattr(function, "__qualname__", repr(function))
+    inner = inspect.unwrap(function)
     try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
+        file = inspect.getsourcefile(inner)
     except TypeError:
         file = None
+    # Else the file has another function by this name, such as the one that this one wraps.
+    if getattr(inner, "__globals__", {}).get(name, function) is not function:
+        raise ValueError(f"expected the function that is called {name!r} in {file}, got another")
     if file is None or not Path(file).is_file() or not name.isidentifier():
         raise ValueError(
             "expected a function that is defined at the top of a file, whose source can be copied, "
