@@ -18,6 +18,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
+from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.server import InProcessTransport, Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
@@ -412,3 +413,26 @@ def test_what_is_no_repository_says_what_to_type(tmp_path, server, message):
     file.touch()
     with pytest.raises(ConfigError, match=message):
         sonic.connect(server.format(file=file))
+
+
+def test_urls_of_folders_have_the_whole_path(tmp_path, monkeypatch, functions):
+    """Otherwise the name would be that of a host, and the folder would be the current one."""
+    monkeypatch.chdir(functions)
+    with pytest.raises(ConfigError, match="expected a server as .* got 'file://other'"):
+        sonic.connect("file://other")
+
+
+def test_functions_that_write_to_their_inputs_leave_the_arrays_of_callers_alone(tmp_path):
+    writing = function(tmp_path / "f.py", "def f(x):\n    x *= 2\n    return {'y': x}\n", width=1)
+    folder = build_repository(tmp_path / "r", {"m": writing})
+
+    class Writing(triton_wrapper):
+        def prepare_awkward(self, *args, **kwargs):
+            return args, kwargs
+
+    x, nobody = np.ones((2, 1), "float32"), "grpc://127.0.0.1:1"
+    with sonic.connect(nobody, fallback=folder, fallback_after_s=0.001):
+        wrapper = Writing(f"triton+{nobody}/m", {"ssl": False})
+        for _ in range(2):
+            assert wrapper(["y"], {"x": x})["y"].tolist() == [[2.0], [2.0]]
+    assert x.tolist() == [[1.0], [1.0]]

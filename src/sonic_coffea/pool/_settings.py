@@ -501,4 +501,4 @@ def is_in_process(url: str) -> bool:
 
     `open_transport` opens these URLs.
     """
-    return url.startswith("file://")
+    return url.startswith("file:///")

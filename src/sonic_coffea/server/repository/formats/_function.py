@@ -46,7 +46,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         del requested
         with one_at_a_time:
-            outputs = function(**feed)
+            # Copies: a function may write to its inputs, which may be the user's own arrays.
+            outputs = function(**{name: array.copy() for name, array in feed.items()})
             if not isinstance(outputs, dict):
                 raise TypeError(
                     f"expected {manifest['function']} to return a dict of arrays, "
