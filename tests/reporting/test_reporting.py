@@ -338,7 +338,8 @@ def test_versions_of_a_model_are_one_account() -> None:
     class Servers:
         def timings(self) -> dict[tuple[str, tuple[str, str | None]], ModelStatistics]:
             each = ModelStatistics(requests=1, rows=10, queue_s=0.1)
-            return dict.fromkeys((("s", ("m", "1")), ("s", ("m", "2")), ("s", ("n", None))), each)
+            models = (("m", "1"), ("m", "2"), ("n", None), ("n", "1"))
+            return {("s", model): each for model in models}
 
     pool: Any = Servers()
     timings = sonic.report(Statistics(), pool=pool).timings

@@ -184,8 +184,12 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     """
     timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
-    for (server, (model, _)), of_version in getattr(pool, "timings", dict)().items():
-        timings[server, model] = timings.get((server, model), ModelStatistics()) + of_version
+    known = getattr(pool, "timings", dict)()
+    for (server, (model, version)), of_version in known.items():
+        # Without a version, they are of all versions.
+        if version is None or (server, (model, None)) not in known:
+            before = timings.get((server, model), ModelStatistics())
+            timings[server, model] = before + of_version
     return Report(_statistics(source).copy(), wall_s=wall_s, timings=timings)
 
 
