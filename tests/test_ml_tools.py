@@ -18,6 +18,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.pool import current
+from sonic_coffea.testing import FakeModel, FakeServer
 
 PLAIN = {"ssl": False}
 
@@ -67,6 +68,21 @@ def server(repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
 @pytest.fixture(scope="module")
 def url(server: sonic.LocalServer) -> str:
     return f"triton+{server.url}/tagger/1"
+
+
+def test_no_rows_have_the_type_of_rows() -> None:
+    bfloat16 = np.dtype("bfloat16")
+    half = FakeModel(
+        inputs={"x": (np.float32, (2,))},
+        outputs={"y": (bfloat16, (2,))},
+        function=lambda inputs: {"y": inputs["x"].astype(bfloat16)},
+    )
+    with FakeServer({"half": half}) as fake:
+        model = Raw(f"triton+{fake.url}/half", PLAIN)
+        rows = np.ones((2, 2), np.float32)
+        scores, nothing = (model(["y"], {"x": x})["y"] for x in (rows, rows[:0]))
+    assert scores.dtype == nothing.dtype
+    assert nothing.shape == (0, 2)
 
 
 @pytest.fixture(scope="module")

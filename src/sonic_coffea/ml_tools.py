@@ -235,7 +235,7 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         inputs = _Tensors(contract, input_dict)
         if not len(inputs):
             specs = {spec.name: spec for spec in contract.outputs}
-            return {name: _nothing(specs.get(name)) for name in output_list}
+            return contract.received({name: _nothing(specs.get(name)) for name in output_list})
         outputs = {name: ByRow(name, Output(), rows=len(inputs)) for name in output_list}
         put = Outputs(outputs, list(outputs)).place
         call = Call(contract, inputs, put, list(outputs), version=self.version)
