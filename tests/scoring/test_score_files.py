@@ -280,6 +280,16 @@ def test_chunks_without_objects_have_no_version(server: FakeServer, out: Path) -
     assert written.resumed > 0
 
 
+def test_interrupted_runs_of_folds_that_are_versions_of_one_model_go_on(out: Path) -> None:
+    pinned = [sonic.Model("mass", MODEL.inputs, MODEL.outputs, version=v) for v in (1, 2)]
+    fake = FakeModel.of(MODEL, mass, versions=("1", "2"))
+    with FakeServer({"mass": fake}) as server, sonic.connect(server.url, hedge_after_s=60):
+        folds = sonic.Folds(pinned, fold="event % 2")
+        interrupt(server, folds, out)
+        assert sonic.score_files(folds, FILES, out, **SMALL).resumed > 0
+    is_right(ak.from_parquet(out))
+
+
 def of_fields(*fields: str) -> sonic.Model:
     return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
 

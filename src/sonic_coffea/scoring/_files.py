@@ -152,7 +152,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         raise
     wall_s = time.monotonic() - began
     made_by = provenance.of_scores(*map(provenance.read, chunks))
-    if out["resumed"] and (named := _several_versions(made_by["models"])):
+    if out["resumed"] and (named := _several_versions(model, made_by["models"])):
         raise ConfigError(
             f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
@@ -248,13 +248,20 @@ def _writing(path: Path, suffix: str, schema: Any, made_by: Any) -> Iterator[Cal
         provenance.to_root(file, made_by)
 
 
-def _several_versions(models: Sequence[dict[str, Any]]) -> str:
-    """Return the versions, or files, of the first model that has several; empty if none has."""
-    served: defaultdict[str, set[tuple[str, str | None]]] = defaultdict(set)
-    for record in models:
-        if record["version"] is not None:  # without one, there was nothing to score
-            served[record["model"]].add((record["version"], record["digest"]))
-    for name, versions in served.items():
+def _several_versions(model: Model | Choice, records: Sequence[dict[str, Any]]) -> str:
+    """Return the versions, or files, of the first model that has several; empty if none has.
+
+    Versions that the declaration pins, as those of folds may be, are models of their own.
+    """
+    declared = model.models if isinstance(model, Choice) else (model,)
+    pinned = {(each.name, each.version) for each in declared}
+    served: defaultdict[tuple[str, str | None], set[tuple[str, str | None]]] = defaultdict(set)
+    for record in records:
+        name, version = record["model"], record["version"]
+        if version is not None:  # without one, there was nothing to score
+            own = version if (name, version) in pinned else None
+            served[name, own].add((version, record["digest"]))
+    for (name, _), versions in served.items():
         numbers, digests = map(set, zip(*versions, strict=True))
         if len(numbers) > 1 or len(digests - {None}) > 1:
             each = (f"version {n}" + (f" ({d[:12]})" if d else "") for n, d in versions)
