@@ -379,6 +379,18 @@ def test_the_same_number_elsewhere_may_be_another_model(server: FakeServer, tmp_
         assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
 
 
+def test_scores_are_not_kept_for_the_servers_of_before(server: FakeServer, tmp_path: Path) -> None:
+    other = dataclasses.replace(server.models["m"], function=triple)
+    server.refuse("ModelInfer", grpc.StatusCode.UNAVAILABLE)
+    with FakeServer({"m": other}) as elsewhere, cached(server, tmp_path) as pool:
+        pending = MODEL.submit(objects([[1]]), pool=pool)
+        pool.set_servers(elsewhere.url)
+        assert pending.result().twice.tolist() == [[3]]
+    server.accept("ModelInfer")
+    with cached(server, tmp_path) as pool:
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+
+
 def test_scores_of_a_fallback_are_not_kept(server: FakeServer, tmp_path: Path) -> None:
     """It may have another file, of which it says nothing."""
     say_file(server, "one")

@@ -158,15 +158,15 @@ class Part:
     ) -> None:
         self.number, self.cache = number, cache
         self._contract, self._pool = contract, pool
+        # Without a checksum, the same name may be another model elsewhere.
+        self._which = contract.digest or pool.settings.servers
         self._is_sure = False
         self._outputs = outputs
         self._kept: list[tuple[list[bytes], Answer]] = []
         self._equal: EqualRows | None = None
         sent, different, lost_with = inputs, len(inputs), None
         if deduplicate or cache is not None:
-            # Without a checksum, the same name may be another model elsewhere.
-            which = contract.digest or pool.settings.servers
-            what = (contract.model, contract.version, which, outputs.tensors)
+            what = (contract.model, contract.version, self._which, outputs.tensors)
             equal = self._equal = EqualRows(inputs, repr((*what, *contract.scored_by)))
             misses, different, lost_with = equal.sent, len(equal.sent), equal.members
             if cache is not None:
@@ -279,9 +279,11 @@ class Part:
             others = [outcome for outcome in outcomes if outcome != contract.digest]
             problem = (others[0] or "not all servers tell the digest any more") if others else None
         self._is_sure = problem is None
-        # Not scores of a fallback: another processor rounds differently.
-        named = set(servers) <= set(self._pool.settings.servers)
-        if kept and self.cache is not None and named:
+        # Not scores of a fallback: another processor rounds differently. Nor those of servers that
+        # have replaced the ones of the keys.
+        named = self._pool.settings.servers
+        are_of_keys = set(servers) <= set(named) and self._which in (contract.digest, named)
+        if kept and self.cache is not None and are_of_keys:
             try:
                 if problem is None:
                     self.cache.put(kept)
