@@ -301,16 +301,20 @@ def test_profiles() -> None:
 
 
 TOKENS = {"text": {"token": "own"}, "file": {"token-file": "/own"}}
+GIVEN: list[tuple[Any, Any]] = [
+    ("own", {"profile": "text"}),
+    ("own", {"token": "own"}),
+    (Path("/own"), {"profile": "file"}),
+    (Path("/own"), {"token_file": "/own"}),
+]
 
 
 def test_the_token_of_a_profile_or_a_call_replaces_the_one_of_the_configuration() -> None:
     profiles = {name: {"servers": S, **own} for name, own in TOKENS.items()}
     for configured in ({"token-file": "/all"}, {"token": "all"}):
         with dask.config.set({"sonic": {"servers": S, "profiles": profiles, **configured}}):
-            assert sonic.connect(profile="text").settings.token == "own"
-            assert sonic.connect(profile="file").settings.token == Path("/own")
-            assert sonic.connect(token="own").settings.token == "own"
-            assert sonic.connect(token_file="/own").settings.token == Path("/own")
+            for own, given in GIVEN:
+                assert sonic.connect(**given).settings.token == own
 
 
 LAB = {"profile": "lab"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import awkward as ak
 import numpy as np
@@ -333,6 +334,23 @@ def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_p
     save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
     with sonic.connect(path) as pool:
         assert pool.contract("m", None).digest == ""
+
+
+def test_a_version_that_was_copied_from_another_repository_has_no_digest(tmp_path):
+    """Otherwise the scores of the file before would be found in a cache."""
+    one = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["y"]})
+    for factor in ("2", "3"):
+        code = f"def f(x):\n    return {{'y': {factor} * x}}\n"
+        build_repository(tmp_path / factor, {"m": function(tmp_path / "f.py", code, width=1)})
+    ours, theirs = tmp_path / "2", tmp_path / "3"
+    for expected in (2.0, 3.0):
+        with sonic.connect(ours, cache=tmp_path / "scores"):
+            assert one(ak.Array([{"pt": 1.0}])).y.tolist() == [expected]
+        shutil.rmtree(ours / "m" / "1")
+        shutil.copytree(theirs / "m" / "1", ours / "m" / "1")
+    (entry,) = read_repository(ours)
+    (change,) = entry["changes"]
+    assert re.fullmatch("the digest of version 1 in .*config.pbtxt was changed", change)
 
 
 @pytest.mark.parametrize("key", ["file", "files", "kind", "inputs"])

@@ -184,7 +184,7 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     """
     timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
-    known = getattr(pool, "timings", dict)()
+    known: Mapping[Any, ModelStatistics] = getattr(pool, "timings", dict)()
     for (server, (model, version)), of_version in known.items():
         # Without a version, they are of all versions.
         if version is None or (server, (model, None)) not in known:

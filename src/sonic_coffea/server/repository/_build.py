@@ -150,7 +150,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             is_script = described["platform"] == "python"
             copies = {**sources, **(scripts_of(described["kind"]) if is_script else {})}
             sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
-            _add_digest(config, number, described, {file: sums[file] for file in sorted(sources)})
+            of_sources = {file: sums[file] for file in sorted(sources)}
+            digest = _add_digest(config, number, described, of_sources)
             texts[_config.FILE] = write_model_config(config)
             known[name] = read_model_config(texts[_config.FILE])
             manifest = {
@@ -161,6 +162,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
                 "package": f"sonic-coffea {__version__}",
                 **_origin(sources, record_user=record_user),
                 "metadata": metadata,
+                "digest": digest,
                 "files": sums,
             }
             if folder.exists() and not beside and not overwrite:
@@ -265,15 +267,17 @@ def _contract(config: Config) -> dict[str, Any]:
     return contract
 
 
-def _add_digest(config: Config, number: int, described: Manifest, sums: Mapping[str, str]) -> None:
+def _add_digest(config: Config, number: int, described: Manifest, sums: Mapping[str, str]) -> str:
     """Let the digest reach clients with the configuration: they can then say what made a score.
+
+    Return it; it is empty for a model without files.
 
     The digest is the checksum of what decides a version's outputs. For an ONNX model, these are its
     files, as its tensors have names. For others, the declaration counts, too: backends take tensors
     by their order, and a file has many functions.
     """
     if not sums:
-        return
+        return ""
     digest = sums[described["file"]]
     if described["kind"] != "onnx" or len(sums) > 1:
         listed = [sums, {} if described["kind"] == "onnx" else described]
@@ -283,6 +287,7 @@ def _add_digest(config: Config, number: int, described: Manifest, sums: Mapping[
     parameters.pop(f"features.{number}", None)
     if features := described.get("features"):
         parameters[f"features.{number}"] = {"string_value": json.dumps(features)}
+    return digest
 
 
 def _check_unchanged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, expect
+from sonic_coffea.transport import read_model_config
 
 FILE = "sonic-manifest.json"
 _ENTRIES = {"kind": str, "file": str, "inputs": list, "outputs": list, "built": str, "files": dict}
@@ -47,7 +49,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Say which files of a version have changed since the build."""
+    """Say what has changed in a version since the build: its files, and its digest for clients."""
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     present = {path for path in folder.rglob("*") if path.is_file() and path.name != FILE}
     messages = []
@@ -59,6 +61,13 @@ def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
             messages.append(f"{path} is gone")
         elif checksum(path) != expected[path]:
             messages.append(f"{path} was changed")
+    config = folder.parent / "config.pbtxt"
+    with contextlib.suppress(OSError, ValueError, ConfigError):
+        parameters = read_model_config(config.read_text(encoding="utf-8")).get("parameters", {})
+        told = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
+        if told is not None and told != manifest.get("digest", told):
+            # As after a copy of a version's folder from another repository.
+            messages.append(f"the digest of version {folder.name} in {config} was changed")
     return messages
 
 
