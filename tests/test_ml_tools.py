@@ -70,6 +70,15 @@ def url(server: sonic.LocalServer) -> str:
     return f"triton+{server.url}/tagger/1"
 
 
+def test_certificates_are_those_of_the_folder_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrapper = Raw("triton+grpc://h:1/m", {"root_certificates": "ca.pem"})
+    monkeypatch.chdir("/")
+    assert wrapper.pool.settings.tls_root == str(tmp_path / "ca.pem")
+
+
 def test_no_rows_have_the_type_of_rows() -> None:
     bfloat16 = np.dtype("bfloat16")
     half = FakeModel(

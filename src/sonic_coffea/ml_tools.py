@@ -99,7 +99,9 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         self.model = address.model
         self.version = address.version
         self._url = address.url
-        self._tls_root = options.get("root_certificates")
+        # Not the file of this name in the folder of a later call.
+        tls_root = options.get("root_certificates")
+        self._tls_root = Settings.make(self._url, tls_root=tls_root).tls_root
         self._batch_size = batch_size
 
     def __repr__(self) -> str:
