@@ -96,6 +96,27 @@ def listed(tmp_path: Path) -> Path:
     return path
 
 
+def test_servers_set_before_the_first_call_stay_until_the_file_changes(
+    servers: dict[str, ScriptedServer],
+    listed: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
+    one, two = servers.values()
+    with Pool(Settings.make(listed), connect=lambda url, **_: servers[url]) as pool:
+        pool.set_servers("grpc://s2:8001")
+        for _ in range(20):
+            assert twice(MODEL(jets(1.0), pool=pool, timeout_s=20)) == [1.0]
+        written(listed, "s1:8001\n")
+        until(lambda: "stay as they are" in caplog.text)  # so it has been read
+        assert pool.settings.servers == ("grpc://s2:8001",)
+        assert two.requests
+        assert not one.requests
+        written(listed, "grpc://s1:8001 # again\ngrpc://s2:8001\n")
+        until(lambda: len(pool.settings.servers) == 2)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

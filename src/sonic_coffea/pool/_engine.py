@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(self, settings: Settings, connect: Callable[..., Transport]) -> None:
         self.settings = settings
-        self._connect = connect
+        self._connect, self._first_servers = connect, settings.servers
         self.inbox: SimpleQueue[Task | None] = SimpleQueue()
         self.lock = threading.RLock()
         self.closing = threading.Event()
@@ -334,13 +334,13 @@ class Engine:
 
     def _watch(self, path: str) -> None:
         """Read the file of servers whenever it changes, until the pool is closed."""
-        servers, read_at, problem = None, 0, ""
+        servers, read_at, problem = self._first_servers, 0, ""
         while not self.closing.is_set():
             try:
                 changed_at = Path(path).stat().st_mtime_ns
                 if changed_at != read_at:
                     new = read_servers(path)
-                    if new != (servers or self.settings.servers):
+                    if new != servers:
                         self.set_servers(new)
                         logger.warning("the servers are now %s", ", ".join(new))
                     servers, read_at, problem = new, changed_at, ""
