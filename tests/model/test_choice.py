@@ -332,6 +332,30 @@ def test_changed_outputs_are_those_of_each_model(server: FakeServer) -> None:
     assert choice(EVENTS).b.tolist() == [[1.0, 1.5], [], [None, None], [4.0]]
 
 
+def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own() -> None:
+    parts = {name: sonic.Padded(name, 2) for name in ("a", "b")}
+    inputs = {**parts, "m": sonic.Mask()}
+    turned = {name: inputs[name] for name in ("b", "a", "m")}
+    outputs = {"n": ["n"], "w": sonic.Output(per="constituent")}
+    models = [
+        sonic.Model(f"of_{name}", each, outputs)
+        for name, each in zip("ab", (inputs, turned), strict=True)
+    ]
+
+    def served(inputs: Any) -> dict[str, np.ndarray]:
+        return {"n": inputs["m"].sum(axis=2), "w": inputs["b"][:, 0]}
+
+    events = ak.Array([{"a": [1.0, 2.0], "b": [3.0]}, {"a": [], "b": [4.0, 5.0]}])
+    functions = {model.name: FakeModel.of(model, served) for model in models}
+    with FakeServer(functions) as server, sonic.connect(server.url):
+        expected = [{"n": {"n": 1.0}, "w": [3.0]}, {"n": {"n": 2.0}, "w": [4.0, 5.0]}]
+        assert models[1](events).tolist() == expected
+        assert sonic.Folds(models)(events, fold=[1, 1]).tolist() == expected
+        without_lists = [sonic.Model(model.name, model.inputs, {"n": ["n"]}) for model in models]
+        means = sonic.Folds(without_lists, fold=None)(events)
+    assert means.n.tolist() == [(2 + 1) / 2, (0 + 2) / 2]
+
+
 def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
     """Those of another model's objects, and of objects that a mask leaves out."""
     shower = sonic.Model("plain_1", {"x": sonic.Row("shower")}, {"y": LABELS})

@@ -179,7 +179,9 @@ class Submission:
         bound: list[tuple[Inputs, Outputs]] = []
         first = self.models[0]
         for model in self.models:
-            is_same = (model.inputs, model.one_request_per) == (first.inputs, first.one_request_per)
+            # In the same order, too: a `Mask`, or an output, may belong to the first of them.
+            is_same = [*model.inputs.items()] == [*first.inputs.items()]
+            is_same = is_same and model.one_request_per == first.one_request_per
             inputs = bound[0][0] if bound and is_same else model.bind(objects)
             if bound and not is_same:
                 names = f"model {first.name!r}", f"model {model.name!r}"
