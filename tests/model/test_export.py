@@ -129,6 +129,12 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
     for made, scale in (("exported", 0.3), ("declared", 0.4)):
         layout = f"{made} Row(fields=(Feature('pt', scale={scale}, function='log'),)"
         assert layout in str(caught.value)
+    parts = {name: sonic.Padded("pf.pt", 2) for name in ("pf", "sv")}
+    model(**parts, mask=sonic.Mask()).export(JETS, file)
+    turned = {name: parts[name] for name in ("sv", "pf")}
+    with pytest.raises(errors.ContractError, match="input 'mask'\n.*beside='pf'.*\n.*beside='sv'"):
+        model(**turned, mask=sonic.Mask()).check_export(file)
+    model(**turned, mask=sonic.Mask(beside="pf")).check_export(file)
     sonic.provenance.to_parquet(JETS.pt, other_file, {"models": [], "packages": {}})
     with pytest.raises(errors.ConfigError, match="expected a file that export has written"):
         model().check_export(other_file)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from sonic_coffea.layouts._assignments import assignments
-from sonic_coffea.layouts._batch import Inputs, Segment, bind_inputs, check_told_apart, declared
+from sonic_coffea.layouts._batch import (
+    Inputs,
+    Segment,
+    bind_inputs,
+    check_told_apart,
+    declared,
+    resolved,
+)
 from sonic_coffea.layouts._elements import BLOCK_BYTES, Elements, bind_columns
 from sonic_coffea.layouts._features import (
     Feature,

@@ -145,7 +145,7 @@ class Inputs:
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
     """Return the tensors that a model's inputs make: type and shape of a row."""
-    each = (layout.tensors(name) for name, layout in _resolved(layouts).items())
+    each = (layout.tensors(name) for name, layout in resolved(layouts).items())
     return {name: spec for tensors in each for name, spec in tensors.items()}
 
 
@@ -164,12 +164,12 @@ def bind_inputs(
     one_request_per : {"row", "event"}, optional
         What has a request of its own; by default, rows share requests.
     """
-    resolved = _resolved(layouts)
-    sources = _sources(resolved, arrays)
+    inputs = resolved(layouts)
+    sources = _sources(inputs, arrays)
     bound: dict[str, Bound] = {}
-    for name in _in_order(resolved):
+    for name in _in_order(inputs):
         with within(f"input {name!r}"):
-            bound[name] = resolved[name].bind(sources[name], bound)
+            bound[name] = inputs[name].bind(sources[name], bound)
     bound = {name: bound[name] for name in layouts}
     first, rows = next((name, each.rows) for name, each in bound.items())
     for name, each in bound.items():
@@ -237,13 +237,13 @@ def _tells(layout: Layout) -> bool:
     return not layout.stacks and not layout.merges and layout.dependency is None
 
 
-def _resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+def resolved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts with what they take over from each other."""
-    resolved = {}
+    each = {}
     for name, layout in layouts.items():
         with within(f"input {name!r}"):
-            resolved[name] = layout.resolved(layouts)
-    return resolved
+            each[name] = layout.resolved(layouts)
+    return each
 
 
 def _segments(

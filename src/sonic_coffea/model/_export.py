@@ -21,6 +21,7 @@ from sonic_coffea.layouts import (
     check_index,
     content_of,
     declared,
+    resolved,
 )
 from sonic_coffea.model._declaration import Declaration
 from sonic_coffea.model._submission import as_array, values_of
@@ -60,7 +61,7 @@ def export(
     made_by = {
         "model": model.name,
         "config_hash": model.config_hash,
-        "inputs": {name: repr(layout) for name, layout in model.inputs.items()},
+        "inputs": {name: repr(layout) for name, layout in resolved(model.inputs).items()},
     }
     provenance.write_parquet(_groups(inputs, columns), path, {"models": [made_by]})
 
@@ -70,7 +71,8 @@ def check_export(model: Declaration, path: str | os.PathLike[str]) -> None:
     records = provenance.read(path)["models"]
     if len(records) != 1 or "inputs" not in (made_by := records[0]):
         raise ConfigError(f"expected a file that export has written, got {path}")
-    declared = {name: repr(layout) for name, layout in model.inputs.items()}
+    # What a mask counts depends on the order of the inputs.
+    declared = {name: repr(layout) for name, layout in resolved(model.inputs).items()}
     if model.config_hash == made_by["config_hash"] or declared == made_by["inputs"]:
         return
     lines = []
