@@ -409,6 +409,23 @@ def test_two_objects_may_choose_a_model(server: FakeServer) -> None:
     assert choice(events).b.tolist() == [1.0, 3.0]
 
 
+def test_outputs_may_be_in_another_order() -> None:
+    inputs, names = {"x": sonic.Row("pt")}, ("y", "z")
+    models = [
+        sonic.Model("first", inputs, dict.fromkeys(names)),
+        sonic.Model("second", inputs, dict.fromkeys(names[::-1])),
+    ]
+
+    def function(inputs: Any) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"], "z": 10 * inputs["x"]}
+
+    served = {model.name: FakeModel.of(model, function) for model in models}
+    jets = ak.Array([{"pt": 1.0, "n": 0}, {"pt": 2.0, "n": 1}])
+    with FakeServer(served) as running, sonic.connect(running.url):
+        for asked in (sonic.Folds(models, fold=None), sonic.Folds(models, fold="n")):
+            assert asked(jets).tolist() == [{"y": 1.0, "z": 10.0}, {"y": 2.0, "z": 20.0}]
+
+
 def test_models_of_different_shapes_are_refused() -> None:
     models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (2, 3)]
     served = {
@@ -424,6 +441,23 @@ def test_models_of_different_shapes_are_refused() -> None:
         assert choice(EVENTS[3:]).tolist() == [[[4.0, 4.0]]]
         with pytest.raises(errors.ContractError, match="scores of different types"):
             choice(EVENTS)
+
+
+def test_numbers_and_arrays_have_no_mean() -> None:
+    models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (1, 3)]
+    served = {
+        f"m{n}": FakeModel(
+            inputs={"x": ("float32", (1,))},
+            outputs={"y": ("float32", (n,))},
+            function=lambda inputs, n=n: {"y": np.tile(inputs["x"], n)},
+        )
+        for n in (1, 3)
+    }
+    three = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}])
+    with FakeServer(served) as running, sonic.connect(running.url):
+        for jets in (three, three[:2]):
+            with pytest.raises(errors.ContractError, match="scores of different types"):
+                sonic.Folds(models, fold=None)(jets)
 
 
 def test_pools_check_declarations(server: FakeServer) -> None:

@@ -222,6 +222,7 @@ class Pending:
             used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
         different = list(dict.fromkeys(used))
         each = [self.rows.without(one.content(), lost) for one in different]
+        _check_types(each)
         if self._is_mean and len(each) > 1:
             each = [ak.transform(_mean, *each, highlevel=False)]
         if numbers is None:
@@ -285,6 +286,14 @@ def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
         settling.result()
 
 
+def _check_types(each: Sequence[Content]) -> None:
+    """Refuse scores of different types, of which awkward would take a number for each row's."""
+    # Masked rows make an option of any type.
+    types = dict.fromkeys(re.sub(r"option\[|[]?]", "", str(one.form.type)) for one in each)
+    if len(types) > 1:
+        raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
+
+
 def chosen(
     numbers: Int64, each: Sequence[Content], *, optional: bool, default: float | None
 ) -> Content:
@@ -303,15 +312,9 @@ def chosen(
 
     Raises
     ------
-    ContractError
-        If the models give scores of different types.
     ConfigError
         If the scores have no numbers that the default could be.
     """
-    # Masked rows make an option of any type.
-    types = {re.sub(r"option\[|[]?]", "", str(scores.form.type)) for scores in each}
-    if len(types) > 1:
-        raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
     several = [*each, *([] if default is None else [_all(each[0].form, default)])]
     optional = optional or (default is None and bool(np.any(numbers < 0)))
     if len(several) == 1 and not optional:

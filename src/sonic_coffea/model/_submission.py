@@ -193,7 +193,8 @@ class Submission:
             if bound and is_shared and all(output.is_typed for output in each):
                 bound.append((inputs, bound[0][1]))
             else:
-                bound.append((inputs, Outputs.of(model.outputs, inputs)))
+                ordered = {name: model.outputs[name] for name in first.outputs}
+                bound.append((inputs, Outputs.of(ordered, inputs)))
         return bound
 
     def _numbers(self, rows: Structure) -> Int64 | None:
