@@ -102,6 +102,18 @@ def test_equal_declarations_are_the_same_task(lazy: Any) -> None:
     assert len(keys) == 2
 
 
+def test_scores_are_those_of_the_model_as_it_was() -> None:
+    model = sonic.Model("once", {"x": sonic.Row("pt")}, {"y": ["a"]})
+    once = FakeModel.of(model, lambda inputs: {"y": inputs["x"]})
+    twice = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["x"]})
+    jets = dak.from_awkward(ak.Array([{"pt": 1.0}, {"pt": 2.0}]), 1)
+    with FakeServer({"once": once, "twice": twice}) as server, sonic.connect(server.url):
+        scores = model(jets)
+        model.name = "twice"
+        both = dask.compute(scores.a, model(jets).a, scheduler="sync")
+    assert [each.tolist() for each in both] == [[1.0, 2.0], [2.0, 4.0]]
+
+
 def test_arrays_that_change_names_are_another_task() -> None:
     inputs = {name: sonic.Row("x") for name in ("first", "second")}
     model = sonic.Model("m", inputs, {"y": ["difference"]})

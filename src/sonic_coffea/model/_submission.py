@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -281,7 +282,10 @@ class Submission:
             )
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
         own = self._arrays
-        alone = replace(self._with(dict.fromkeys(own)), deadline=NEVER, of_partition=True)
+        # The models may be changed before the scores are computed.
+        models = tuple(map(copy, self.models))
+        alone = replace(self._with(dict.fromkeys(own)), models=models, deadline=NEVER)
+        alone = replace(alone, of_partition=True)
         options = (self.on_error, alone.version, self.deduplicate, self.default)
         servers = set[Any]()  # what is persisted under a key has the scores of its servers
         with contextlib.suppress(ConfigError):
