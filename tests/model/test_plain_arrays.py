@@ -80,6 +80,13 @@ def test_data_frames_are_scored_as_such() -> None:
     assert sonic.Row("kind", dtype="string").pack(FRAME).tolist() == [[b"x"], [b"y"], [b"x"]]
 
 
+def test_columns_of_one_name_are_refused(sonic_server: Any) -> None:
+    twice = sonic.Model("twice", {"x": sonic.Row("pt")}, {"a": ["b_c"], "a_b": ["c"]})
+    sonic_server(twice, functions={"twice": lambda inputs: {"a": inputs["x"], "a_b": inputs["x"]}})
+    with pytest.raises(errors.ConfigError, match="have one name: a_b_c, a_b_c; rename a label"):
+        twice(FRAME)
+
+
 def test_columns_may_have_the_name_of_an_input() -> None:
     same = sonic.Model("m", {"x": sonic.Row(["x", "y"])}, MODEL.outputs)
     columns = {"x": np.asarray([1.0, 2.0]), "y": np.asarray([3, 4])}
@@ -93,6 +100,7 @@ def test_columns_may_have_the_name_of_an_input() -> None:
 def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None:
     ordered = FRAME.sort_values("eta")
     folds = sonic.Folds([MODEL, MODEL])
+    unlabelled = {name: FRAME[name].to_numpy() for name in ("pt", "eta")}
     assert MODEL(ordered, mask=(ordered.pt > 1.5)).a.isna().tolist() == [False, False, True]
     for refused in (
         lambda: MODEL(ordered, mask=FRAME.pt > 1.5),
@@ -100,6 +108,8 @@ def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None
         lambda: folds(ordered, fold=FRAME.kind == "y"),
         lambda: folds(ordered, fold="kind2", events=FRAME.assign(kind2=0)),
         lambda: folds(dict(ordered.items()), fold=FRAME.kind == "y"),
+        lambda: folds(unlabelled, fold=FRAME.kind == "y", mask=ordered.pt > 1.5),
+        lambda: folds(unlabelled, fold=FRAME.kind == "y", version=ordered.pt.astype(int)),
         lambda: folds(sonic.Variations(up=ordered), fold=FRAME.kind == "y"),
         lambda: MODEL(sonic.Variations(up=ordered), mask=FRAME.pt > 1.5),
         lambda: MODEL(sonic.Variations(up=ordered), mask={"up": FRAME.pt > 1.5}),

@@ -557,7 +557,13 @@ def giving_back(objects: Any) -> Callable[[ak.Array], Any]:
 
 
 def _framed(empty: Any, scores: ak.Array) -> Any:
-    columns = {name: _plain(values) for name, values in columns_of(scores)}
+    each = columns_of(scores)
+    columns = {name: _plain(values) for name, values in each}
+    if len(columns) < len(each):
+        names = ", ".join(name for name, _ in each)
+        raise ConfigError(
+            f"two columns of scores have one name: {names}; rename a label in the declaration"
+        )
     columns = {name: list(v) if v.ndim > 1 else v for name, v in columns.items()}
     frame = type(empty)(columns, index=empty.index)
     frame.attrs.update(scores.attrs)

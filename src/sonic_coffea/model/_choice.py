@@ -142,7 +142,7 @@ class Choice:
     def _send(self, objects: Any, deadline: Deadline, *, events: Any = None, **how: Any) -> Pending:
         by, case = how.pop(self._what, self._by), None
         for each in objects.values() if isinstance(objects, Variations) else [objects]:
-            check_index(each, {"the events": events, f"the {self._what}s": by})
+            check_index(each, {"the events": events, f"the {self._what}s": by, **how})
         if by is _UNSAID:
             raise ConfigError(
                 f"which fold scores each event? Declare it once, as sonic.Folds(models, "
