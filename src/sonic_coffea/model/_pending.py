@@ -222,7 +222,8 @@ class Pending:
             used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
         different = list(dict.fromkeys(used))
         each = [self.rows.without(one.content(), lost) for one in different]
-        _check_types(each)
+        if len(each) > 1:
+            _check_types(each)
         if self._is_mean and len(each) > 1:
             each = [ak.transform(_mean, *each, highlevel=False)]
         if numbers is None:
