@@ -218,6 +218,15 @@ BOTH = {"nominal": ONE, "up": ONE}
 UNEQUAL = {"nominal": objects([[1], [2]]), "up": objects([[3], [4], [5], [6]])}
 
 
+def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
+    model = sonic.Model("model", {"x": sonic.Tokens({"Jet": sonic.Padded("x", 2)})}, {"y": ["a"]})
+    jets = ak.Array([[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]])
+    events = ak.zip({"x": [9.0, 8.0], "Jet": jets}, depth_limit=1)
+    for objects in (events, sonic.Variations(nominal=events, up=events)):
+        with pytest.raises(errors.FieldError, match="'x' is one of the record and one of 'Jet'"):
+            model(objects, pool=pool)
+
+
 @pytest.mark.parametrize(
     ("array", "options", "message"),
     [

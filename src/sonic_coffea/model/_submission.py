@@ -255,8 +255,10 @@ class Submission:
             for name, layout in model.inputs.items():
                 if _has_index(layout):  # where objects lie in the file may be told by any field
                     return {}
-                each[name] += layout.columns
-                each[None] += layout.columns
+                # Fields need not name the collection of a part, and may be in another one, too.
+                columns = [*layout.columns, *(part for part, _ in getattr(layout, "parts", ()))]
+                each[name] += columns
+                each[None] += columns
         return each
 
     def _trace(self, objects: Any) -> ak.Array:
