@@ -231,6 +231,23 @@ def test_answers_of_another_shape_are_refused(
         )
 
 
+def test_choices_of_several_classes_need_labels() -> None:
+    """Each row has one index, and not those of the rows before it."""
+    output = of_elements(choose="argmax")
+    model = sonic.Model("m", {"x": PADDED}, {"y": output})
+    served = FakeModel(
+        inputs={"x": ("float32", (1, 3))},
+        outputs={"y": ("float32", (3, 2))},
+        function=lambda inputs: {"y": np.repeat(inputs["x"].swapaxes(1, 2), 2, axis=2)},
+    )
+    with (
+        FakeServer({"m": served}) as server,
+        sonic.connect(server.url),
+        pytest.raises(errors.ResponseError, match="'y' came back .* for 1 choices of each row"),
+    ):
+        model(LISTS)
+
+
 @pytest.mark.parametrize("splits", [[0, 3], [0, 2, 4], [1, 2, 3], [0, 4, 3]])
 def test_answers_are_split_whole(splits: Any) -> None:
     """Of three values and two rows."""

@@ -240,7 +240,8 @@ class Output:
 
     def shaped(self, shape: Sequence[int]) -> Output:
         """Return it with the shape that a server tells, where none is declared."""
-        undeclared = self.labels is None and self.shape is None
+        # Of an output that chooses, the shape is not that of the choices.
+        undeclared = self.labels is None and self.shape is None and self.choose is None
         if not undeclared or any(n < 0 for n in shape):
             return self
         shaped = replace(self)
