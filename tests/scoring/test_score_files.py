@@ -300,6 +300,10 @@ def by_mass(events: Any) -> Any:
     return jets[ak.argsort(jets.mass, ascending=False)]
 
 
+def of_event(events: Any) -> Any:
+    return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
+
+
 MISFIT = "expected a score for each FatJet"
 
 
@@ -307,9 +311,12 @@ MISFIT = "expected a score for each FatJet"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": lambda e: ak.zip({"pt": e.genWeight, "mass": e.genWeight})}, MISFIT),
+        ({"features": of_event}, MISFIT),
         ({"features": lambda e: e.FatJet[e.FatJet.pt > 300]}, MISFIT),
         ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
+        # awkward repeats the one of a list of length 1, and of an array of one event.
+        ({"features": lambda e: of_event(e)[:, np.newaxis]}, MISFIT),
+        ({"features": lambda e: of_event(e)[:1], "collection": None}, "a score for each event"),
         ({"features": lambda e: e.FatJet[:, ::-1]}, f"{MISFIT} in its place"),
         ({"features": lambda e: sonic.Request({"x": by_mass(e)})}, f"{MISFIT} in its place"),
         ({"features": lambda e: e[::-1], "collection": None}, "each event in its place"),

@@ -104,7 +104,14 @@ class Scoring(SonicProcessor):
         depth = 1 if self.collection is None else 2
         columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
+        misfit = InputError(
+            f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
+            "must return inputs with the same events and objects"
+        )
+        if scored.ndim < depth or len(scored) != len(events):
+            raise misfit
         if self.collection is not None:
+            scored = ak.from_regular(scored, axis=1)  # one score would be that of all objects
             columns[INDEX] = ak.local_index(objects, axis=1)
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
@@ -118,12 +125,6 @@ class Scoring(SonicProcessor):
                     "file instead"
                 )
             columns[name] = column
-        misfit = InputError(
-            f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
-            "must return inputs with the same events and objects"
-        )
-        if scored.ndim < depth:
-            raise misfit
         try:
             # Scores that are None are a row, too.
             table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
