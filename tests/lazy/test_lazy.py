@@ -108,10 +108,12 @@ def test_scores_are_those_of_the_model_as_it_was() -> None:
     twice = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["x"]})
     jets = dak.from_awkward(ak.Array([{"pt": 1.0}, {"pt": 2.0}]), 1)
     with FakeServer({"once": once, "twice": twice}) as server, sonic.connect(server.url):
-        scores = model(jets)
+        scores = [model(jets).a]
+        model.inputs["x"] = sonic.Row(sonic.Feature("pt", scale=10.0))
+        scores += [model(jets).a]
         model.name = "twice"
-        both = dask.compute(scores.a, model(jets).a, scheduler="sync")
-    assert [each.tolist() for each in both] == [[1.0, 2.0], [2.0, 4.0]]
+        each = dask.compute(*scores, model(jets).a, scheduler="sync")
+    assert [one.tolist() for one in each] == [[1.0, 2.0], [10.0, 20.0], [20.0, 40.0]]
 
 
 def test_arrays_that_change_names_are_another_task() -> None:

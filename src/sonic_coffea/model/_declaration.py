@@ -107,6 +107,12 @@ class Declaration(WithPool):
         # Without the hash, as another release may hash differently.
         return {**super().__getstate__(), "_hashed": None}
 
+    def __copy__(self) -> Any:
+        # Its inputs and outputs may be changed without those of the original.
+        copied = super().__copy__()
+        copied.inputs, copied.outputs = {**self.inputs}, {**self.outputs}
+        return copied
+
     @property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
