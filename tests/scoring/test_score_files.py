@@ -185,6 +185,23 @@ def test_trees_have_numbers_only(server: FakeServer, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_trees_lack_no_row_that_has_a_score(sonic_server: Any, tmp_path: Path) -> None:
+    """ROOT knows no None, such as the choice where the model leaves nothing to choose."""
+    leading = sonic.Output(per="constituent", choose="argmax")
+    inputs = {"x": sonic.Padded("constituents.pt", 4)}
+    model = sonic.Model("leading", inputs, {"y": ["pt"], "leading": leading})
+
+    def function(inputs: Any) -> Any:
+        pt = inputs["x"][:, 0]
+        return {"y": pt[:, :1], "leading": np.where(pt[:, :1] > 100.0, pt, -np.inf)}
+
+    sonic_server(model, functions={"leading": function})
+    everything = sonic.score_files(model, FILES[0], tmp_path / "jets.parquet", collection="FatJet")
+    assert everything.scored < everything.rows
+    with pytest.raises(errors.ConfigError, match="'leading' is None for objects that have a score"):
+        sonic.score_files(model, FILES[0], tmp_path / "jets.root", collection="FatJet")
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".root"])
 def test_only_a_later_chunk_has_a_masked_row(
     server: FakeServer, suffix: str, tmp_path: Path

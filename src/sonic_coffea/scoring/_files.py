@@ -88,8 +88,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         NanoAOD files; URLs that uproot reads, too.
     output : path
         A ``.parquet`` or a ``.root`` file. A ROOT file has a tree ``Scores``, without rows for
-        objects that have no score: ROOT knows no None. It has plain numbers only. A file that is
-        there is replaced if this package has written it, and refused otherwise.
+        objects that have no score: ROOT knows no None, and a column that is None for other objects
+        is an error. It has plain numbers only. A file that is there is replaced if this package has
+        written it, and refused otherwise.
     collection : str, optional
         The collection to score, such as ``"FatJet"``; by default, the events. Of jets, the model
         may read the constituents: ``"constituents.pt"``.

@@ -8,11 +8,12 @@ import hashlib
 import importlib.util
 import inspect
 import marshal
+import operator
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -125,6 +126,7 @@ class Scoring(SonicProcessor):
                     "file instead"
                 )
             columns[name] = column
+        self._check_whole(objects, columns_of(scored), depth - 1)
         try:
             # Scores that are None are a row, too.
             table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
@@ -142,6 +144,18 @@ class Scoring(SonicProcessor):
         path = self._path(events.metadata)
         provenance.to_parquet(table, path, scored)
         return self._counted(events, path, resumed=0)
+
+    def _check_whole(self, objects: Any, scores: Any, axis: int) -> None:
+        """Refuse a column of ROOT that is None where there is a score: the row would be lost."""
+        absent = {name: ak.is_none(score, axis=axis) for name, score in scores}
+        unscored = reduce(operator.and_, absent.values())
+        absent |= {name: ak.is_none(objects[name], axis=axis) for name in self.keep}
+        for name, is_none in absent.items():
+            if self.flat and ak.any(is_none & ~unscored, axis=None):
+                raise ConfigError(
+                    f"{name!r} is None for objects that have a score, which a ROOT file cannot "
+                    "hold; write a .parquet file instead"
+                )
 
     def _checked(self, events: Any) -> Any:
         """Return the objects; refuse events that lack them, their numbers, or a field to keep."""
