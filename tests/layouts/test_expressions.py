@@ -138,6 +138,14 @@ def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: floa
     assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
 
 
+def test_the_least_integer_is_not_negated() -> None:
+    row, least = sonic.Row(feature("-a"), "float64"), np.iinfo(np.int64).min
+    assert row.pack({"a": [-3, 2]}).tolist() == [[3.0], [-2.0]]
+    assert np.signbit(row.pack({"a": [0.0]}))
+    with pytest.raises(InputError, match="an integer is too large for int64"):
+        row.pack({"a": [least]})
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_sums_that_wrap_around_are_refused(dtype: type) -> None:
     large, total = np.iinfo(dtype).max, sonic.Row(feature("sum(a)"), "float64")

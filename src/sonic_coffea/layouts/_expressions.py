@@ -241,6 +241,8 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
 def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:
     """Return what is evaluated: names of terms, numbers, operators and calls of `FUNCTIONS`."""
     read = partial(_read, terms=terms, what=what)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = ast.BinOp(ast.Constant(-1), ast.Mult(), node.operand)  # which is checked
     if isinstance(node, ast.BinOp) and not isinstance(node.op, _NO_OPERATORS):
         left, right, kind = read(node.left), read(node.right), type(node.op)
         call = ast.Call(ast.Name(kind.__name__, ast.Load()), [left, right], [])
