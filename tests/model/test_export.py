@@ -225,3 +225,5 @@ def test_variations_and_graphs_are_not_packed() -> None:
         model().pack(sonic.Variations(nominal=JETS))
     with pytest.raises(errors.InputError, match="in memory"):
         model().pack(ak.Array(JETS.layout.to_typetracer()))
+    with pytest.raises(errors.InputError, match="in memory"):
+        sonic.Row("pt").pack(ak.Array(JETS.layout.to_typetracer()))

@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._features import Feature
 from sonic_coffea.layouts._options import DType, equals, hashed
-from sonic_coffea.layouts._source import Source, check_index
+from sonic_coffea.layouts._source import Source, check_index, has_no_data
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
@@ -261,6 +261,8 @@ class Layout(ABC):
         return bound.rows.unflatten(bound.layout.content(widened(tensor), bound))
 
     def _whole(self, array: Any) -> tuple[Bound, Batch]:
+        if has_no_data(array):
+            raise InputError("layouts pack arrays that are in memory; compute lazy ones")
         check_index(array)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
