@@ -235,6 +235,7 @@ def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
         ({"nominal": {"x": ONE}, "up": {"z": ONE}}, {}, "variation 'up' has other inputs"),
         ({"nominal": ONE, "up": None}, {}, "expected an array of each variation"),
         (BOTH, {"mask": {"nominal": [True]}}, "no mask for variation 'up'; there are"),
+        (BOTH, {"mask": {"dwon": [True], **BOTH}}, "mask is of no variation 'dwon'"),
         (BOTH, {"mask": True}, "mask: expected an array, got bool"),
         (BOTH, {"mask": "[true]"}, "mask: expected an array, got str"),
         # As many in total would be scored by those of others.

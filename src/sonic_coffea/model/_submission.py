@@ -121,6 +121,9 @@ class Submission:
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
         if isinstance(objects, Variations):
+            for what, array in self._arrays.items():
+                if isinstance(array, Mapping):
+                    require(array, objects, f"{what} is of no variation", InputError)
             for name, varied in objects.items():
                 check_index(varied, self._arrays_of(name))
         else:
