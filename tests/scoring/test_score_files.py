@@ -196,8 +196,10 @@ def test_trees_lack_no_row_that_has_a_score(sonic_server: Any, tmp_path: Path) -
         return {"y": pt[:, :1], "leading": np.where(pt[:, :1] > 100.0, pt, -np.inf)}
 
     sonic_server(model, functions={"leading": function})
-    everything = sonic.score_files(model, FILES[0], tmp_path / "jets.parquet", collection="FatJet")
-    assert everything.scored < everything.rows
+    table = tmp_path / "jets.parquet"
+    everything = sonic.score_files(model, FILES[0], table, collection="FatJet")
+    assert everything.scored == everything.rows
+    assert ak.any(ak.is_none(ak.from_parquet(table).leading))
     with pytest.raises(errors.ConfigError, match="'leading' is None for objects that have a score"):
         sonic.score_files(model, FILES[0], tmp_path / "jets.root", collection="FatJet")
 

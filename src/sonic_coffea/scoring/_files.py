@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sonic_coffea import provenance
 from sonic_coffea._extras import needed
 from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError, expect
+from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
@@ -158,7 +160,8 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
             f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
         )
-    rows, scored = _join(chunks, target, made_by)
+    beside = len(EVENT_ID) + (collection is not None) + len(keep)
+    rows, scored = _join(chunks, target, made_by, beside)
     shutil.rmtree(parts, ignore_errors=True)
     statistics = out if STATISTICS_KEY in out else Statistics()
     return ScoredFiles(
@@ -202,9 +205,15 @@ def _run(
     return out, [Path(chunk["path"]) for chunk in chunks]
 
 
-def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
-    """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
+def _join(
+    parts: Sequence[Path], target: Path, made_by: dict[str, Any], beside: int = 0
+) -> tuple[int, int]:
+    """Write the chunks' rows into one file, whole or not at all; return rows, and those scored.
+
+    A row is scored if any column has a value, but for those `beside` the scores, the first ones.
+    """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     rows = scored = 0
     try:
@@ -216,7 +225,8 @@ def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple
             for part in parts:
                 table = _table(part, schema)
                 rows += len(table)
-                scored += len(table) - table.columns[-1].null_count
+                is_scored = reduce(pc.or_, map(pc.is_valid, table.columns[beside:]))
+                scored += pc.sum(is_scored, min_count=0).as_py()
                 write(table)
     except pa.ArrowException as error:
         raise ConfigError(
