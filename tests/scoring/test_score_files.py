@@ -174,6 +174,13 @@ def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) ->
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
+@pytest.mark.usefixtures("server")
+def test_fields_to_keep_may_come_from_an_iterator(out: Path) -> None:
+    names: Any = iter(["eta"])
+    sonic.score_files(MODEL, FILES, out, collection="FatJet", keep=names)
+    assert ak.from_parquet(out).eta.tolist() == ak.flatten(events()["FatJet_eta"]).tolist()
+
+
 def test_trees_have_numbers_only(server: FakeServer, tmp_path: Path) -> None:
     out = tmp_path / "jets.root"
     lists = sonic.Model("mass", MODEL.inputs, {"y": None})

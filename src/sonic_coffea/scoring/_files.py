@@ -160,7 +160,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
             f"an interrupted run was scored by {named}; to score all of it anew, use "
             "--restart (resume=False)"
         )
-    beside = len(EVENT_ID) + (collection is not None) + len(keep)
+    beside = len(EVENT_ID) + (collection is not None) + len(scoring.keep)
     rows, scored = _join(chunks, target, made_by, beside)
     shutil.rmtree(parts, ignore_errors=True)
     statistics = out if STATISTICS_KEY in out else Statistics()

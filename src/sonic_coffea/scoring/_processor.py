@@ -52,8 +52,8 @@ class Scoring(SonicProcessor):
     def __post_init__(self) -> None:
         self.models = {"scores": self.model}
         used = None if self.features is None else identity(self.features)
-        of_model, keep = self.model.config_hash, tuple(self.keep)
-        declared = (__version__, of_model, self.collection, keep, self.on_error, used)
+        of_model, self.keep = self.model.config_hash, tuple(self.keep)  # of an iterator, too
+        declared = (__version__, of_model, self.collection, self.keep, self.on_error, used)
         self.digest = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
