@@ -267,3 +267,17 @@ def test_axes_of_length_one_are_no_lists_of_one_object(counts: list[int]) -> Non
     tensor = layout.pack(images)
     assert tensor.shape == (2, 1, 3, 4)
     assert str(layout.unpack(tensor, images).type) == "2 * var * 1 * 3 * 4 * float32"
+
+
+@pytest.mark.parametrize(
+    ("value", "tensor"),
+    [
+        (1.0, np.ma.masked_greater([[[1.0, 2.0]], [[3.0, 4.0]]], 2.0)),
+        ("a", np.asarray([[["a", "b"]], [["c", "d"]]], object)),
+        ("a", np.asarray([[[b"a", None]], [[b"c", b"d"]]], object)),
+    ],
+)
+def test_values_that_pack_does_not_make_are_not_unpacked(value: Any, tensor: Any) -> None:
+    layout = Padded("v", 2, dtype="string" if value == "a" else "float32")
+    with pytest.raises(InputError, match="values without a mask, and strings of type bytes"):
+        layout.unpack(tensor, ak.Array({"v": [[value, value]] * 2}))

@@ -248,15 +248,22 @@ class Layout(ABC):
         Raises
         ------
         InputError
-            If the tensor has another shape than `pack` makes.
+            If the tensor has another shape than `pack` makes, masked values, or strings that are
+            not of type bytes.
         """
-        tensor = np.asarray(tensor)
+        is_masked, tensor = np.ma.is_masked(tensor), np.asarray(tensor)
         bound, batch = self._whole(array)
         expected = bound.layout.tensor_shape(bound, batch)
         if tensor.shape != expected:
             raise InputError(
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
+            )
+        texts = tensor.flat if self.dtype == STRING else ()
+        if is_masked or not all(isinstance(text, bytes) for text in texts):
+            raise InputError(
+                f"{type(self).__name__}.unpack: expected values without a mask, and strings of "
+                "type bytes, as pack makes them"
             )
         return bound.rows.unflatten(bound.layout.content(widened(tensor), bound))
 
