@@ -58,6 +58,9 @@ def test_digests_are_of_the_models_that_scored_rows() -> None:
     events = ak.Array([[{"pt": 1.0}], [{"pt": 2.0}]])
     with FakeServer(served) as server, sonic.connect(server.url):
         one, both = (sonic.Folds(models)(events, fold=fold) for fold in ([0, 0], [1, 0]))
+        reverse = sonic.Folds(models[::-1])(events, fold=None)
+    assert reverse.attrs["sonic"]["model"] == "b, a"
+    assert reverse.attrs["sonic"]["digest"] == "file of b, file of a"
     assert one.attrs["sonic"]["digest"] == "file of a"
     assert both.attrs["sonic"]["digest"] == "file of a, file of b"
 

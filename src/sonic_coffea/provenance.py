@@ -41,7 +41,7 @@ def join_digests(digests: Iterable[str | None]) -> str | None:
     each = dict.fromkeys(digests)
     if not any(each):
         return None
-    return ", ".join(sorted(digest or "unknown" for digest in each))
+    return ", ".join(digest or "unknown" for digest in each)
 
 
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:

@@ -240,7 +240,11 @@ class Pending:
             The models whose scores are meant, by their places; by default, all.
         """
         numbers = range(len(self._models)) if numbers is None else numbers
-        parts = [part for part in self.parts if part.number in numbers]
+        # The digests are in the order of the models and versions.
+        parts = sorted(
+            (part for part in self.parts if part.number in numbers),
+            key=lambda part: (part.number, *sorted(part.call.served_versions)),
+        )
         names, versions, hashes = zip(*(self._models[number] for number in numbers), strict=True)
         served = {n: set[str]() for n in numbers}
         for part in parts:
