@@ -235,6 +235,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (output(axes=2), "and per='constituent', got axes=2"),
     *((output(axes=(n, "x")), "axis has an input's elements") for n in (0, True, "+", "1+")),
     (output(choose="argmax"), "needs per='constituent'"),
+    (output(per="constituent", of="sv", axes=("pf",)), "of= is one of the inputs that axes= names"),
     (chosen(shape=(2,)), "chooses constituents has .* neither a shape"),
     (chosen(dtype="string"), "neither a shape, strings"),
     (chosen(function="softmax"), "strings nor a function"),

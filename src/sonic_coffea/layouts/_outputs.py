@@ -121,7 +121,7 @@ class Output:
             declare(self, axes=tuple(self.axes))
         labels, axes, chosen, by_row = self.labels, self.axes, self.choose, self.per == "row"
         several = isinstance(axes, tuple)
-        named = several and any(of for of, _, _ in self.named_axes)
+        named = [of for of, _, _ in self.named_axes if of] if several else []
         valid = named or (isinstance(axes, int) and axes >= 1)
         numbers = self.dtype != STRING and not self.shape and not several
         computed = self.function or self.groups or self.discriminants or self._is_scaled
@@ -135,6 +135,9 @@ class Output:
                 not valid or (by_row and axes != 1)
             ),
             "of= or choose= needs per='constituent'": by_row and (self.of or chosen),
+            f"of= is one of the inputs that axes= names, got {self.of!r} and {axes!r}": (
+                several and self.of not in (None, *named)
+            ),
             "an output with splits of its own is not per constituent": self.splits and not by_row,
             "an output that chooses constituents has labels or one number, a number of axes, and "
             "neither a shape, strings nor a function": chosen and (not numbers or computed),
