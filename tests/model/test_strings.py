@@ -78,6 +78,14 @@ def test_equal_strings_are_sent_once() -> None:
     assert pending.statistics.total().rows == 2
 
 
+def test_equal_strings_without_an_axis_are_sent_once(sonic_server: Any) -> None:
+    model = sonic.Model("m", {"x": sonic.Row("id", dtype="string", axis_order="")}, {"y": None})
+    server = sonic_server(model)
+    jets = ak.Array({"id": ["a", "", "a"]})
+    assert model(jets, deduplicate=True).tolist() == model(jets).tolist()
+    assert [request.rows for request in server.requests] == [2, 3]
+
+
 def test_numbers_for_strings_fail_before_a_row_leaves(server: FakeServer) -> None:
     numbers = sonic.Model("words", {"x": sonic.Row(["a", "b"])}, {"joined": None})
     with pytest.raises(errors.ContractError) as caught:

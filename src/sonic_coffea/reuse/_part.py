@@ -115,7 +115,8 @@ def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
     """Return a tensor with equally many bytes in each row: hashes in place of strings."""
     if tensor.dtype != STRINGS:
         return tensor
-    each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)
+    rows = (tensor[i : i + 1] for i in range(len(tensor)))  # tensor[i] may be a string
+    each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in rows)
     return np.frombuffer(b"".join(each), np.uint8).reshape(len(tensor), -1)
 
 
