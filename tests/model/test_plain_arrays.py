@@ -70,6 +70,7 @@ def test_data_frames_are_scored_as_such() -> None:
     assert given.columns.tolist() == ["y_a", "n", "s", "v"]
     assert given.n.tolist()[1:] == [2.0, 3.0]
     assert given.s.tolist()[1:] == ["2", "3"]
+    assert given.v.iloc[0] is None
     assert [*given.v.iloc[1]] == [2.0, -2.0]
     assert MODEL(FRAME[:0]).shape == (0, 2)
     assert MODEL.pack(FRAME)["x"].tolist() == FRAME[["pt", "eta"]].to_numpy().tolist()

@@ -558,16 +558,24 @@ def giving_back(objects: Any) -> Callable[[ak.Array], Any]:
 
 def _framed(empty: Any, scores: ak.Array) -> Any:
     each = columns_of(scores)
-    columns = {name: _plain(values) for name, values in each}
+    columns = {name: _column(values) for name, values in each}
     if len(columns) < len(each):
         names = ", ".join(name for name, _ in each)
         raise ConfigError(
             f"two columns of scores have one name: {names}; rename a label in the declaration"
         )
-    columns = {name: list(v) if v.ndim > 1 else v for name, v in columns.items()}
     frame = type(empty)(columns, index=empty.index)
     frame.attrs.update(scores.attrs)
     return frame
+
+
+def _column(scores: ak.Array) -> Any:
+    """Return a column of a data frame; of scores that are arrays, one or None in each row."""
+    plain = _plain(scores)
+    if plain.ndim < 2:
+        return plain
+    absent = ak.to_numpy(ak.is_none(scores)).tolist()
+    return [None if is_none else row for row, is_none in zip(plain, absent, strict=True)]
 
 
 def _plain(scores: ak.Array) -> Any:
