@@ -572,6 +572,13 @@ def _framed(empty: Any, scores: ak.Array) -> Any:
 def _column(scores: ak.Array) -> Any:
     """Return a column of a data frame; of scores that are arrays, one or None in each row."""
     plain = _plain(scores)
+    if np.ma.isMaskedArray(plain) and plain.dtype.kind in "iu":  # pandas makes them real numbers
+        numbers = plain.compressed()
+        if np.any(numbers.astype(np.float64).astype(numbers.dtype) != numbers):
+            raise InputError(
+                f"scores of type {numbers.dtype} beside None are float64 in a data frame, which "
+                "rounds them; give awkward arrays"
+            )
     if plain.ndim < 2:
         return plain
     absent = ak.to_numpy(ak.is_none(scores)).tolist()
