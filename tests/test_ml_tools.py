@@ -236,6 +236,20 @@ def test_other_numbers_are_converted_with_a_warning(
     np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [("int32", 2**40), ("int32", 1.5), ("int64", np.nan), ("uint8", -1), ("float32", 1e300)],
+)
+def test_numbers_that_the_model_cannot_hold_are_refused(dtype: str, number: float) -> None:
+    of_type = {"x": (dtype, (1,))}
+    model = FakeModel(inputs=of_type, outputs=of_type, function=lambda inputs: inputs)
+    with FakeServer({"m": model}) as server:
+        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
+        with pytest.raises(errors.InputError, match=f"'x' has .*, which {dtype} cannot hold"):
+            wrapper(["x"], {"x": np.asarray([[1], [number]])})
+        assert not server.requests
+
+
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
 def test_requests_of_the_batch_size_go_through_the_pool_of_the_process(
     connected: sonic.Pool, url: str, arrays: dict[str, Any], batch_size: int, rows: int

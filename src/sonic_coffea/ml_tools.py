@@ -142,7 +142,8 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         Raises
         ------
         InputError
-            If arrays hold None or no numbers, differ in length, or only some of them are lazy.
+            If arrays hold None, no numbers, or numbers that the model's type cannot hold, differ in
+            length, or only some of them are lazy.
         ContractError
             If the model has other inputs or outputs, or of other shapes.
         """
@@ -197,6 +198,7 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         )
         for name, tensor in input_dict.items():
             if len(tensor) and tensor.dtype != types[name]:
+                _check_held(name, tensor, types[name])
                 warnings.warn(
                     f"input {name!r} of model {self.model!r} is {tensor.dtype} and is converted to "
                     f"{types[name]}, which the model takes",
@@ -339,6 +341,17 @@ def _check_usable(name: str, tensor: Tensor) -> None:
         raise InputError(f"input {name!r} is one number; expected an array with an axis of rows")
     if tensor.dtype == STRINGS or tensor.dtype.name not in DATATYPES.values():
         raise InputError(f"input {name!r} is {tensor.dtype}; expected numbers of a KServe type")
+
+
+def _check_held(name: str, tensor: Tensor, target: np.dtype[Any]) -> None:
+    """Refuse numbers that the model's type would change by more than rounding."""
+    with np.errstate(all="ignore"):
+        converted = tensor.astype(target)
+    wrong = np.isfinite(tensor) & ~np.isfinite(converted)
+    if target.kind in "iub":
+        wrong = converted != tensor
+    for value in tensor[wrong][:1]:
+        raise InputError(f"input {name!r} has {value}, which {target} cannot hold")
 
 
 def _nothing(spec: TensorSpec | None) -> Tensor:
