@@ -253,6 +253,12 @@ def test_bad_variations_and_versions_are_refused(
         MODEL(given, pool=pool, **options)
 
 
+def test_names_of_variations_may_be_numbers(pool: Pool) -> None:
+    pending = MODEL.submit(sonic.Variations({1: ONE, 2: ONE}), pool=pool)
+    assert "under 1, 2" in repr(pending)
+    assert [*pending.result()] == [1, 2]
+
+
 def test_graphs_are_all_sent_also_of_variations(sonic_server: Any) -> None:
     graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": sonic.Output(per="constituent")})
     sonic_server(graph, functions={"g": lambda inputs: {"y": 2 * inputs["x"]}})

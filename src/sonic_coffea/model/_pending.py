@@ -99,7 +99,7 @@ class Pending:
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
-        varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
+        varied = f" under {', '.join(map(str, self.lengths))}" if self.lengths else ""
         state = f"{len(self.rows)} rows, {'done' if self.done() else 'on its way'}"
         state = state if self._ready is None else f"later, as {self._ready!r}"
         return f"<Pending {printable(self._name)}{varied}: {state}>"
