@@ -421,6 +421,8 @@ def test_nothing_is_assigned_that_has_no_probability() -> None:
     [
         ({"H": PAIRS, "b": ak.Array([[0.5]] * 2)}, 1, "different numbers of events: H 3, b 2"),
         ({"H": PAIRS[:1], "b": ak.Array([[0.5]])}, 1, "'b': expected 3 constituents in each axis"),
+        ({"H": PAIRS[:1], "b": np.ones((1, 9, 1))}, 1, "'b': expected 3 constituents in each axis"),
+        ({"H": PAIRS[1:2], "b": ak.Array([[0.5]])}, 1, "'b': expected 0 constituents in each axis"),
         *((nothing, 1, "a dict of targets") for nothing in ({}, None, {"b": ak.Array([0.5])})),
         ({"b": ak.Array([[0.5]])}, -1, "expected choices to be a number of at least 1, got -1"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import awkward as ak
@@ -100,14 +102,16 @@ def assignments(
 def _numbers(array: ak.Array, length: int, name: str) -> Tensor:
     """Return the numbers of events of one length, one axis for all combinations."""
     shape = (len(array), *(length,) * (array.ndim - 1))
-    try:
+    numbers = None
+    with suppress(ValueError):
         numbers = ak.to_numpy(ak.fill_none(array, -np.inf, axis=-1), allow_missing=False)
-        numbers = numbers.astype(np.float64).reshape(shape).reshape(len(array), -1)
-    except ValueError:
+    # Without constituents, awkward may not know how many axes there are.
+    if numbers is None or (numbers.shape != shape if length else numbers.size):
         raise InputError(
             f"target {name!r}: expected {length} constituents in each axis, as the first target "
             "has; give outputs of the same event"
-        ) from None
+        )
+    numbers = numbers.astype(np.float64).reshape(len(array), math.prod(shape[1:]))
     finite: Tensor = np.nan_to_num(numbers, nan=-np.inf, neginf=-np.inf)
     return finite
 
