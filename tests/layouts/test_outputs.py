@@ -212,6 +212,7 @@ OTHER = r"came back with shape .* for 1 rows of"
         (of_elements(shape=(2,)), PADDED, (3, 3), None),
         (sonic.Output(shape=(2,)), PADDED, (3,), None),
         (sonic.Output(["a", "b"]), PADDED, (3,), "'y': expected 2 values for labels a, b"),
+        (sonic.Output([*"abcd"]), PADDED, (2, 2), "'y': expected 4 values for labels a, b, c, d"),
         (of_elements(["a", "b"], axes=("labels", "x")), PADDED, (), None),
         (of_elements(choose="argmax"), PADDED, (3, 2), None),
         (of_elements(["a", "b"], axes=2, choose="argmax"), PADDED, (3, 3, 2), None),

@@ -311,7 +311,8 @@ class Output:
     def check_each(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a response whose numbers for each element differ from the declaration."""
         expected = ""
-        if self.labels is not None and math.prod(shape) != len(self.labels):
+        lengths = [n for n in shape if n != 1] or [1]
+        if self.labels is not None and lengths != [len(self.labels)]:
             expected = f"{len(self.labels)} values for labels {', '.join(self.labels)}"
         if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
             expected = f"shape {list(self.shape)} of each"
