@@ -300,6 +300,14 @@ def by_mass(events: Any) -> Any:
     return jets[ak.argsort(jets.mass, ascending=False)]
 
 
+def swapped(events: Any) -> Any:
+    """Jets of events of which two, with as many jets, are in each other's place."""
+    order = np.arange(len(events))
+    one, other = np.flatnonzero(ak.num(events.FatJet) == 2)[:2]
+    order[[one, other]] = other, one
+    return events[order].FatJet
+
+
 MISFIT = "expected a score for each FatJet"
 
 
@@ -312,6 +320,7 @@ MISFIT = "expected a score for each FatJet"
         ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
         ({"features": lambda e: e.FatJet[:, ::-1]}, f"{MISFIT} in its place"),
         ({"features": lambda e: sonic.Request({"x": by_mass(e)})}, f"{MISFIT} in its place"),
+        ({"features": swapped}, f"{MISFIT} in its place"),
         ({"features": lambda e: e[::-1], "collection": None}, "each event in its place"),
         ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
         ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),

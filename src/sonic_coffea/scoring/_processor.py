@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import awkward as ak
+import numpy as np
 from awkward.types import ListType, NumpyType, OptionType
 from dask.base import tokenize
 
@@ -81,7 +82,12 @@ class Scoring(SonicProcessor):
 
         Their scores would be written beside other objects.
         """
-        where = ak.local_index(objects, axis=0 if self.collection is None else 1)
+        first: Any = 0
+        if self.collection is not None:
+            counts = ak.to_numpy(ak.num(objects))
+            first = ak.Array(np.cumsum(counts) - counts)
+        # Numbers over all events, as whole events may be moved.
+        where = first + ak.local_index(objects, axis=0 if self.collection is None else 1)
         noted = ak.with_field(objects, where, _NOTED)
         if self.collection is not None:
             noted = ak.with_field(events, noted, self.collection)
@@ -89,7 +95,8 @@ class Scoring(SonicProcessor):
         given = sent.objects if isinstance(sent, Request) else sent
         for records in given.values() if isinstance(given, Mapping) else [given]:
             places = records[_NOTED] if _NOTED in getattr(records, "fields", ()) else where
-            if ak.any(places != ak.local_index(places, axis=-1), axis=None):
+            is_whole = len(places) == len(events)
+            if not is_whole or ak.any(places != first + ak.local_index(places), axis=None):
                 raise InputError(
                     f"expected a score for each {self.collection or 'event'} in its place, but "
                     "features= cuts or sorts them; ak.mask those that are not to be scored"
