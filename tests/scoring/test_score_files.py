@@ -7,6 +7,7 @@ import importlib
 import json
 import linecache
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -288,6 +289,15 @@ def test_interrupted_runs_of_folds_that_are_versions_of_one_model_go_on(out: Pat
         interrupt(server, folds, out)
         assert sonic.score_files(folds, FILES, out, **SMALL).resumed > 0
     is_right(ak.from_parquet(out))
+
+
+def test_models_of_pickles_have_their_own_servers(out: Path) -> None:
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server:
+        with sonic.connect(server.url):
+            model = pickle.loads(pickle.dumps(MODEL))
+        for declared in (model, sonic.Folds([model, model], fold="event % 2")):
+            assert sonic.score_files(declared, FILES, out, **SMALL).scored > 0
+            is_right(ak.from_parquet(out))
 
 
 def of_fields(*fields: str) -> sonic.Model:
