@@ -95,8 +95,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
         memory_bytes = worker.memory_manager.memory_limit
-        suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
-        take_part(partial(suspend, suspended), memory_bytes, _pool_of_task)
+        take_part(suspend, memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
         offer_metrics(partial(_pools, worker))
         # Waited for, as the first task may fail for good, or contact the servers.

@@ -307,7 +307,8 @@ class Pool:
             self._engine.calls.add(call)
             return partial(PoolCore.submitted, slices=slices)
 
-        call.begin(sum(request.rows for request in slices), self._engine.abandon)
+        rows = sum(request.rows for request in slices)
+        call.begin(rows, self._engine.abandon, self.settings)
         self.count(call.statistics)
         if slices:
             self._engine.post(submitted)
