@@ -243,6 +243,21 @@ def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> N
                 assert client.submit(by_reference, 1, **options).result() == 2.0
 
 
+def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
+    def enter(url: str) -> None:
+        with sonic.connect(url):
+            pass
+
+    with multiplier(2) as one, Client(cluster) as client, sonic.connect(one.url, client=client):
+        (here, *_) = client.scheduler_info(n_workers=-1)["workers"]
+        one.hold()
+        under_way = client.submit(by_reference, 1, workers=[here], pure=False)
+        until(lambda: bool(one.requests))
+        client.submit(enter, one.url, workers=[here]).result()
+        one.release()
+        assert under_way.result() == 2.0
+
+
 def test_connections_of_other_threads_do_not_change_those_of_a_client(
     cluster: LocalCluster,
 ) -> None:

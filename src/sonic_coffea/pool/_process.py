@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._settings import Settings
 
 Wait = Callable[[threading.Event, float | None, Settings], bool]
@@ -44,6 +45,14 @@ def take_part(wait: Wait, memory_bytes: float | None, pool_of_task: Callable[[],
 def pool_of_task() -> Any:
     """Return the pool of the client that sent the task of this thread; None if nobody knows."""
     return None if _pool_of_task is None else _pool_of_task()
+
+
+def is_in_task() -> bool:
+    """Return whether this thread runs a task of a dask worker that is connected."""
+    try:
+        return pool_of_task() is not None
+    except ConfigError:  # the client of the task is not
+        return True
 
 
 def memory_bytes() -> float | None:

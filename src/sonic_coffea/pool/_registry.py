@@ -43,7 +43,7 @@ _of_thread = threading.local()
 def install(settings: Settings, *, claim: bool = True) -> Pool:
     """Return the pool of this process with these settings, as its default; open it if need be.
 
-    Without a claim, it closes when the last ``with`` block that uses it ends.
+    Without a claim, it closes when the last ``with`` block that uses it ends, except in a task.
     """
     with _lock:
         pool = _known(settings)
