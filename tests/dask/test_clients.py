@@ -155,6 +155,20 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: Loca
         assert client.submit(by_reference, 1, pure=False).result() == 4.0
 
 
+def test_servers_that_workers_have_are_not_replaced_in_one_process_alone(
+    cluster: LocalCluster,
+) -> None:
+    with (
+        multiplier(2) as one,
+        multiplier(3) as other,
+        Client(cluster) as client,
+        sonic.connect(one.url, client=client) as pool,
+    ):
+        with pytest.raises(errors.ConfigError, match="the workers .* have the servers, too"):
+            pool.set_servers(other.url)
+        assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
+
+
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 

@@ -237,8 +237,14 @@ class Pool:
         Raises
         ------
         ConfigError
-            If a URL cannot be used, or the pool has been closed.
+            If a URL cannot be used, or the pool has been closed, or workers of dask have it.
         """
+        if self.plugin is not None:
+            raise errors.ConfigError(
+                "set_servers changes this process, and the workers of the dask cluster have the "
+                "servers, too; call sonic.connect(servers, client=client) for the new ones, or "
+                "give it a file of servers, which is read again when it changes"
+            )
         self._engine.set_servers(servers)
 
     def contract(
