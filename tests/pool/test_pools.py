@@ -303,6 +303,19 @@ def test_copies_are_no_pickles(two: tuple[FakeServer, FakeServer]) -> None:
         assert factor(copy.deepcopy(sent)(JETS)) == 2
 
 
+def test_deep_copies_refer_to_themselves() -> None:
+    class Analysis(sonic.SonicProcessor):
+        def __init__(self) -> None:
+            self.cut, self.threshold = self.produce, 0.5
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            return self.threshold
+
+    copied = copy.deepcopy(Analysis())
+    copied.threshold = 0.9
+    assert copied.cut(None, None) == 0.9
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_children_use_a_pool_that_they_are_given(caplog: pytest.LogCaptureFixture) -> None:
     with multiplier(2) as one, sonic.connect(one.url) as pool:

@@ -146,7 +146,7 @@ class WithPool:
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = copy.copy(self)
+        memo[id(self)] = copied = copy.copy(self)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
