@@ -242,19 +242,37 @@ def with_global(by: float) -> Any:
     return by_global
 
 
+class Shifting:
+    def __call__(self, events: Any) -> Any:
+        return self.own(events)
+
+    def own(self, events: Any) -> Any:
+        return by_global(events)
+
+
+def with_object(by: float) -> Any:
+    globals()["OFFSET"] = by
+    return Shifting()
+
+
 @pytest.mark.parametrize(
     "options",
     [
         lambda by: {"features": lambda events: shifted(events, by)},
         lambda by: {"features": partial(shifted, by=by)},
         lambda by: {"features": with_global(by)},
+        lambda by: {"features": with_object(by)},
+        lambda by: {"features": with_object(by).own},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
         lambda by: {"features": MethodType(of_object, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": ["eta"] if by else []},
     ],
-    ids=["closure", "partial", "global", "arrays", "imported", "method", "on_error", "keep"],
+    ids=[
+        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "method"),
+        *("on_error", "keep"),
+    ],
 )
 def test_chunks_of_other_options_have_other_files(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

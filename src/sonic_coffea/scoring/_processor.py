@@ -224,8 +224,9 @@ def identity(function: Callable[..., Any]) -> str:
 
     It covers the module of the function, the arguments of a `partial`, default values, the
     variables of enclosing functions, the globals and modules that the function names, and the
-    modules that it imports when it is called; of functions of the same module, too. What other
-    modules import is left out. A value that dask cannot hash reproducibly is different each time.
+    modules that it imports when it is called; of functions and classes of the same module, too.
+    What other modules import is left out. A value that dask cannot hash reproducibly is different
+    each time.
     """
     seen: set[int] = set()
     innermost: Any = function
@@ -249,7 +250,8 @@ def identity(function: Callable[..., Any]) -> str:
         elif id(value) not in seen:
             seen.add(id(value))
             yield _source(value)
-            if inspect.isfunction(value) and value.__module__ == home:
+            is_written = inspect.isfunction(value) or isinstance(value, type)
+            if is_written and value.__module__ == home:
                 used = _used(value)
         for each in used:
             yield from texts(each)
@@ -263,7 +265,11 @@ def _is_unlike(value: Any) -> bool:
 
 
 def _used(function: Any) -> Iterator[Any]:
-    """Yield the values that a function reads beside its arguments."""
+    """Yield the values that a function reads beside its arguments, or the methods of a class."""
+    if isinstance(function, type):
+        methods = inspect.getmembers(function, lambda each: hasattr(each, "__code__"))
+        yield from (method for _, method in methods)
+        return
     yield function.__defaults__
     yield function.__kwdefaults__
     yield getattr(function, "__wrapped__", None)
