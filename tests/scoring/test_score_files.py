@@ -318,6 +318,18 @@ def test_models_of_pickles_have_their_own_servers(out: Path) -> None:
             is_right(ak.from_parquet(out))
 
 
+@pytest.mark.usefixtures("server")
+def test_functions_that_cannot_be_pickled_are_called_in_this_process(out: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(events: Any) -> Any:
+        with lock:
+            return events.FatJet
+
+    sonic.score_files(MODEL, FILES, out, features=locked, **SMALL)
+    is_right(ak.from_parquet(out))
+
+
 def of_fields(*fields: str) -> sonic.Model:
     return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
 
