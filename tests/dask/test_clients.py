@@ -257,6 +257,20 @@ def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> N
                 assert client.submit(by_reference, 1, **options).result() == 2.0
 
 
+def test_a_connection_that_fails_changes_no_servers(cluster: LocalCluster) -> None:
+    lock = threading.Lock()
+    with multiplier(2) as one, multiplier(3) as other, Client(cluster) as client:
+        with sonic.connect(one.url, client=client):
+            with pytest.raises(TypeError, match="pickle"):
+                sonic.connect(other.url, client=client, token=lambda: str(lock))
+            assert by_reference(1) == 2.0
+            assert client.submit(by_reference, 1, pure=False).result() == 2.0
+            with sonic.connect(other.url, client=client):
+                assert client.submit(by_reference, 1, pure=False).result() == 3.0
+        with pytest.raises(errors.ConfigError, match="no servers"):
+            by_reference(1)
+
+
 def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
     def enter(url: str) -> None:
         with sonic.connect(url):
