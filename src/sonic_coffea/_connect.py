@@ -91,5 +91,9 @@ def connect(
         return pool
     from sonic_coffea.dask import register
 
-    connected: Pool = client.sync(register, client, pool, entered_elsewhere())
+    try:
+        connected: Pool = client.sync(register, client, pool, entered_elsewhere())
+    except BaseException:
+        with pool:  # at its end, the default is the one before
+            raise
     return connected

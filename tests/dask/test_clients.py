@@ -155,6 +155,20 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: Loca
         assert client.submit(by_reference, 1, pure=False).result() == 4.0
 
 
+def test_servers_that_workers_have_are_not_replaced_in_one_process_alone(
+    cluster: LocalCluster,
+) -> None:
+    with (
+        multiplier(2) as one,
+        multiplier(3) as other,
+        Client(cluster) as client,
+        sonic.connect(one.url, client=client) as pool,
+    ):
+        with pytest.raises(errors.ConfigError, match="the workers .* have the servers, too"):
+            pool.set_servers(other.url)
+        assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
+
+
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
     """Two clients on one server, with other options, have quotas on each worker."""
 
@@ -241,6 +255,35 @@ def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> N
             for client in (first, second):
                 assert first.submit(in_block, 1, one.url, **options).result() == 2.0
                 assert client.submit(by_reference, 1, **options).result() == 2.0
+
+
+def test_a_connection_that_fails_changes_no_servers(cluster: LocalCluster) -> None:
+    lock = threading.Lock()
+    with multiplier(2) as one, multiplier(3) as other, Client(cluster) as client:
+        with sonic.connect(one.url, client=client):
+            with pytest.raises(TypeError, match="pickle"):
+                sonic.connect(other.url, client=client, token=lambda: str(lock))
+            assert by_reference(1) == 2.0
+            assert client.submit(by_reference, 1, pure=False).result() == 2.0
+            with sonic.connect(other.url, client=client):
+                assert client.submit(by_reference, 1, pure=False).result() == 3.0
+        with pytest.raises(errors.ConfigError, match="no servers"):
+            by_reference(1)
+
+
+def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
+    def enter(url: str) -> None:
+        with sonic.connect(url):
+            pass
+
+    with multiplier(2) as one, Client(cluster) as client, sonic.connect(one.url, client=client):
+        (here, *_) = client.scheduler_info(n_workers=-1)["workers"]
+        one.hold()
+        under_way = client.submit(by_reference, 1, workers=[here], pure=False)
+        until(lambda: bool(one.requests))
+        client.submit(enter, one.url, workers=[here]).result()
+        one.release()
+        assert under_way.result() == 2.0
 
 
 def test_connections_of_other_threads_do_not_change_those_of_a_client(

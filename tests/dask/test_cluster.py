@@ -73,6 +73,19 @@ def test_a_waiting_chunk_is_suspended(
     assert least <= most_at_a_time(chunks) <= most
 
 
+def test_chunks_are_suspended_by_the_limit_of_their_own_client(
+    one_worker: Client, slow_server: FakeServer
+) -> None:
+    with (
+        Client(one_worker.cluster) as other,
+        sonic.connect(slow_server.url, client=one_worker, max_suspended_chunks=0),
+        multiplier() as server,
+        sonic.connect(server.url, client=other, max_suspended_chunks=4),
+    ):
+        chunks = one_worker.gather(one_worker.map(chunk, range(12), pure=False))
+    assert most_at_a_time(chunks) == 1
+
+
 def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -> None:
     def twice_twice(number: int) -> list[float]:
         calls = (MODEL(jets(first, first + 1)) for first in (number, number + 100))

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from dask.base import tokenize
 from tests.doubling import MODEL, Doubling, jets, multiplier
 from tests.waiting import until
 
@@ -301,6 +302,30 @@ def test_copies_are_no_pickles(two: tuple[FakeServer, FakeServer]) -> None:
     with sonic.connect(two[1].url):
         assert [factor(model(JETS)) for model in copies] == [3, 3]
         assert factor(copy.deepcopy(sent)(JETS)) == 2
+
+
+def test_calls_leave_the_keys_of_tasks_as_they_are(two: tuple[FakeServer, FakeServer]) -> None:
+    """dask would compute what it has computed for the same model."""
+    with sonic.connect(two[0].url):
+        model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+        key = tokenize(model)
+        assert factor(model(JETS)) == 2
+        assert tokenize(model) == tokenize(pickle.loads(pickle.dumps(model))) == key
+    with sonic.connect(two[1].url):
+        assert tokenize(model) != key
+
+
+def test_deep_copies_refer_to_themselves() -> None:
+    class Analysis(sonic.SonicProcessor):
+        def __init__(self) -> None:
+            self.cut, self.threshold = self.produce, 0.5
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            return self.threshold
+
+    copied = copy.deepcopy(Analysis())
+    copied.threshold = 0.9
+    assert copied.cut(None, None) == 0.9
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

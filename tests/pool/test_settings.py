@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import cloudpickle
 import dask.config
 import numpy as np
 import pytest
@@ -207,6 +208,14 @@ def test_sources_of_tokens_with_the_same_text_have_pools_of_their_own() -> None:
     method = sonic.connect("grpc://s:1", token=ada.__call__)
     assert sonic.connect("grpc://s:1", token=ada.__call__) is method
     assert sonic.connect("grpc://s:1", token=bob.__call__) is not method
+
+
+def test_pickles_of_functions_have_the_pool_of_these() -> None:
+    """A chunk would have connections, and a fallback, of its own: each pickle makes a function."""
+    pool = sonic.connect(S, fallback=lambda: "grpc://f:1")
+    assert cloudpickle.loads(cloudpickle.dumps(pool)) is pool
+    assert sonic.connect(S, fallback=lambda: "grpc://g:1") is not pool
+    assert sonic.connect(S, fallback="grpc://f:1") is not pool
 
 
 def test_headers_are_those_of_the_time_of_connecting() -> None:

@@ -288,6 +288,22 @@ def test_process_calls_the_methods_of_the_mixin() -> None:
     assert counts(Selecting().process(ak.Array([1, 2, 3]))) == (1, 2, 2)
 
 
+def test_outputs_are_postprocessed_by_the_class_after_the_mixin() -> None:
+    class Weighted(processor.ProcessorABC):
+        def process(self, events: Any) -> Any:
+            raise NotImplementedError
+
+        def postprocess(self, accumulator: Any) -> Any:
+            return {name: 0.5 * number for name, number in accumulator.items()}
+
+    class Own(sonic.SonicProcessor, Weighted):
+        pass
+
+    assert Own().postprocess({"n": 4}) == {"n": 2.0}
+    assert Echo().postprocess({"n": 4}) == {"n": 4}
+    assert Two().postprocess({"n": 4}) == {"n": 4}
+
+
 def test_errors_of_users_show_their_lines() -> None:
     class Own(Two):
         def acquire(self, events: Any) -> Any:

@@ -7,6 +7,7 @@ import importlib
 import json
 import linecache
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -267,19 +268,37 @@ def with_global(by: float) -> Any:
     return by_global
 
 
+class Shifting:
+    def __call__(self, events: Any) -> Any:
+        return self.own(events)
+
+    def own(self, events: Any) -> Any:
+        return by_global(events)
+
+
+def with_object(by: float) -> Any:
+    globals()["OFFSET"] = by
+    return Shifting()
+
+
 @pytest.mark.parametrize(
     "options",
     [
         lambda by: {"features": lambda events: shifted(events, by)},
         lambda by: {"features": partial(shifted, by=by)},
         lambda by: {"features": with_global(by)},
+        lambda by: {"features": with_object(by)},
+        lambda by: {"features": with_object(by).own},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
         lambda by: {"features": MethodType(of_object, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": ["eta"] if by else []},
     ],
-    ids=["closure", "partial", "global", "arrays", "imported", "method", "on_error", "keep"],
+    ids=[
+        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "method"),
+        *("on_error", "keep"),
+    ],
 )
 def test_chunks_of_other_options_have_other_files(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +335,27 @@ def test_interrupted_runs_of_folds_that_are_versions_of_one_model_go_on(out: Pat
     is_right(ak.from_parquet(out))
 
 
+def test_models_of_pickles_have_their_own_servers(out: Path) -> None:
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server:
+        with sonic.connect(server.url):
+            model = pickle.loads(pickle.dumps(MODEL))
+        for declared in (model, sonic.Folds([model, model], fold="event % 2")):
+            assert sonic.score_files(declared, FILES, out, **SMALL).scored > 0
+            is_right(ak.from_parquet(out))
+
+
+@pytest.mark.usefixtures("server")
+def test_functions_that_cannot_be_pickled_are_called_in_this_process(out: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(events: Any) -> Any:
+        with lock:
+            return events.FatJet
+
+    sonic.score_files(MODEL, FILES, out, features=locked, **SMALL)
+    is_right(ak.from_parquet(out))
+
+
 def of_fields(*fields: str) -> sonic.Model:
     return sonic.Model("mass", {"x": sonic.Padded(fields, 2)}, {"y": ["a", "b"]})
 
@@ -328,6 +368,14 @@ def by_mass(events: Any) -> Any:
 
 def of_event(events: Any) -> Any:
     return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
+
+
+def swapped(events: Any) -> Any:
+    """Jets of events of which two, with as many jets, are in each other's place."""
+    order = np.arange(len(events))
+    one, other = np.flatnonzero(ak.num(events.FatJet) == 2)[:2]
+    order[[one, other]] = other, one
+    return events[order].FatJet
 
 
 MISFIT = "expected a score for each FatJet"
@@ -345,6 +393,7 @@ MISFIT = "expected a score for each FatJet"
         ({"features": lambda e: of_event(e)[:1], "collection": None}, "a score for each event"),
         ({"features": lambda e: e.FatJet[:, ::-1]}, f"{MISFIT} in its place"),
         ({"features": lambda e: sonic.Request({"x": by_mass(e)})}, f"{MISFIT} in its place"),
+        ({"features": swapped}, f"{MISFIT} in its place"),
         ({"features": lambda e: e[::-1], "collection": None}, "each event in its place"),
         ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
         ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),

@@ -99,9 +99,14 @@ async def register(client: Client, pool: Pool, elsewhere: Collection[Pool] = ())
     if client not in _registered:
         _registered[client] = {}
         _keep_registered(client)
+    before = _registered[client].copy(), _next.get(client, "")
     _registered[client][plugin.name] = plugin
     _next[client] = _turn(client, plugin.name, elsewhere)
-    await _send(client, plugin)
+    try:
+        await _send(client, plugin)
+    except BaseException:
+        _registered[client], _next[client] = before
+        raise
     pool.check_elsewhere = partial(check_workers, client)
     pool.plugin, pool.take_turns = plugin.name, _take_turns
     return pool

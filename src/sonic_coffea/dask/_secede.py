@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 
 from distributed import Worker, get_worker, rejoin, secede, threadpoolexecutor
 
+from sonic_coffea.pool import Settings
+
 # Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more
 # start. dask begins to spill at the same part.
 _MAX_MEMORY_PART = 0.6
@@ -44,12 +46,12 @@ class _Suspended:
             self._chunks -= 1
 
 
-def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float | None) -> bool:
+def suspend(event: threading.Event, timeout_s: float | None, settings: Settings) -> bool:
     """Wait for an event without the task's thread, if that is possible: it starts others meanwhile.
 
-    A chunk whose scores are there rejoins when a thread is free. A worker suspends at most
-    ``max_suspended_chunks`` for each of its threads. With a timeout, a chunk keeps its thread, as
-    it could not be sure to have one when the time is over.
+    A chunk whose scores are there rejoins when a thread is free. It is suspended while fewer are
+    than ``max_suspended_chunks`` of its pool, for each of the worker's threads. With a timeout, a
+    chunk keeps its thread, as it could not be sure to have one when the time is over.
     """
     try:
         worker = get_worker()
@@ -59,8 +61,9 @@ def suspend(max_suspended_chunks: int, event: threading.Event, timeout_s: float 
     if timeout_s is not None or not hasattr(threadpoolexecutor.thread_state, "executor"):
         return event.wait(timeout_s)
     suspended = _suspended.setdefault(worker, _Suspended())
-    max_chunks = max_suspended_chunks * worker.state.nthreads
-    while not suspended.add(0 if _memory_is_full(worker) else max_chunks):
+    threads = worker.state.nthreads
+    limit = settings.suspended_chunks(worker.memory_manager.memory_limit, threads)
+    while not suspended.add(0 if _memory_is_full(worker) else limit * threads):
         if event.wait(0.01):  # dask does not say when a task starts
             return True
     try:

@@ -95,9 +95,9 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
         memory_bytes = worker.memory_manager.memory_limit
-        suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
-        take_part(partial(suspend, suspended), memory_bytes, _pool_of_task)
+        take_part(suspend, memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
+        self.pool.workers.add(worker)
         offer_metrics(partial(_pools, worker))
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join(self.pool)
@@ -128,6 +128,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             callback.stop()
         pool, self.pool = self.pool, None
         if pool is not None:
+            pool.workers.discard(worker)
             uninstall(pool)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
@@ -223,7 +224,7 @@ def _pool_of_task() -> Pool | None:
     if name is None and len(plugins) == 1:  # its client is not connected, and may mean no other
         (name,) = plugins
     if (plugin := plugins.get(name)) is not None:
-        if plugin.pool.closed:  # by the end of a block in a task
+        if plugin.pool.closed:  # by a task, or by the client, if that is in this process
             plugin.pool = install(plugin.settings, claim=False)
         pool: Pool = plugin.pool
         return pool

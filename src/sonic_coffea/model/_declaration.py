@@ -104,8 +104,9 @@ class Declaration(WithPool):
         return f"Model({self.name!r}{version}, inputs: {inputs}; outputs: {outputs})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash, as another release may hash differently.
-        return {**super().__getstate__(), "_hashed": None}
+        state = super().__getstate__()
+        state.pop("_hashed", None)  # another release may hash differently
+        return state
 
     def __copy__(self) -> Any:
         # Its inputs and outputs may be changed without those of the original.

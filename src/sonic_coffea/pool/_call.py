@@ -24,6 +24,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._process import wait_for
 from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._settings import Settings
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.transport import Contract, Response
 
@@ -116,9 +117,11 @@ class Call:
         self._over = threading.Event()
         self._process = os.getpid()
 
-    def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
-        """Record how many rows are sent, and the function that ends the call early."""
-        self._abandon = abandon
+    def begin(
+        self, rows: int, abandon: Callable[[Call, SonicError], None], settings: Settings
+    ) -> None:
+        """Record how many rows are sent, what ends the call early, and the pool's settings."""
+        self._abandon, self._settings = abandon, settings
         self._missing = [(0, rows)]
         if rows == 0:
             self._set_over()
@@ -143,7 +146,7 @@ class Call:
                 model=self.contract.model,
             )
         try:
-            return wait_for(self._over, timeout_s)
+            return wait_for(self._over, timeout_s, self._settings)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise

@@ -25,6 +25,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
+from sonic_coffea.pool._process import is_in_task
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
@@ -83,7 +84,8 @@ class Pool:
     :func:`sonic_coffea.connect` makes the pool. Threads and connections are made on first use. A
     pool is thread-safe. As a context manager, it is the pool of the models that this thread calls
     meanwhile. It closes when the last ``with`` block that uses it ends, or when nothing refers to
-    it any more: no variable, and no scores that are on their way.
+    it any more: no variable, and no scores that are on their way. Blocks of dask's tasks leave the
+    pools of clients open.
 
     A pickle of a pool has its settings without secrets, and becomes the pool with these settings
     in the process that loads it. A forked child has the pool with connections of its own.
@@ -101,6 +103,8 @@ class Pool:
     ) -> None:
         # `check` calls it for the other hosts of a cluster.
         self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Workers of dask in this process: blocks of their tasks leave it open for other tasks.
+        self.workers = set[Any]()
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
         self.plugin: str | None = None
         self.take_turns: Callable[[Pool], None] = lambda _: None
@@ -172,12 +176,12 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        around = blocks_around()
+        around, in_task = blocks_around(), is_in_task()
         with self._engine.lock:
             mine = [block for block in self._entered if block in around] or self._entered
             block = mine[-1]
             self._entered.remove(block)
-            if not self.claimed:
+            if not (self.claimed or (self.workers and in_task)):
                 self._engine.closing.set()
         leave(block)
         if self.closed:
@@ -233,8 +237,14 @@ class Pool:
         Raises
         ------
         ConfigError
-            If a URL cannot be used, or the pool has been closed.
+            If a URL cannot be used, or the pool has been closed, or workers of dask have it.
         """
+        if self.plugin is not None:
+            raise errors.ConfigError(
+                "set_servers changes this process, and the workers of the dask cluster have the "
+                "servers, too; call sonic.connect(servers, client=client) for the new ones, or "
+                "give it a file of servers, which is read again when it changes"
+            )
         self._engine.set_servers(servers)
 
     def contract(
@@ -307,7 +317,8 @@ class Pool:
             self._engine.calls.add(call)
             return partial(PoolCore.submitted, slices=slices)
 
-        call.begin(sum(request.rows for request in slices), self._engine.abandon)
+        rows = sum(request.rows for request in slices)
+        call.begin(rows, self._engine.abandon, self.settings)
         self.count(call.statistics)
         if slices:
             self._engine.post(submitted)

@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-Wait = Callable[[threading.Event, float | None], bool]
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool._settings import Settings
 
-_wait: Wait = threading.Event.wait
+Wait = Callable[[threading.Event, float | None, Settings], bool]
+
+_wait: Wait | None = None
 _memory_bytes: float | None = None
 _pool_of_task: Callable[[], Any] | None = None
 
@@ -28,7 +31,8 @@ def take_part(wait: Wait, memory_bytes: float | None, pool_of_task: Callable[[],
     Parameters
     ----------
     wait : callable
-        Waits for an event, up to a timeout, in threads of this process.
+        Waits for an event, up to a timeout, in threads of this process; the settings are those of
+        the pool that the event is of.
     memory_bytes : float or None
         The memory that the tasks of this process may use.
     pool_of_task : callable
@@ -43,14 +47,24 @@ def pool_of_task() -> Any:
     return None if _pool_of_task is None else _pool_of_task()
 
 
+def is_in_task() -> bool:
+    """Return whether this thread runs a task of a dask worker that is connected."""
+    try:
+        return pool_of_task() is not None
+    except ConfigError:  # the client of the task is not
+        return True
+
+
 def memory_bytes() -> float | None:
     """Return the memory that tasks of this process may use; None if nobody knows."""
     return _memory_bytes
 
 
-def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
-    """Wait for an event; False if the timeout passes first."""
-    return event.is_set() or _wait(event, timeout_s)
+def wait_for(event: threading.Event, timeout_s: float | None, settings: Settings) -> bool:
+    """Wait for an event of a pool with these settings; False if the timeout passes first."""
+    if _wait is None or event.is_set():
+        return event.wait(timeout_s)
+    return _wait(event, timeout_s, settings)
 
 
 def switch_sooner(user: object) -> None:

@@ -43,7 +43,7 @@ _of_thread = threading.local()
 def install(settings: Settings, *, claim: bool = True) -> Pool:
     """Return the pool of this process with these settings, as its default; open it if need be.
 
-    Without a claim, it closes when the last ``with`` block that uses it ends.
+    Without a claim, it closes when the last ``with`` block that uses it ends, except in a task.
     """
     with _lock:
         pool = _known(settings)
@@ -146,7 +146,7 @@ class WithPool:
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = copy.copy(self)
+        memo[id(self)] = copied = copy.copy(self)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 

@@ -191,7 +191,8 @@ class Settings:
     withheld : tuple of str
         Secret options, which stayed in the process that set them.
     secrets_id : str
-        Differs between settings with different secrets, also where these are withheld.
+        Differs between settings with different secrets, also where these are withheld, and with
+        different functions.
     """
 
     servers: tuple[str, ...]
@@ -257,7 +258,7 @@ class Settings:
         settings = cls(servers=_urls(servers), **values)
         settings.check_tls()
         settings.connection_options()
-        if settings.secrets:
+        if settings.secrets or callable(settings.fallback):
             settings = replace(settings, secrets_id=_secrets_id(settings))
         if isinstance(settings.fallback, str):
             _check_fallback(settings.fallback)
@@ -341,6 +342,8 @@ class Settings:
     def identity(self) -> Settings:
         """Return what two settings must have in common to share a pool."""
         public = self.without_secrets()
+        if callable(public.fallback):  # each pickle makes another function of it
+            public = replace(public, fallback=None)
         return public if self.servers_file is None else replace(public, servers=())
 
     def in_flight_bytes(self, memory_bytes: float | None) -> float:
@@ -407,11 +410,11 @@ class Settings:
 
 
 def _secrets_id(settings: Settings) -> str:
-    """Return a text that differs between secrets, and reveals nothing about them."""
-    token = settings.token
+    """Return a text that differs between secrets or functions, and reveals nothing about them."""
+    sources = settings.token, settings.fallback
     # Objects with the same text may have other tokens; a method is another object each time.
-    owner = id(getattr(token, "__self__", token)) if callable(token) else None
-    text = repr((token, owner, sorted(settings.headers.items())))
+    owners = [id(getattr(each, "__self__", each)) if callable(each) else None for each in sources]
+    text = repr((*sources, *owners, sorted(settings.headers.items())))
     return hashlib.blake2b(text.encode(), key=_KEY, digest_size=8).hexdigest()
 
 

@@ -150,8 +150,13 @@ class SonicProcessor(WithPool):
         )
 
     def postprocess(self, accumulator: Any) -> Any:
-        """Return the output of a run as it is; coffea before 2025.10 wants the method."""
-        return accumulator
+        """Return the output of a run, as the class after the mixin makes it, or as it is.
+
+        coffea before 2025.10 wants the method.
+        """
+        own: Any = getattr(super(), "postprocess", None)
+        output = own and own(accumulator)
+        return accumulator if output is None else output
 
     @brief
     def process(self, events: Any) -> Any:

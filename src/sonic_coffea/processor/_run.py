@@ -48,8 +48,15 @@ def run_files(
         executor: Any = IterativeExecutor(status=progress)
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
-    # coffea keeps what it has read of a path's file, which may have been replaced since.
-    runner = Runner(executor=executor, schema=Schema, chunksize=chunksize, metadata_cache={})
+    runner = Runner(
+        executor=executor,
+        schema=Schema,
+        chunksize=chunksize,
+        # coffea keeps what it has read of a path's file, which may have been replaced since.
+        metadata_cache={},
+        # It would pickle the processor, which need not be sent.
+        processor_compression=None if is_here else 1,
+    )
     fileset = {
         name: {"treename": "Events", "files": [str(path) for path in paths]}
         for name, paths in datasets.items()

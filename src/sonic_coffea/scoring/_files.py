@@ -23,7 +23,6 @@ from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
-from sonic_coffea.pool import current
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
 from sonic_coffea.scoring._processor import Exporting, Scoring
@@ -138,7 +137,8 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     is_format = target.suffix in (".parquet", ".root")
     expect(is_format, "an output that ends in .parquet or .root", target.name)
     expect(isinstance(model, (Model, Choice)), "a Model, Folds or Choice", model)
-    current()  # raises if no server is named
+    for each in _models(model):
+        each.pool_of(None)  # raises if no server is named
     parts = target.with_name(f".{target.name}.parts")
     if not resume:
         shutil.rmtree(parts, ignore_errors=True)
@@ -259,13 +259,16 @@ def _writing(path: Path, suffix: str, schema: Any, made_by: Any) -> Iterator[Cal
         provenance.to_root(file, made_by)
 
 
+def _models(model: Model | Choice) -> Sequence[Model]:
+    return model.models if isinstance(model, Choice) else (model,)
+
+
 def _several_versions(model: Model | Choice, records: Sequence[dict[str, Any]]) -> str:
     """Return the versions, or files, of the first model that has several; empty if none has.
 
     Versions that the declaration pins, as those of folds may be, are models of their own.
     """
-    declared = model.models if isinstance(model, Choice) else (model,)
-    pinned = {(each.name, each.version) for each in declared}
+    pinned = {(each.name, each.version) for each in _models(model)}
     served: defaultdict[tuple[str, str | None], set[tuple[str, str | None]]] = defaultdict(set)
     for record in records:
         name, version = record["model"], record["version"]

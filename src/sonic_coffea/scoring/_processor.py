@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import awkward as ak
+import numpy as np
 from awkward.types import ListType, NumpyType, OptionType
 from dask.base import tokenize
 
@@ -82,7 +83,12 @@ class Scoring(SonicProcessor):
 
         Their scores would be written beside other objects.
         """
-        where = ak.local_index(objects, axis=0 if self.collection is None else 1)
+        first: Any = 0
+        if self.collection is not None:
+            counts = ak.to_numpy(ak.num(objects))
+            first = ak.Array(np.cumsum(counts) - counts)
+        # Numbers over all events, as whole events may be moved.
+        where = first + ak.local_index(objects, axis=0 if self.collection is None else 1)
         noted = ak.with_field(objects, where, _NOTED)
         if self.collection is not None:
             noted = ak.with_field(events, noted, self.collection)
@@ -90,7 +96,8 @@ class Scoring(SonicProcessor):
         given = sent.objects if isinstance(sent, Request) else sent
         for records in given.values() if isinstance(given, Mapping) else [given]:
             places = records[_NOTED] if _NOTED in getattr(records, "fields", ()) else where
-            if ak.any(places != ak.local_index(places, axis=-1), axis=None):
+            is_whole = len(places) == len(events)
+            if not is_whole or ak.any(places != first + ak.local_index(places), axis=None):
                 raise InputError(
                     f"expected a score for each {self.collection or 'event'} in its place, but "
                     "features= cuts or sorts them; ak.mask those that are not to be scored"
@@ -232,8 +239,9 @@ def identity(function: Callable[..., Any]) -> str:
 
     It covers the module of the function, the arguments of a `partial`, default values, the
     variables of enclosing functions, the globals and modules that the function names, and the
-    modules that it imports when it is called; of functions of the same module, too. What other
-    modules import is left out. A value that dask cannot hash reproducibly is different each time.
+    modules that it imports when it is called; of functions and classes of the same module, too.
+    What other modules import is left out. A value that dask cannot hash reproducibly is different
+    each time.
     """
     seen: set[int] = set()
     innermost: Any = function
@@ -257,7 +265,8 @@ def identity(function: Callable[..., Any]) -> str:
         elif id(value) not in seen:
             seen.add(id(value))
             yield _source(value)
-            if inspect.isfunction(value) and value.__module__ == home:
+            is_written = inspect.isfunction(value) or isinstance(value, type)
+            if is_written and value.__module__ == home:
                 used = _used(value)
         for each in used:
             yield from texts(each)
@@ -271,7 +280,11 @@ def _is_unlike(value: Any) -> bool:
 
 
 def _used(function: Any) -> Iterator[Any]:
-    """Yield the values that a function reads beside its arguments."""
+    """Yield the values that a function reads beside its arguments, or the methods of a class."""
+    if isinstance(function, type):
+        methods = inspect.getmembers(function, lambda each: hasattr(each, "__code__"))
+        yield from (method for _, method in methods)
+        return
     yield function.__defaults__
     yield function.__kwdefaults__
     yield getattr(function, "__wrapped__", None)
