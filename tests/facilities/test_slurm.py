@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from coffea import processor
-from dask_jobqueue import SLURMCluster
-from distributed import Client
 from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import (
     analyse,
@@ -36,32 +34,6 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     ):
         patch.setenv("SLURM_CONF", running.env["SLURM_CONF"])
         yield running
-
-
-def test_dask_jobqueue_loses_no_chunk_when_a_job_is_cancelled(batch: Slurm, tmp_path: Path) -> None:
-    def run() -> dict[str, Any]:
-        return analyse(processor.DaskExecutor(client=client, status=False))
-
-    with (
-        serve() as server,
-        SLURMCluster(
-            cores=1,
-            memory="2GB",
-            python=sys.executable,
-            log_directory=str(tmp_path),
-            local_directory=str(tmp_path),
-            scheduler_options={"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
-        ) as cluster,
-        Client(cluster) as client,
-        sonic.connect(server.url, client=client, max_suspended_chunks=0),
-    ):
-        cluster.scale(jobs=2)
-        client.wait_for_workers(2, timeout=100)
-        check(interrupted(run, server, lambda: batch.cancel(min(batch.jobs("RUNNING")))))
-        cluster.scale(1)
-        until(lambda: len(client.scheduler_info()["workers"]) == 1)
-        check(run())
-    until(lambda: not batch.jobs())
 
 
 def test_parsl_loses_no_chunk_when_a_job_is_cancelled(

@@ -1,4 +1,4 @@
-"""Real proxies before Tritons: an Envoy as of SuperSONIC's chart, an nginx, an HAProxy."""
+"""Real proxies before Tritons: an Envoy as of SuperSONIC's chart, an nginx."""
 
 from __future__ import annotations
 
@@ -278,42 +278,3 @@ def nginx_files(folder: Path) -> str:
     """Return the directives of ``http`` by which nginx writes to a folder alone."""
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     return "access_log off;" + "".join(f"{kind}_temp_path {folder};" for kind in kinds)
-
-
-_HAPROXY = Template("""
-global
-    nbthread 1
-defaults
-    mode tcp
-    timeout connect 1s
-    timeout client 1h
-    timeout server 1h
-    retries 0
-frontend requests
-    bind 127.0.0.1:$port
-    default_backend tritons
-backend tritons
-    balance roundrobin
-    $servers
-""")
-
-
-class HAProxy(Proxy):
-    """An HAProxy on loopback, which does not check what is behind it.
-
-    A connection stays with one Triton.
-
-    Parameters
-    ----------
-    tritons : sequence of Triton
-        What it leads to.
-    folder, port : Path, int
-        Where its files go, and where it listens.
-    """
-
-    programs = ("haproxy",)
-
-    def __init__(self, tritons: Sequence[Triton], folder: Path, port: int) -> None:
-        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port}" for t in tritons)
-        settings = _HAPROXY.substitute(port=port, servers=servers)
-        super().__init__([program("haproxy"), "-db", "-f"], settings, folder, port)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.network.processes import needs
-from tests.network.proxies import Envoy, HAProxy, Nginx, Proxy, rate_limit
+from tests.network.proxies import Envoy, Nginx, Proxy, rate_limit
 from tests.network.tritons import Triton
 from tests.scored import Scored
 
@@ -83,12 +83,10 @@ class Case:
 CASES = {
     "Envoy": Case(retried=False),
     "nginx": Case(Nginx, retried=False),
-    "HAProxy": Case(HAProxy, retried=False),
     "one of two dies": Case(trouble=Triton.kill, retried=True),
     "one of two is dead": Case(trouble=Triton.kill, at_first=True),
     "one of two behind nginx dies": Case(Nginx, trouble=Triton.kill, retried=True),
     "one of two hangs": Case(trouble=Triton.stop, opens=True),
-    "the end of the connection hangs": Case(HAProxy, trouble=Triton.stop, opens=True),
     "few requests at a time": Case(settings={"max_requests": 4}, calls=4, adapts=True),
     "few requests a second": Case(settings={"filters": [rate_limit("http", 20, 5, 0.05)]}),
     "few requests a second by nginx": Case(Nginx, BUSY, retried=True),
@@ -121,7 +119,6 @@ def test_rows_are_scored_once(
         pools = [stack.enter_context(Pool(settings)) for _ in range(case.pools)]
         seen = stack.enter_context(circuits(*pools))
         scored(pools[0], timeout_s=120)
-        # A balancer of connections may lead all to one.
         busiest = max(two_tritons[case.at_first :], key=lambda t: t.requests() - before[t])
         pendings = scored.submit(*pools * case.calls)
         if case.trouble and not case.at_first:
@@ -141,5 +138,5 @@ def test_rows_are_scored_once(
         assert case.opens or OPEN not in seen
         retries = sum(total.retries for total in totals)
         assert case.retried is None or (retries > 0) == case.retried
-        if case.trouble is None and case.kind is not HAProxy:
+        if case.trouble is None:
             assert all(triton.requests() > before[triton] + 5 for triton in two_tritons)
