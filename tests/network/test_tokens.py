@@ -42,21 +42,18 @@ def token(valid_s: float) -> str:
 EXPIRED_S = -100.0
 
 
-@pytest.mark.parametrize("first", [True, False])
 def test_expired_tokens_are_read_again(
-    two_tritons: list[Triton], proxy: Any, scored: Scored, tmp_path: Path, first: bool
+    two_tritons: list[Triton], proxy: Any, scored: Scored, tmp_path: Path
 ) -> None:
-    """By the first call, which asks for the model, and by one whose token has expired meanwhile."""
     path = tmp_path / "token"
-    path.write_text(token(EXPIRED_S if first else 1000.0))
+    path.write_text(token(1000.0))
     with (
         proxy(two_tritons, filters=[signed_tokens(JWKS)]) as running,
         Pool(Settings.make(running.url, token_file=path, retry_timeout_s=60.0)) as pool,
         ThreadPoolExecutor(1) as elsewhere,
     ):
-        if not first:
-            scored(pool)
-            path.write_text(token(EXPIRED_S))
+        scored(pool)
+        path.write_text(token(EXPIRED_S))
         scoring = elsewhere.submit(scored, pool)
         until(lambda: running.statistic("http.ingress.jwt_authn.denied") >= 3)
         path.write_text(token(1000.0))
