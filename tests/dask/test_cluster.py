@@ -73,16 +73,6 @@ def test_a_waiting_chunk_is_suspended(
     assert least <= most_at_a_time(chunks) <= most
 
 
-def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -> None:
-    def twice_twice(number: int) -> list[float]:
-        calls = (MODEL(jets(first, first + 1)) for first in (number, number + 100))
-        return [score for scores in calls for score in scores.twice.tolist()]
-
-    with sonic.connect(slow_server.url, client=one_worker):
-        out = one_worker.gather(one_worker.map(twice_twice, range(8)))
-    assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
-
-
 class Overlapping(Doubling):
     """Waits for scores in `overlap`, while dask starts other chunks."""
 

@@ -1,10 +1,7 @@
-"""An analysis as it is run at a facility, and what it must give, whatever happens meanwhile."""
+"""An analysis as it is run at a facility, and what it must give."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import awkward as ak
@@ -12,7 +9,6 @@ import numpy as np
 import uproot
 from coffea import processor
 from coffea.nanoevents import BaseSchema
-from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
@@ -52,32 +48,6 @@ def check(out: dict[str, Any]) -> None:
         np.testing.assert_allclose(out["tops"][event], jets, rtol=0, atol=1e-6)
     # Nothing is counted twice, however often it was sent.
     assert sonic.report(out).to_dict()["total"]["rows"] == ak.count(tops)
-
-
-def interrupted(
-    run: Callable[[], dict[str, Any]],
-    server: FakeServer,
-    interrupt: Callable[[], None],
-) -> dict[str, Any]:
-    """Run what scores a chunk at a time on each of two workers; interrupt it when both wait."""
-    before, over = len(server.requests), threading.Event()
-
-    def disturb() -> None:
-        try:
-            until(lambda: over.is_set() or len(server.requests) >= before + 2)
-            assert not over.is_set(), "the run was over before both workers had sent rows"
-            interrupt()
-        finally:
-            server.release()
-
-    server.hold()
-    with ThreadPoolExecutor(1) as thread:
-        disturbed = thread.submit(disturb)
-        try:
-            return run()  # in this thread, as Parsl's runs want the main one
-        finally:
-            over.set()
-            disturbed.result()
 
 
 def serve_example() -> FakeServer:

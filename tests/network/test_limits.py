@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.proxies import buffer
+from tests.network.proxies import buffer, rate_limit
 from tests.network.tritons import Triton
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.reporting import Statistics
 
 _QUEUED: dict[str, Any] = {"work": "time.sleep(0.02)", "rows": 8}
 # What each does for a batch, and how Triton queues its requests.
 _MODELS: dict[str, dict[str, Any]] = {
     "one": {"work": "pass"},
+    "small": {"work": "pass", "rows": 8},
     "slow": {"work": "time.sleep(0.0003 * len(x))"},
     "hungry": {"work": "assert len(x) <= 500, 'CUDA out of memory. Tried to allocate 2.00 GiB'"},
     "short_queue": {**_QUEUED, "dynamic_batching": {"default_queue_policy": {"max_queue_size": 4}}},
@@ -82,15 +84,32 @@ def test_requests_that_are_too_large_are_split(
 @pytest.mark.parametrize("name", ["short_queue", "impatient_queue"])
 def test_requests_refused_by_a_queue_are_sent_again(serve: Any, proxy: Any, name: str) -> None:
     """Of a model that does 50 requests a second, with 8 clients."""
-    sent = objects(80)
-    with proxy(serve(name)) as running, contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(pool_of(running.url)) for _ in range(8)]
+    with proxy(serve(name)) as running:
+        assert_shared(running.url, name, clients=8, rows=80)
+
+
+@pytest.mark.parametrize("at_a_time", [True, False])
+def test_requests_refused_by_a_proxy_are_sent_again(
+    serve: Any, proxy: Any, at_a_time: bool
+) -> None:
+    """Those above a number at a time, of which few are sent, or in a second."""
+    limit = {"max_requests": 4} if at_a_time else {"filters": [rate_limit(20, 5, 0.05)]}
+    with proxy(serve("small", 2), **limit) as running:
+        total = assert_shared(running.url, "small", clients=2, rows=2_000)
+        assert not at_a_time or total.retries < total.requests / 2
+
+
+def assert_shared(url: str, name: str, *, clients: int, rows: int) -> Any:
+    """Score objects by several pools at a time, some of whose requests are refused."""
+    sent = objects(rows)
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(pool_of(url)) for _ in range(clients)]
         for pending in [model(name).submit(sent, pool=pool) for pool in pools]:
             check(pending.result(timeout_s=60), sent)
-        totals = [pool.statistics.total() for pool in pools]
-        assert sum(total.failures for total in totals) == 0
-        assert sum(total.retries for total in totals) > 0
+        total = sum((pool.statistics for pool in pools), Statistics()).total()
+        assert (total.failures, total.rows, total.retries > 0) == (0, clients * rows, True)
         assert all(pool.servers[0].circuit != "open" for pool in pools)
+    return total
 
 
 def test_shared_memory_through_a_balancer_is_an_error(serve: Any, proxy: Any) -> None:
