@@ -1,22 +1,17 @@
-"""An analysis as it is run at a facility, and what it must give."""
+"""An analysis as it is run at a facility."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import awkward as ak
-import numpy as np
-import uproot
 from coffea import processor
-from coffea.nanoevents import BaseSchema
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
 
 MODEL = sonic.Model("tagger", {"x": sonic.Row(["eta"])}, {"y": ["top"]})
-FILE = DATA / "TTbar_1.root"
-CHUNKS = 8
 
 
 class Tagging(sonic.SonicProcessor, processor.ProcessorABC):
@@ -32,30 +27,7 @@ class Tagging(sonic.SonicProcessor, processor.ProcessorABC):
         return {"tops": dict(zip(events.event.tolist(), tops, strict=True))}
 
 
-def analyse(executor: Any) -> dict[str, Any]:
-    """Run the analysis in eight chunks."""
-    run = processor.Runner(executor, schema=BaseSchema, chunksize=125)
-    out: dict[str, Any] = run({"TTbar": {"treename": "Events", "files": [str(FILE)]}}, Tagging())
-    return out
-
-
-def check(out: dict[str, Any]) -> None:
-    """Compare with what the server's formula gives, element by element."""
-    columns = uproot.open(FILE)["Events"].arrays(["event", "FatJet_eta"])
-    tops = (1 + np.sin(columns.FatJet_eta)) / 2
-    assert len(out["tops"]) == len(columns) == 125 * CHUNKS
-    for event, jets in zip(columns.event.tolist(), tops.tolist(), strict=True):
-        np.testing.assert_allclose(out["tops"][event], jets, rtol=0, atol=1e-6)
-    # Nothing is counted twice, however often it was sent.
-    assert sonic.report(out).to_dict()["total"]["rows"] == ak.count(tops)
-
-
 def serve_example() -> FakeServer:
     """Return a server of the example's analysis."""
     model = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
     return FakeServer({model.name: FakeModel.of(model)})
-
-
-def serve() -> FakeServer:
-    """Return a server that takes a chunk in one request."""
-    return FakeServer({MODEL.name: FakeModel.of(MODEL, max_rows=1000)})

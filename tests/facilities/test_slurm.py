@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from coffea import processor
+from coffea.nanoevents import BaseSchema
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import analyse, check, serve, serve_example
+from tests.facilities.analysis import MODEL, Tagging, serve_example
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
 import sonic_coffea as sonic
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
 
 pytestmark = [needs_slurm, pytest.mark.server]  # and workers in processes
 
@@ -54,8 +57,20 @@ def test_parsl_runs_an_analysis(
         label="slurm", address="127.0.0.1", provider=provider, max_workers_per_node=2, poll_period=1
     )
     config = Config([executor], run_dir=str(tmp_path), initialize_logging=False, strategy="none")
-    with serve() as server, sonic.connect(server.url), parsl.load(config):
-        check(analyse(processor.ParslExecutor(status=False)))
+    files = {"TTbar": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
+    served = {MODEL.name: FakeModel.of(MODEL)}
+    with FakeServer(served) as server, sonic.connect(server.url), parsl.load(config):
+        here, there = (
+            processor.Runner(executor, schema=BaseSchema, chunksize=125)(files, Tagging())
+            for executor in (
+                processor.IterativeExecutor(status=False),
+                processor.ParslExecutor(status=False),
+            )
+        )
+    assert len(there["tops"]) == 1000
+    assert there["tops"] == here["tops"]
+    rows = [sonic.report(out).to_dict()["total"]["rows"] for out in (here, there)]
+    assert rows[0] == rows[1] == sum(map(len, here["tops"].values()))
     until(lambda: not batch.jobs())
 
 
