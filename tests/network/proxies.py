@@ -8,7 +8,7 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from tests.network.processes import Service, answers, page
+from tests.network.processes import Service, answers
 from tests.ports import held_port
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class Envoy(Service):
             cluster=json.dumps(behind),
         )
         self.url = f"grpc://127.0.0.1:{port}"
-        self._admin = f"http://127.0.0.1:{admin_port}"
-        ready = partial(answers, f"{self._admin}/ready")
+        ready = partial(answers, f"http://127.0.0.1:{admin_port}/ready")
         log, file = folder / f"envoy-{port}.log", folder / f"envoy-{port}.yaml"
         super().__init__(envoy(2), log, ready, settings=(file, settings))
 
@@ -153,11 +152,6 @@ class Envoy(Service):
         kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
         assigned = {"cluster_name": "tritons", "endpoints": [{"lb_endpoints": endpoints}]}
         _replace(self._endpoints, json.dumps({"resources": [{"@type": kind, **assigned}]}))
-
-    def statistic(self, pattern: str) -> int:
-        """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""
-        lines = page(f"{self._admin}/stats?filter=^{pattern}$").splitlines()
-        return sum(int(line.rpartition(":")[2]) for line in lines)
 
 
 def envoy(threads: int) -> list[Any]:
