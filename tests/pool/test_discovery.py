@@ -80,6 +80,16 @@ def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
     assert "sonic-coffea check" in str(second.outcome)
 
 
+def test_servers_are_asked_again_though_the_time_came_while_the_pool_was_busy() -> None:
+    scenario = Scenario(ONE, served=LOST)
+    waiter = scenario.ask()
+    scenario.now += 1.0
+    assert scenario.core.wakes_at() < scenario.now
+    scenario.served[ONE] = contract()
+    scenario.wait(0.0)
+    assert waiter.outcome == contract()
+
+
 UNREACHED = errors.ServerLostError("nothing listens at this port of the host")
 UNREACHED.unreached = True
 
