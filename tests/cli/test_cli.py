@@ -79,9 +79,12 @@ def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
 
 
-def test_pairs_that_are_none_are_shown() -> None:
+def test_pairs_are_shown_unless_they_may_hold_a_secret() -> None:
     shown = run("repository", "build", "r", "model.onnx").stderr
     assert shown == "error: expected NAME=FILE, got 'model.onnx'\n"
+    hidden = run("models", "grpc://s:1", "--header", "authorization: Bearer abc").stderr
+    assert "expected --header NAME=VALUE" in hidden
+    assert "abc" not in hidden
 
 
 def test_grpc_writes_nothing_to_the_terminal() -> None:

@@ -70,15 +70,21 @@ class Slurm:
         done = subprocess.run(argv, env=self.env, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
-    def jobs(self) -> set[str]:
-        """Return the numbers of the jobs that have not ended."""
-        return set(self.run("squeue", "--noheader", "--format=%i").split())
+    def jobs(self, *states: str) -> set[str]:
+        """Return the numbers of the jobs in some states; of all that have not ended, without."""
+        chosen = [f"--states={','.join(states)}"] if states else []
+        return set(self.run("squeue", "--noheader", "--format=%i", *chosen).split())
 
     def is_idle(self) -> bool:
         """Whether its node waits for jobs."""
         with contextlib.suppress(subprocess.CalledProcessError):
             return self.run("sinfo", "--noheader", "--format=%T") == "idle"
         return False
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job, and return when nothing of it runs."""
+        self.run("scancel", job)
+        until(lambda: job not in self.jobs())
 
 
 @contextlib.contextmanager
@@ -121,8 +127,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
             yield running
         finally:
             for job in running.jobs():
-                running.run("scancel", job)
-            until(lambda: not running.jobs())
+                running.cancel(job)
 
 
 if __name__ == "__main__":

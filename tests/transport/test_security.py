@@ -1,4 +1,4 @@
-"""A header that a server demands, and compression, with real Tritons."""
+"""Mutual TLS, a header that a server demands, and compression, with real Tritons."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from tests.network.tritons import Triton
 from tests.ports import held_port
 from tests.scored import Scored
+from tests.transport.shared import write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -16,28 +18,47 @@ from sonic_coffea import errors
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 
-def test_who_has_the_header_that_a_server_demands_reaches_it(
+def test_scores_over_mutual_tls_to_who_has_the_certificate_and_the_header(
     repository: Path, installation: Any, tmp_path: Path, scored: Scored
 ) -> None:
-    name, key = "triton-grpc-protocol-key", "secret"
+    root, authority = tmp_path / "ca.pem", trustme.CA()
+    authority.cert_pem.write_to_path(str(root))
+    cert, key = write_certificate(tmp_path, authority.issue_cert("127.0.0.1"), "server")
+    mine = write_certificate(tmp_path, authority.issue_cert("client@example.org"), "client")
+    arguments = [
+        "--grpc-use-ssl=true",
+        f"--grpc-server-cert={cert}",
+        f"--grpc-server-key={key}",
+        f"--grpc-root-cert={root}",
+        "--grpc-use-ssl-mutual=true",
+        "--grpc-restricted-protocol=health,metadata:key=secret",
+    ]
+    options: dict[str, Any] = {
+        **dict(zip(("tls_root", "tls_cert", "tls_key"), map(str, (root, *mine)), strict=True)),
+        "headers": {"triton-grpc-protocol-key": "secret"},
+    }
     with held_port() as port:
-        url = f"grpc://127.0.0.1:{port}"
+        url = f"grpcs://127.0.0.1:{port}"
 
-        def connect(key: str) -> Any:
-            return connect_transport(url, options=ConnectionOptions(headers={name: key}))
+        def connect(**changed: Any) -> Any:
+            return connect_transport(url, options=ConnectionOptions(**{**options, **changed}))
 
-        demanded = f"--grpc-restricted-protocol=health,metadata:key={key}"
-        server = Triton(repository, tmp_path, port, arguments=[demanded])
+        server = Triton(repository, tmp_path, port, arguments=arguments)
         server.launch()
         try:
-            with connect(key) as connection:
+            with connect() as connection:
                 until(connection.ready, what="the server")
-            with sonic.connect(url, headers={name: key}) as pool:
+            with sonic.connect(url, **options) as pool:
                 scored(pool)
-            with connect("guess") as connection:
+            with connect(headers={"triton-grpc-protocol-key": "guess"}) as connection:
                 with pytest.raises(errors.AccessError, match="restricted"):
                     connection.info()
                 assert not connection.ready()
+            with (
+                connect(tls_cert=None, tls_key=None) as connection,
+                pytest.raises(errors.AccessError, match="tls_cert= and tls_key="),
+            ):
+                connection.metadata("tagger", None)
         finally:
             server.end()
 

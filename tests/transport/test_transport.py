@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,49 @@ def test_a_server_is_asked(connection: Any, server: sonic.LocalServer) -> None:
     with pytest.raises(errors.CancelledError):
         connection.info()
     assert not connection.ready()
+
+
+def test_a_connection_outlives_its_server() -> None:
+    with FakeServer(SERVED) as server, connect_transport(server.url) as connection:
+        before = connection.info()
+        server.stop()
+        with pytest.raises(errors.ServerLostError) as caught:
+            connection.info()
+        assert caught.value.server == server.url
+        server.start()
+        until(connection.ready, what="the connection to the second")
+        assert connection.info() == before
+
+
+def outcome(connection: Any, inputs: dict[str, np.ndarray], *, cancels: bool = False) -> Any:
+    """Return what comes of a request for scores, once."""
+    contract = connection.metadata("tagger", None)
+    answered, outcomes = threading.Event(), []
+
+    def done(outcome: Any) -> None:
+        outcomes.append(outcome)
+        answered.set()
+
+    options: Any = {"version": None, "request_id": "r7", "done": done}
+    cancel = connection.infer(contract, inputs, ["scores"], **options)
+    if cancels:
+        cancel()
+    assert answered.wait(30)
+    (only,) = outcomes
+    return only
+
+
+def test_a_wrong_shape_is_the_request_s_fault(connection: Any, server: sonic.LocalServer) -> None:
+    inputs = {"features": np.zeros((2, 3, 4), np.float32), "mask": np.zeros((2, 1, 4), np.float32)}
+    error = outcome(connection, inputs)
+    assert type(error) is errors.RequestError
+    assert (error.server, error.model, error.request) == (server.url, "tagger", "r7")
+
+
+def test_a_cancelled_request_ends_as_cancelled(connection: Any) -> None:
+    # In a message that is large enough to be still on its way.
+    inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
+    assert type(outcome(connection, inputs, cancels=True)) is errors.CancelledError
 
 
 def test_a_probe_over_a_closed_connection_does_not_say_that_the_server_is_lost() -> None:
