@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing import resource_tracker
@@ -25,7 +26,7 @@ from typing import Any
 import dask
 from distributed import Client
 from distributed.utils import offload
-from tests.chaos.leaks import Held, children, settled
+from tests.chaos.leaks import BYTES, children, held, settled
 from tests.chaos.load import LONGEST_CALL_S, Load, difference, expected, score
 from tests.chaos.world import Fault, World, is_possible, plan
 from tests.dask.conftest import local_cluster
@@ -72,8 +73,8 @@ def run(load: Load, options: dict[str, Any], seconds: float, folder: Path) -> li
         forget()
         if not load.problems:
             # Memory that was warm may grow by arenas, numba and histories.
-            _, leaks = settled(before, within_s=20.0, memory_bytes=150_000_000)
-            load.problems += [f"a leak of {leak}" for leak in leaks]
+            leaks = settled(before, {BYTES: 150_000_000}, within_s=20.0)
+            load.problems += [f"a leak of {number:,} {what}" for what, number in leaks.items()]
     load.problems += [f"a leak of a process: {child}" for child in children()]
     return timeline
 
@@ -89,7 +90,7 @@ def _options(chance: random.Random) -> dict[str, Any]:
     }
 
 
-def _warm(world: World) -> Held:
+def _warm(world: World) -> Counter[str]:
     """Have all that a process keeps for good, and return what it holds then."""
     resource_tracker.ensure_running()
     with (
@@ -100,7 +101,7 @@ def _warm(world: World) -> Held:
         client.sync(offload, int)  # whose thread lasts
         _calm(world, Load(0))
     forget()
-    return Held.now()
+    return held()
 
 
 def _calm(world: World, load: Load) -> None:

@@ -1,4 +1,4 @@
-"""What processes hold, before and after: threads, files, children, memory."""
+"""What a process holds, before and after: threads, files, children, memory."""
 
 from __future__ import annotations
 
@@ -6,65 +6,34 @@ import gc
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+BYTES, NATIVES = "bytes of memory", "threads of the kernel"
 
-@dataclass(frozen=True)
-class Held:
-    """What a process holds.
 
-    Attributes
-    ----------
-    threads, files : Counter
-        Names of Python's threads, and kinds of open files.
-    natives : int
-        Threads, with those that Python does not know.
-    memory_bytes : int
-        Resident.
+def held() -> Counter[str]:
+    """Count Python's threads by their names, open files by their kinds, and the above."""
+    gc.collect()
+    process = psutil.Process()
+    counts = Counter(thread.name for thread in threading.enumerate())
+    counts.update(filter(None, map(_kind, Path("/proc/self/fd").iterdir())))
+    counts[NATIVES], counts[BYTES] = process.num_threads(), process.memory_info().rss
+    return counts
+
+
+def settled(before: Counter[str], allowed: dict[str, int], *, within_s: float) -> Counter[str]:
+    """Wait until no more is left than is allowed, as of threads that end by themselves.
+
+    Return what there is more of in the end.
     """
-
-    threads: Counter[str]
-    files: Counter[str]
-    natives: int
-    memory_bytes: int
-
-    @classmethod
-    def now(cls) -> Held:
-        """Look at this process."""
-        gc.collect()
-        process = psutil.Process()
-        return cls(
-            threads=Counter(thread.name for thread in threading.enumerate()),
-            files=Counter(filter(None, map(_kind, Path("/proc/self/fd").iterdir()))),
-            natives=process.num_threads(),
-            memory_bytes=process.memory_info().rss,
-        )
-
-    def leaked_since(self, before: Held, *, memory_bytes: int, natives: int = 0) -> list[str]:
-        """Say what there is more of than before, memory and threads of the kernel by so much."""
-        more = {
-            "threads": dict(self.threads - before.threads),
-            "open files": dict(self.files - before.files),
-            "threads of the kernel": max(0, self.natives - before.natives - natives),
-        }
-        leaks = [f"{what}: {these}" for what, these in more.items() if these]
-        grown = self.memory_bytes - before.memory_bytes
-        if grown > memory_bytes:
-            leaks.append(f"memory: {grown / 1e6:.0f} MB more")
-        return leaks
-
-
-def settled(before: Held, *, within_s: float, **kept: int) -> tuple[Held, list[str]]:
-    """Wait until nothing is left, as of threads that end by themselves; say what still is."""
     until = time.monotonic() + within_s
     while True:
-        held = Held.now()
-        leaks = held.leaked_since(before, **kept)
+        more = held() - before
+        leaks = Counter({name: n for name, n in more.items() if n > allowed.get(name, 0)})
         if not leaks or time.monotonic() > until:
-            return held, leaks
+            return leaks
         time.sleep(0.2)
 
 

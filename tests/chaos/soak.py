@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.leaks import Held, settled
+from tests.chaos.leaks import BYTES, NATIVES, held, settled
 from tests.chaos.load import EVENTS, SUMS, difference, jets
 from tests.chaos.world import build
 from tests.waiting import PATIENT
@@ -25,7 +25,7 @@ import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 
 # So much allocators may keep after many calls, and so many threads gRPC, which has more under load.
-KEPT = {"memory_bytes": 30_000_000, "natives": 8}
+KEPT = {BYTES: 30_000_000, NATIVES: 8}
 
 
 def soak(calls: int) -> list[str]:
@@ -54,14 +54,14 @@ def soak(calls: int) -> list[str]:
                 # Caches fill, and allocators take what they keep, in the first fifth.
                 for number in range(times // 5):
                     make(number)
-                before, begun = Held.now(), time.monotonic()
+                before, begun = held(), time.monotonic()
                 for number in range(times // 5, times):
                     make(number)
-                after, leaks = settled(before, within_s=60.0, **KEPT)
-                problems += [f"after {times:,} {name}: {leak}" for leak in leaks]
-                text = f"{times:,} {name}: {time.monotonic() - begun:.0f} s, "
-                grown = (after.memory_bytes - before.memory_bytes) / 1e6
-                print(f"{text}{grown:+.1f} MB", *leaks, flush=True)
+                leaks = settled(before, KEPT, within_s=60.0)
+                problems += [f"after {times:,} {name}: {n:,} {leak}" for leak, n in leaks.items()]
+                grown = (held()[BYTES] - before[BYTES]) / 1e6
+                took_s = time.monotonic() - begun
+                print(f"{times:,} {name}: {took_s:.0f} s, {grown:+.1f} MB", flush=True)
     return problems
 
 

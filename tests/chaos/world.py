@@ -153,51 +153,47 @@ def _nothing(*_: Any) -> None:
 
 
 class Kind(NamedTuple):
-    """How a fault breaks the world and mends it, which parts it may take, how often it is drawn."""
+    """How a fault breaks the world and mends it, and which parts it may take."""
 
     breaks: Callable[..., None]
     mends: Callable[..., None]
     choices: list[tuple[str, ...]]
-    weight: int = 1
 
 
-def _of_triton(breaks: Callable[[Triton], None], mends: Callable[..., None], weight: int) -> Kind:
+def _of_triton(breaks: Callable[[Triton], Any], mends: Callable[..., Any]) -> Kind:
     """Return a fault that any of the Tritons may have."""
     return Kind(
         lambda world, name: breaks(world.tritons[name]),
         lambda world, name: mends(world.tritons[name]),
         [(name,) for name in TRITONS],
-        weight,
     )
 
 
 _PROXY, _FILE = [("proxy",)], [("file",)]
 FAULTS = {
-    "kill": _of_triton(Triton.kill, Triton.start, 4),
-    "stop": _of_triton(Triton.stop, Triton.go_on, 4),
-    "terminate": _of_triton(Triton.leave, Triton.start, 3),
+    "kill": _of_triton(Triton.kill, Triton.start),
+    "stop": _of_triton(Triton.stop, Triton.go_on),
+    "terminate": _of_triton(Triton.leave, Triton.start),
     "unload": _of_triton(
-        lambda triton: triton.tell("Unload", MODEL), lambda triton: triton.tell("Load", MODEL), 3
+        lambda triton: triton.tell("Unload", MODEL), lambda triton: triton.tell("Load", MODEL)
     ),
     "outage": Kind(_outage, lambda w, *names: restore([w.tritons[n] for n in names]), [TRITONS]),
     "reset": Kind(lambda w, _: w.proxy.break_connections(reset=True), _nothing, _PROXY),
     "close": Kind(lambda w, _: w.proxy.break_connections(), _nothing, _PROXY),
-    "lose": Kind(lambda w, _: w.proxy.lose(), _found, _PROXY, 2),
+    "lose": Kind(lambda w, _: w.proxy.lose(), _found, _PROXY),
     "refuse": Kind(_refuse, lambda w, _: w.proxy.accept(), _PROXY),
     "cut": Kind(_set(cut_after_bytes=300_000), _set(cut_after_bytes=None), _PROXY),
     "slow": Kind(_set(latency_s=0.05), _set(latency_s=0.0), _PROXY),
-    "kill-envoy": Kind(lambda w, _: w.envoy.kill(), lambda w, _: w.envoy.start(), [("envoy",)], 2),
+    "kill-envoy": Kind(lambda w, _: w.envoy.kill(), lambda w, _: w.envoy.start(), [("envoy",)]),
     "lead-to": Kind(
         lambda w, _, *names: w.lead_to(*names),
         lambda w, *_: w.lead_to(*TRITONS[:2]),
         [("endpoints",), ("endpoints", "behind-1"), ("endpoints", "behind-2")],
-        3,
     ),
     "unlist": Kind(
         lambda w, _, gone: w.list_servers(ROUTES.keys() - {gone}),
         lambda w, *_: w.list_servers(ROUTES),
         [("file", route) for route in ROUTES],
-        2,
     ),
     # Which changes nothing.
     "damage-list": Kind(
@@ -205,7 +201,7 @@ FAULTS = {
         lambda w, _: w.list_servers(ROUTES),
         _FILE,
     ),
-    "kill-worker": Kind(_kill_worker, _nothing, [("workers",)], 2),
+    "kill-worker": Kind(_kill_worker, _nothing, [("workers",)]),
 }
 
 
@@ -223,13 +219,13 @@ class Fault:
 
 
 def plan(seed: int, pause_s: float = 0.8) -> Iterator[Fault]:
-    """Yield faults without end: the same ones for the same seed."""
+    """Yield faults without end, each kind as often: the same ones for the same seed."""
     chance = random.Random(seed)
     while True:
-        name = chance.choices(list(FAULTS), [kind.weight for kind in FAULTS.values()])[0]
-        parts = chance.choice(FAULTS[name].choices)
-        lasts_s = 0.1 if name == "outage" else min(chance.expovariate(1 / 1.5), 6.0)
-        yield Fault(name, parts, lasts_s, chance.expovariate(1 / pause_s))
+        for name in chance.sample(list(FAULTS), len(FAULTS)):
+            parts = chance.choice(FAULTS[name].choices)
+            lasts_s = 0.1 if name == "outage" else min(chance.expovariate(1 / 1.5), 6.0)
+            yield Fault(name, parts, lasts_s, chance.expovariate(1 / pause_s))
 
 
 def is_possible(fault: Fault, busy: set[str]) -> bool:

@@ -109,28 +109,6 @@ def test_blocks_of_a_client_have_their_own_servers(cluster: LocalCluster) -> Non
             assert set(client.gather(futures)) == {factor}
 
 
-def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> None:
-    found: dict[int, set[float]] = {}
-
-    def run(factor: int) -> None:
-        with (
-            multiplier(factor) as mine,
-            Client(cluster, set_as_default=False) as client,
-            sonic.connect(mine.url, client=client),
-        ):
-            numbers = range(100 * factor, 100 * factor + 40)
-            futures = client.map(by_processor, numbers, processor=Processor())
-            futures += client.map(by_reference, numbers)
-            found[factor] = set(client.gather(futures))
-
-    threads = [threading.Thread(target=run, args=[factor]) for factor in range(2, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {factor: {float(factor)} for factor in range(2, 5)}
-
-
 def test_threads_of_one_client_have_to_say_whose_servers_they_mean(cluster: LocalCluster) -> None:
     """By a model that is passed: the scheduler knows which client has sent a task, and no more."""
     both = threading.Barrier(2, timeout=60)
@@ -245,16 +223,6 @@ def test_what_no_task_does_has_not_the_servers_of_another_client(cluster: LocalC
             assert first.submit(by_reference, 1, workers=[here], pure=False).result() == 2.0
             with pytest.raises(errors.ConfigError, match="is in no .* task of dask"):
                 first.submit(in_thread, 1).result()
-
-
-def test_blocks_of_tasks_close_no_pool_of_the_worker(cluster: LocalCluster) -> None:
-    with multiplier(2) as one, Client(cluster) as first, Client(cluster) as second:
-        (here, *_) = first.scheduler_info(n_workers=-1)["workers"]
-        options: Any = {"workers": [here], "pure": False}
-        with sonic.connect(one.url, client=first):
-            for client in (first, second):
-                assert first.submit(in_block, 1, one.url, **options).result() == 2.0
-                assert client.submit(by_reference, 1, **options).result() == 2.0
 
 
 def test_a_connection_that_fails_changes_no_servers(cluster: LocalCluster) -> None:
@@ -376,7 +344,7 @@ def test_nobody_asks_for_statistics_when_there_is_nothing_to_report(rounds: Any)
     until(lambda: polled.polls > 1)
     polled.release()
     assert future.result() == 2.0
-    until(lambda: len(had) > 12 and len(set(had[-12:])) == 1)
+    until(lambda: len(had) > 5 and len(set(had[-5:])) == 1)
 
 
 def test_statistics_that_are_owed_keep_no_thread_of_dask(rounds: Any) -> None:

@@ -86,16 +86,6 @@ def test_chunks_are_suspended_by_the_limit_of_their_own_client(
     assert most_at_a_time(chunks) == 1
 
 
-def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: FakeServer) -> None:
-    def twice_twice(number: int) -> list[float]:
-        calls = (MODEL(jets(first, first + 1)) for first in (number, number + 100))
-        return [score for scores in calls for score in scores.twice.tolist()]
-
-    with sonic.connect(slow_server.url, client=one_worker):
-        out = one_worker.gather(one_worker.map(twice_twice, range(8)))
-    assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
-
-
 class Overlapping(Doubling):
     """Waits for scores in `overlap`, while dask starts other chunks."""
 

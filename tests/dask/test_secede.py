@@ -90,3 +90,18 @@ def test_a_task_that_has_seceded_may_score(client: Client) -> None:
         server.release()
         assert scoring.result() == [2.0, 4.0]
         assert client.gather(client.map(_numbers_at_once, range(4))) == [1] * 4
+
+
+def score_and_count(number: int) -> int:
+    MODEL(jets(number))
+    return _numbers_at_once(number)
+
+
+def test_chunks_wait_for_a_thread_before_they_go_on(client: Client) -> None:
+    """The scores of several come at once, and the worker has one thread."""
+    with fake_server(client, max_suspended_chunks=3) as (server, _):
+        server.hold()
+        counting = client.map(score_and_count, range(4))
+        until(lambda: len(server.requests) > 2)
+        server.release()
+        assert client.gather(counting) == [1] * 4

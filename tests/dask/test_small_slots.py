@@ -39,7 +39,7 @@ def memory(dask_worker: Any) -> tuple[float, float, float, str]:
 
 def test_nothing_is_spilled_while_chunks_are_suspended() -> None:
     def slowly(inputs: Any) -> dict[str, Any]:
-        server.requests.clear()  # of 0.9 GB in all
+        server.requests.clear()  # of 0.5 GB in all
         time.sleep(0.02)
         return {"y": inputs["x"].sum(axis=(1, 2))[:, np.newaxis]}
 
@@ -50,10 +50,10 @@ def test_nothing_is_spilled_while_chunks_are_suspended() -> None:
         Client(cluster) as client,
         sonic.connect(server.url, client=client),
     ):
-        chunks = client.gather(client.map(score, range(7)))
+        chunks = client.gather(client.map(score, range(4)))
         ((most, limit, spilled, state),) = client.run(memory).values()
     total = CONSTITUENTS * len(FIELDS)
-    assert [scores for *_, scores in chunks] == [[total * n, total * n] for n in range(7)]
+    assert [scores for *_, scores in chunks] == [[total * n, total * n] for n in range(4)]
     assert max(sum(a <= began < b for a, b, _ in chunks) for began, *_ in chunks) > 1
     assert limit == 2_000_000_000
     assert most < 0.6 * limit  # from which dask spills

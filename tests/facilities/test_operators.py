@@ -18,7 +18,7 @@ import pytest
 import trustme
 import yaml
 from tests.network.processes import Service, accepts, answers, needs, page, program
-from tests.network.proxies import envoy, nginx, nginx_files
+from tests.network.proxies import envoy
 from tests.network.tritons import Triton, restore, tritons
 from tests.ports import held_port
 from tests.scored import same_scores
@@ -94,11 +94,14 @@ def proxy(name: str, triton: Triton, folder: Path, argv: list[Any]) -> Iterator[
     """Run a proxy with its example, whose addresses are those of the tests; yield its ports."""
     with held_port() as port, held_port() as admin_port:
         text = (EXAMPLES / name).read_text()
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = "".join(f"{kind}_temp_path {folder};" for kind in kinds)
         for pattern, here in (
             (r"gpu\d.example|0.0.0.0", "127.0.0.1"),
             (r"127.0.0.1(, port_value: |:)8001", rf"127.0.0.1\g<1>{triton.port}"),
             ("port_value: 9901", f"port_value: {admin_port}"),
-            (r"http \{\n", f"http {{\n{nginx_files(folder)}\n"),
+            # nginx writes to a folder of the test alone.
+            (r"http \{\n", f"http {{\naccess_log off;{temporary}\n"),
             ("listen 8001", f"listen 127.0.0.1:{admin_port}"),
             ("listen 443", f"listen 127.0.0.1:{port}"),
             ("/etc/nginx", str(folder)),
@@ -138,7 +141,9 @@ def test_scores_pass_the_nginx_of_the_example(
     root = trustme.CA()
     root.cert_pem.write_to_path(tmp_path / "root.pem")
     write_certificate(tmp_path, root.issue_cert("127.0.0.1"), "triton")
-    with proxy("nginx.conf", triton, tmp_path, nginx(tmp_path)) as (secure_port, port):
+    options = f"daemon off; master_process off; pid {tmp_path}/nginx.pid;"
+    argv = [program("nginx"), "-e", tmp_path / "error.log", "-p", tmp_path, "-g", options, "-c"]
+    with proxy("nginx.conf", triton, tmp_path, argv) as (secure_port, port):
         same_scores(score(port, tagger, jets), direct)
         same_scores(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
         with pytest.raises(sonic.errors.AccessError, match="certificate"):

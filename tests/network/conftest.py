@@ -1,14 +1,14 @@
-"""Two Tritons of a session, as new for each test, and proxies before them."""
+"""Two Tritons of a session, as new for each test, and an Envoy before them."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.proxies import Envoy, Proxy
+from tests.network.proxies import Envoy
 from tests.network.tritons import Triton, restore
 from tests.network.tritons import tritons as several_tritons
 
@@ -47,11 +47,5 @@ def two_tritons(tritons: list[Triton]) -> list[Triton]:
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Any:
-    """Return what runs a proxy before Tritons: ``with proxy(two, Nginx, body="1m") as running``."""
-
-    def run(
-        tritons: list[Triton], kind: type[Proxy] = Envoy, **settings: Any
-    ) -> contextlib.AbstractContextManager[Proxy]:
-        return kind.before(tritons, tmp_path, **settings)
-
-    return run
+    """Return what runs an Envoy before Tritons: ``with proxy(two, max_requests=4) as running``."""
+    return partial(Envoy.before, folder=tmp_path)

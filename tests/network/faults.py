@@ -1,7 +1,7 @@
 """What goes wrong with calls on real networks: how to make it, and what it is to be taken for.
 
 The words of servers and proxies are theirs, letter by letter: of Triton 2.60, Envoy 1.40, nginx
-1.22, HAProxy 2.6 and gRPC 1.85; those of gRPC itself come up by breaking the protocol.
+1.22 and gRPC 1.85; those of gRPC itself come up by breaking the protocol.
 """
 
 from __future__ import annotations

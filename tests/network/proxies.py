@@ -1,4 +1,4 @@
-"""Real proxies before Tritons: an Envoy as of SuperSONIC's chart, an nginx, an HAProxy."""
+"""A real Envoy before Tritons, as of SuperSONIC's chart."""
 
 from __future__ import annotations
 
@@ -8,60 +8,15 @@ from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from tests.network.processes import Service, accepts, answers, page, program
+from tests.network.processes import Service, answers
 from tests.ports import held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
     from tests.network.tritons import Triton
-
-
-class Proxy(Service):
-    """A program on loopback that leads to Tritons.
-
-    Parameters
-    ----------
-    argv : sequence of str or Path
-        What runs; the path of its settings follows.
-    settings : str
-        What it reads.
-    folder, port : Path, int
-        Where its files go, and where it listens.
-    ready : callable, optional
-        Whether it leads to servers; by default, whether it listens.
-    """
-
-    ports = 1
-    programs: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        argv: Sequence[Any],
-        settings: str,
-        folder: Path,
-        port: int,
-        ready: Callable[[], bool] | None = None,
-    ) -> None:
-        self.url = f"grpc://127.0.0.1:{port}"
-        name = f"{type(self).__name__.lower()}-{port}"
-        super().__init__(
-            argv,
-            folder / f"{name}.log",
-            ready or partial(accepts, port),
-            settings=(folder / f"{name}.yaml", settings),
-        )
-
-    @classmethod
-    @contextlib.contextmanager
-    def before(cls, tritons: Sequence[Triton], folder: Path, **settings: Any) -> Iterator[Self]:
-        """Run one before Tritons."""
-        with contextlib.ExitStack() as stack:
-            ports = [stack.enter_context(held_port()) for _ in range(cls.ports)]
-            running: Any = cls
-            yield stack.enter_context(running(tritons, folder, *ports, **settings))
 
 
 _ENVOY = Template("""
@@ -71,7 +26,6 @@ static_resources:
   listeners:
   - name: grpc
     address: {socket_address: {address: 127.0.0.1, port_value: $port}}
-    listener_filters: $listener_filters
     filter_chains:
     - filters:
       - name: envoy.filters.network.http_connection_manager
@@ -97,13 +51,12 @@ def _filter(name: str, kind: str, **settings: Any) -> dict[str, Any]:
     return {"name": f"envoy.filters.{name}", "typed_config": typed}
 
 
-def rate_limit(place: str, tokens: int, per_fill: int, interval_s: float) -> dict[str, Any]:
-    """Limit the requests ("http"), or the new connections ("listener"), at a time and later."""
+def rate_limit(tokens: int, per_fill: int, interval_s: float) -> dict[str, Any]:
+    """Limit the requests at a time and later."""
     bucket = {"max_tokens": tokens, "tokens_per_fill": per_fill, "fill_interval": f"{interval_s}s"}
     always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
-    of_requests = {"filter_enabled": always, "filter_enforced": always} if place == "http" else {}
-    limit = {"stat_prefix": "local", "token_bucket": bucket, **of_requests}
-    return _filter(f"{place}.local_ratelimit", "LocalRateLimit", **limit)
+    limit = {"token_bucket": bucket, "filter_enabled": always, "filter_enforced": always}
+    return _filter("http.local_ratelimit", "LocalRateLimit", stat_prefix="local", **limit)
 
 
 def signed_tokens(jwks: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +72,7 @@ def buffer(max_request_bytes: int) -> dict[str, Any]:
     return _filter("http.buffer", "Buffer", max_request_bytes=max_request_bytes)
 
 
-class Envoy(Proxy):
+class Envoy(Service):
     """An Envoy on loopback.
 
     Parameters
@@ -138,13 +91,9 @@ class Envoy(Proxy):
         After which a request is given up; 0 for never.
     filters : sequence of mapping
         Of requests: `rate_limit`, `signed_tokens`, `buffer`.
-    listener_filters : sequence of mapping
-        Of connections: `rate_limit`.
     cluster : mapping
         More settings of the cluster, such as ``health_checks``.
     """
-
-    ports = 2
 
     def __init__(
         self,
@@ -157,7 +106,6 @@ class Envoy(Proxy):
         max_requests: int = 1024,
         route_timeout_s: float = 0.0,
         filters: Sequence[Mapping[str, Any]] = (),
-        listener_filters: Sequence[Mapping[str, Any]] = (),
         cluster: Mapping[str, Any] | None = None,
     ) -> None:
         self._endpoints = folder / "endpoints.json"
@@ -178,13 +126,24 @@ class Envoy(Proxy):
             admin_port=admin_port,
             types=_TYPES,
             route_timeout_s=f"{route_timeout_s:g}",
-            listener_filters=json.dumps(listener_filters),
             filters=json.dumps([*filters, _filter("http.router", "Router")]),
             cluster=json.dumps(behind),
         )
-        self._admin = f"http://127.0.0.1:{admin_port}"
-        ready = partial(answers, f"{self._admin}/ready")
-        super().__init__(envoy(2), settings, folder, port, ready)
+        self.url = f"grpc://127.0.0.1:{port}"
+        ready = partial(answers, f"http://127.0.0.1:{admin_port}/ready")
+        log, file = folder / f"envoy-{port}.log", folder / f"envoy-{port}.yaml"
+        super().__init__(envoy(2), log, ready, settings=(file, settings))
+
+    @classmethod
+    @contextlib.contextmanager
+    def before(cls, tritons: Sequence[Triton], folder: Path, **settings: Any) -> Iterator[Self]:
+        """Run one before Tritons."""
+        with (
+            held_port() as port,
+            held_port() as admin_port,
+            cls(tritons, folder, port, admin_port, **settings) as running,
+        ):
+            yield running
 
     def lead_to(self, tritons: Sequence[Triton]) -> None:
         """Lead to other Tritons from now on, as when a service's pods come and go."""
@@ -193,11 +152,6 @@ class Envoy(Proxy):
         kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
         assigned = {"cluster_name": "tritons", "endpoints": [{"lb_endpoints": endpoints}]}
         _replace(self._endpoints, json.dumps({"resources": [{"@type": kind, **assigned}]}))
-
-    def statistic(self, pattern: str) -> int:
-        """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""
-        lines = page(f"{self._admin}/stats?filter=^{pattern}$").splitlines()
-        return sum(int(line.rpartition(":")[2]) for line in lines)
 
 
 def envoy(threads: int) -> list[Any]:
@@ -213,107 +167,3 @@ def _replace(file: Path, text: str) -> None:
     new = file.with_name(f"{file.name}.new")
     new.write_text(text)
     new.replace(file)
-
-
-_NGINX = Template("""
-events {}
-http {
-    $own
-    client_max_body_size $body;
-    $http
-    upstream tritons { $servers }
-    server {
-        listen 127.0.0.1:$port http2;
-        location / {
-            $location
-            grpc_pass grpc://tritons;
-            grpc_next_upstream off;
-        }
-    }
-}
-""")
-
-
-class Nginx(Proxy):
-    """An nginx on loopback, as an ingress: it leads each request to the next Triton.
-
-    Parameters
-    ----------
-    tritons : sequence of Triton
-        What it leads to, in turns.
-    folder, port : Path, int
-        Where its files go, and where it listens.
-    body : str
-        The largest body of a request: ``"0"`` for any, nginx's own default is ``"1m"``.
-    http, location : str
-        More directives at these places, such as a ``limit_req``.
-    """
-
-    programs = ("nginx",)
-
-    def __init__(
-        self,
-        tritons: Sequence[Triton],
-        folder: Path,
-        port: int,
-        *,
-        body: str = "0",
-        http: str = "",
-        location: str = "",
-    ) -> None:
-        # It does not count failures, so that it goes on to lead to the dead.
-        servers = " ".join(f"server {t.address}:{t.port} max_fails=0;" for t in tritons)
-        values = {"port": port, "body": body, "http": http, "location": location}
-        settings = _NGINX.substitute(own=nginx_files(folder), servers=servers, **values)
-        super().__init__(nginx(folder), settings, folder, port)
-
-
-def nginx(folder: Path) -> list[Any]:
-    """Return what runs an nginx with its files in a folder."""
-    options = f"daemon off; master_process off; pid {folder}/nginx.pid;"
-    return [program("nginx"), "-e", folder / "error.log", "-p", folder, "-g", options, "-c"]
-
-
-def nginx_files(folder: Path) -> str:
-    """Return the directives of ``http`` by which nginx writes to a folder alone."""
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    return "access_log off;" + "".join(f"{kind}_temp_path {folder};" for kind in kinds)
-
-
-_HAPROXY = Template("""
-global
-    nbthread 1
-defaults
-    mode tcp
-    timeout connect 1s
-    timeout client 1h
-    timeout server 1h
-    retries 0
-frontend requests
-    bind 127.0.0.1:$port
-    default_backend tritons
-backend tritons
-    balance roundrobin
-    $servers
-""")
-
-
-class HAProxy(Proxy):
-    """An HAProxy on loopback, which does not check what is behind it.
-
-    A connection stays with one Triton.
-
-    Parameters
-    ----------
-    tritons : sequence of Triton
-        What it leads to.
-    folder, port : Path, int
-        Where its files go, and where it listens.
-    """
-
-    programs = ("haproxy",)
-
-    def __init__(self, tritons: Sequence[Triton], folder: Path, port: int) -> None:
-        servers = "\n    ".join(f"server t{t.port} {t.address}:{t.port}" for t in tritons)
-        settings = _HAPROXY.substitute(port=port, servers=servers)
-        super().__init__([program("haproxy"), "-db", "-f"], settings, folder, port)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.processes import needs
-from tests.network.proxies import Envoy, Nginx, Proxy, buffer
+from tests.network.proxies import buffer, rate_limit
 from tests.network.tritons import Triton
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.reporting import Statistics
 
 _QUEUED: dict[str, Any] = {"work": "time.sleep(0.02)", "rows": 8}
 # What each does for a batch, and how Triton queues its requests.
 _MODELS: dict[str, dict[str, Any]] = {
     "one": {"work": "pass"},
+    "small": {"work": "pass", "rows": 8},
     "slow": {"work": "time.sleep(0.0003 * len(x))"},
     "hungry": {"work": "assert len(x) <= 500, 'CUDA out of memory. Tried to allocate 2.00 GiB'"},
     "short_queue": {**_QUEUED, "dynamic_batching": {"default_queue_policy": {"max_queue_size": 4}}},
@@ -57,45 +58,58 @@ def retries(pool: Pool, name: str, rows: int) -> int:
     return int(total.retries - before.retries)
 
 
-# What refuses: a proxy and its settings, the model, and what the log says of it.
-REFUSALS: dict[str, tuple[type[Proxy], dict[str, Any], str, str]] = {
-    # With nginx's own limit.
-    "nginx": (Nginx, {"body": "1m"}, "one", "status: 413; let requests be smaller: max_request_b"),
-    "Envoy's buffer": (Envoy, {"filters": [buffer(500_000)]}, "one", "Payload Too Large"),
-    "an accelerator's memory": (Envoy, {}, "hungry", "out of memory"),
+# What refuses: Envoy's settings, the model, and what the log says of it.
+REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "Envoy's buffer": ({"filters": [buffer(500_000)]}, "one", "Payload Too Large"),
+    "an accelerator's memory": ({}, "hungry", "out of memory"),
     # A full request takes 0.6 s; from then on, it depends on the time that they take.
-    "a route's timeout": (Envoy, {"route_timeout_s": 0.3}, "slow", ""),
+    "a route's timeout": ({"route_timeout_s": 0.3}, "slow", ""),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "name", "words"),
-    [pytest.param(*case, id=i, marks=needs(*case[0].programs)) for i, case in REFUSALS.items()],
-)
+@pytest.mark.parametrize(("settings", "name", "words"), REFUSALS.values(), ids=REFUSALS)
 def test_requests_that_are_too_large_are_split(
-    serve: Any, proxy: Any, caplog: Any, kind: Any, settings: Any, name: str, words: str
+    serve: Any, proxy: Any, caplog: Any, settings: Any, name: str, words: str
 ) -> None:
     """From then on, requests are smaller."""
-    with proxy(serve(name), kind, **settings) as running, pool_of(running.url) as pool:
+    with proxy(serve(name), **settings) as running, pool_of(running.url) as pool:
         assert retries(pool, name, 6_000) > 0
         if words:
             assert retries(pool, name, 6_000) == 0
             (message,) = [r.message for r in caplog.records if "are split" in r.message]
             assert words in message
+            assert "let requests be smaller: max_request_b" in message
 
 
 @pytest.mark.parametrize("name", ["short_queue", "impatient_queue"])
 def test_requests_refused_by_a_queue_are_sent_again(serve: Any, proxy: Any, name: str) -> None:
     """Of a model that does 50 requests a second, with 8 clients."""
-    sent = objects(80)
-    with proxy(serve(name)) as running, contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(pool_of(running.url)) for _ in range(8)]
+    with proxy(serve(name)) as running:
+        assert_shared(running.url, name, clients=8, rows=80)
+
+
+@pytest.mark.parametrize("at_a_time", [True, False])
+def test_requests_refused_by_a_proxy_are_sent_again(
+    serve: Any, proxy: Any, at_a_time: bool
+) -> None:
+    """Those above a number at a time, of which few are sent, or in a second."""
+    limit = {"max_requests": 4} if at_a_time else {"filters": [rate_limit(20, 5, 0.05)]}
+    with proxy(serve("small", 2), **limit) as running:
+        total = assert_shared(running.url, "small", clients=2, rows=2_000)
+        assert not at_a_time or total.retries < total.requests / 2
+
+
+def assert_shared(url: str, name: str, *, clients: int, rows: int) -> Any:
+    """Score objects by several pools at a time, some of whose requests are refused."""
+    sent = objects(rows)
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(pool_of(url)) for _ in range(clients)]
         for pending in [model(name).submit(sent, pool=pool) for pool in pools]:
             check(pending.result(timeout_s=60), sent)
-        totals = [pool.statistics.total() for pool in pools]
-        assert sum(total.failures for total in totals) == 0
-        assert sum(total.retries for total in totals) > 0
+        total = sum((pool.statistics for pool in pools), Statistics()).total()
+        assert (total.failures, total.rows, total.retries > 0) == (0, clients * rows, True)
         assert all(pool.servers[0].circuit != "open" for pool in pools)
+    return total
 
 
 def test_shared_memory_through_a_balancer_is_an_error(serve: Any, proxy: Any) -> None:

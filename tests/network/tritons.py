@@ -88,18 +88,11 @@ class Triton(Service):
         self.ends(signal.SIGTERM)
 
     def tell(self, what: str, model: str = "tagger") -> Any:
-        """Have it "Load" or "Unload" a model, or ask for its "Statistics"."""
-        kind = "" if what == "Statistics" else "Repository"
-        names = {"name": model} if what == "Statistics" else {"model_name": model}
-        request = getattr(service_pb2, f"{kind}Model{what}Request")(**names)
+        """Have it "Load" or "Unload" a model."""
+        request = getattr(service_pb2, f"RepositoryModel{what}Request")(model_name=model)
         with grpc.insecure_channel(f"{self.address}:{self.port}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            return getattr(stub, f"{kind}Model{what}")(request, timeout=60)
-
-    def requests(self) -> int:
-        """Return how many requests for the tagger it has answered."""
-        answered: int = self.tell("Statistics").model_stats[0].inference_stats.success.count
-        return answered
+            return getattr(stub, f"RepositoryModel{what}")(request, timeout=60)
 
 
 def restore(tritons: Sequence[Triton]) -> None:

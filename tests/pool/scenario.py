@@ -123,7 +123,6 @@ class Scenario:
         self.probes = 0
         self.asked: Counter[ModelKey] = Counter()
         self.fallbacks = 0
-        self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
         self.packs = True
         self._silent: list[tuple[str, ModelKey]] = []
@@ -274,8 +273,6 @@ class Scenario:
             case do.StartFallback():
                 self.fallbacks += 1
                 self._awaited.append(instruction)
-            case do.Close(url):
-                self.closed.append(url)
             case do.Reconnect(url, channel):
                 assert not any(a in a.slice.attempts for a in self.at(url) if a.channel == channel)
                 self.renewed.append((url, channel))

@@ -42,7 +42,6 @@ class ScriptedServer(Transport):
         self.out = 0
         self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
-        self.lives = True
         self.described: list[str] = []
         self._lock = threading.Lock()
 
@@ -106,8 +105,7 @@ class ScriptedServer(Transport):
 
     def live(self, done: Any) -> None:
         self._block("live")
-        lives = self.lives
-        threading.Thread(target=done, args=(None if lives else LOST,), daemon=True).start()
+        threading.Thread(target=done, args=(None,), daemon=True).start()
 
     def close(self) -> None:
         self._block("close")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,29 +128,6 @@ def test_fallbacks_with_another_digest_are_refused() -> None:
         with pytest.raises(errors.ContractError, match=message):
             MODEL(jets(*range(40)), pool=pool)
         assert rows(local) == 0
-
-
-class SlowLog(logging.Handler):
-    """Takes longer than the pool's first back-offs."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        time.sleep(0.1)
-
-
-def test_servers_are_asked_again_though_the_time_came_while_the_pool_was_busy(
-    remote: FakeServer,
-) -> None:
-    log, slow = logging.getLogger("sonic_coffea"), SlowLog(logging.WARNING)
-    log.addHandler(slow)
-    remote.stop()
-    try:
-        with (
-            pool_of(remote, None, retry_timeout_s=0.3) as pool,
-            pytest.raises(errors.ServerLostError),
-        ):
-            MODEL(jets(*range(4)), pool=pool, timeout_s=60)
-    finally:
-        log.removeHandler(slow)
 
 
 def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import replace
 from typing import Any
 
 import awkward as ak
@@ -16,7 +14,6 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import QUIET_S
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import Contract
 
@@ -144,25 +141,6 @@ def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
     assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
     statistics = sonic.report(out).statistics
     assert (statistics.masked, statistics.total().rows) == (4, 6)
-
-
-def test_the_digest_is_unknown_if_this_process_cannot_ask_for_it() -> None:
-    class Told(ScriptedServer):
-        def metadata(self, model: str, version: str | None) -> Contract:
-            if self.requests:
-                raise OSError("too many open files")
-            return replace(super().metadata(model, version), digest="a")
-
-    server = Told(ONE)
-    server.gate.clear()
-    with pool_of(ONE) as pool:
-        pending = MODEL.submit(jets(*range(4)), pool=pool)
-        until(lambda: server.requests)
-        time.sleep(QUIET_S)
-        server.gate.set()
-        scores = pending.result()
-    assert twice(scores) == [0, 1, 2, 3]
-    assert scores.attrs["sonic"]["digest"] is None
 
 
 def test_rows_fail_that_a_server_never_answers_though_it_lives() -> None:

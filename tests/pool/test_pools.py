@@ -57,21 +57,6 @@ def pickled(url: str, *objects: Any) -> bytes:
         return pickle.dumps(objects)
 
 
-def test_threads_with_blocks_of_their_own_use_their_servers(four: list[FakeServer]) -> None:
-    entered = threading.Barrier(4)
-
-    def score(server: FakeServer) -> list[float]:
-        found = []
-        for _ in range(8):
-            with sonic.connect(server.url):
-                entered.wait(60)
-                found.append(factor(MODEL(JETS, timeout_s=60)))
-        return found
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(score, four)) == [[number] * 8 for number in range(2, 6)]
-
-
 def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
     four: list[FakeServer],
 ) -> None:

@@ -254,18 +254,6 @@ def test_the_digest_is_unknown_if_the_deadline_passes_before_a_server_tells_it()
         assert digest_of(pending.result()) == "a"
 
 
-def test_rows_have_the_version_and_the_digest_that_the_server_named(
-    server: FakeServer, pool: sonic.Pool
-) -> None:
-    """Also while it has a newer version, until the pool asks again."""
-    assert digest_of(MODEL(JETS, pool=pool)) == "a"
-    server.models["tagger"] = dataclasses.replace(fake("b", 0.75), versions=("1", "2"))
-    assert MODEL(JETS, pool=pool).attrs["sonic"]["version"] == "1"
-    MODEL.check(pool)
-    made_by = MODEL(JETS, pool=pool).attrs["sonic"]
-    assert (made_by["version"], made_by["digest"]) == ("2", "b")
-
-
 def test_servers_that_join_without_a_digest_make_it_unknown() -> None:
     one = dataclasses.replace(fake("a", 0.25), max_rows=1)
     with (
