@@ -77,6 +77,16 @@ def test_files_that_were_replaced_under_their_version_are_not_served(tmp_path, c
         assert [m.state for m in server.metadata.models] == ["READY"]
 
 
+def test_files_that_are_replaced_while_a_server_runs_are_never_served(tmp_path, serve):
+    one = function(tmp_path / "f.py", "def f(x): return {'y': x}\n")
+    path = build_repository(tmp_path / "repository", {"m": one})
+    with serve(path, restart=True) as server:
+        (path / "m" / "1" / "source" / "f.py").write_text("def f(x): return {'y': 2 * x}\n")
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: "source/f.py was changed since the version was built" in server.logs)
+        assert not server.running
+
+
 def test_crashes_during_the_start_are_tried_again(tmp_path, serve, caplog):
     code = """
 import os, pathlib, signal
