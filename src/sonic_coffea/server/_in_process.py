@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dask.system import cpu_count
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class InProcessTransport(Transport):
 
     def __init__(self, url: str) -> None:
         self.address = url
-        self.repository = Path(unquote(urlsplit(url).path))
+        self.repository = Path(unquote(url.removeprefix("file://")))
         is_folder = self.repository.is_dir()
         expect(is_folder, "a model repository, a folder of this machine", str(self.repository))
         self.threads = cpu_count()
