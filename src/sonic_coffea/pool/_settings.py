@@ -265,8 +265,16 @@ class Settings:
 
     @classmethod
     def of(cls, source: Settings | str) -> Settings:
-        """Return settings as they are, or those of a server's URL."""
-        return source if isinstance(source, Settings) else cls.make(source)
+        """Return settings of one server as they are, or those of a server's URL.
+
+        Raises
+        ------
+        ConfigError
+            If there are several servers, of which only one would be tried.
+        """
+        settings = source if isinstance(source, Settings) else cls.make(source)
+        expect(len(settings.servers) == 1, "one server", settings.servers)
+        return settings
 
     def options(self) -> dict[str, Any]:
         """Return the options, as `make` takes them."""
