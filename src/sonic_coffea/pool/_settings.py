@@ -282,7 +282,7 @@ class Settings:
 
     def with_options(self, **options: Any) -> Settings:
         """Return these settings with other options, which are checked."""
-        return Settings.make(self.servers, **_with_one_token(self.options(), options))
+        return Settings.make(self.servers, **_overridden(self.options(), options))
 
     def with_servers(self, servers: Any) -> Settings:
         """Return these settings for other servers."""
@@ -317,11 +317,13 @@ class Settings:
         own = {} if profile is None else _underscored(profiles[profile])
         options = {
             name: _expanded(name, value) if isinstance(value, str) else value
-            for name, value in _with_one_token(options, own).items()
+            for name, value in _overridden(options, own).items()
         }
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
-        if servers_file is not None and "servers" not in own:
+        if servers_file is not None:
+            if servers:
+                raise ConfigError("expected servers or a servers_file, got both")
             servers = Path(servers_file)
         # The load balancer of a job, by the variables of the CMS software.
         balancer = [os.environ.get(f"SONIC_LOCAL_BALANCER_{name}") for name in ("HOST", "PORT")]
@@ -447,11 +449,12 @@ def _expanded(option: str, value: str) -> str:
     return os.path.expandvars(value)
 
 
-def _with_one_token(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that others override; a token overrides a token's file, and the reverse."""
-    tokens = ("token", "token_file")
-    is_own = any(own.get(name) is not None for name in tokens)
-    return {**options, **(dict.fromkeys(tokens) if is_own else {}), **own}
+def _overridden(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that others override; a token overrides a token's file, and so on."""
+    for pair in (("token", "token_file"), ("servers", "servers_file")):
+        if any(own.get(name) is not None for name in pair):
+            options = {**options, **dict.fromkeys(pair)}
+    return {**options, **own}
 
 
 def _underscored(options: Any) -> dict[str, Any]:
