@@ -23,6 +23,7 @@ def sonic_server() -> Iterator[Callable[..., FakeServer]]:
     """
     # Every test session loads this module, and most need nothing of it.
     import sonic_coffea as sonic
+    from sonic_coffea.errors import require
     from sonic_coffea.testing import FakeModel, FakeServer
 
     with ExitStack() as stack:
@@ -30,7 +31,9 @@ def sonic_server() -> Iterator[Callable[..., FakeServer]]:
         def start(
             *models: Model, functions: dict[str, Any] | None = None, **options: Any
         ) -> FakeServer:
-            served = {m.name: FakeModel.of(m, (functions or {}).get(m.name)) for m in models}
+            functions = functions or {}
+            require(functions, [model.name for model in models], "a function of no model:")
+            served = {m.name: FakeModel.of(m, functions.get(m.name)) for m in models}
             server = stack.enter_context(FakeServer(served))
             stack.enter_context(sonic.connect(server.url, **options))
             return server

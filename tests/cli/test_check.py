@@ -260,6 +260,7 @@ MODULES = {
         (("grpc://h:1", "--declare", "exits:x"), "cannot import exits:x: SystemExit: no arguments"),
         (("grpc://h:1", "--weaver", DATA / "toptagger.preprocess.json"), "needs the name"),
         (("grpc://h:1", "m", "--trained-on", "x.parquet"), "--trained-on compares a declaration"),
+        (("grpc://h:1,grpc://h:2", "m"), "expected one server, got ('grpc://h:1', 'grpc://h:2')"),
         (("grpc://h:1", "--version", "2"), "--version is of the model that is tried"),
         (("grpc://h:1", "--header", "a=b", "--header", "a=c"), "'a' is given twice"),
     ],

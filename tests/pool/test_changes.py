@@ -117,6 +117,22 @@ def test_servers_set_before_the_first_call_stay_until_the_file_changes(
         until(lambda: len(pool.settings.servers) == 2)
 
 
+def test_files_of_servers_are_read_again_when_another_file_is_as_old(
+    servers: dict[str, ScriptedServer], listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
+    with Pool(Settings.make(listed), connect=lambda url, **_: servers[url]) as pool:
+        assert twice(MODEL(jets(1.0), pool=pool)) == [1.0]
+        written(listed, "grpc://s1:8001\ngrpc://s2:8001\n")
+        until(lambda: len(pool.settings.servers) == 2)
+        status = listed.stat()
+        new = listed.with_suffix(".new")
+        new.write_text("grpc://s2:8001\n")
+        os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+        new.replace(listed)
+        until(lambda: pool.settings.servers == ("grpc://s2:8001",), 10)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -338,6 +338,12 @@ LAB = {"profile": "lab"}
         ({"token": "$SONIC_UNSET"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
         ({"token": "/t/${SONIC_UNSET}"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
         ({"token": "hush", "token-file": "/t"}, {}, "a token or a token_file, got both"),
+        ({"servers-file": "/s"}, {}, "servers or a servers_file, got both"),
+        (
+            {"profiles": {"lab": {"servers": S, "servers_file": "/s"}}},
+            LAB,
+            "servers or a servers_file, got both",
+        ),
         ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
         ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
         ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),

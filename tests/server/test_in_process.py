@@ -313,6 +313,23 @@ def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classi
     assert (path / "top" / "2").is_dir()
 
 
+def test_inputs_and_outputs_of_one_name_have_shapes_of_their_own(tmp_path):
+    (tmp_path / "f.py").write_text("def f(x):\n    return {'x': 2 * x}\n")
+    number = {"x": ("float32", ["N"])}
+    served = Served(f"{tmp_path / 'f.py'}:f", inputs=number, outputs=number)
+    doubled = sonic.Model("m", {"x": sonic.Row("pt")}, {"x": None})
+    with sonic.connect(build_repository(tmp_path / "r", {"m": served})):
+        assert doubled(ak.Array([{"pt": 1.0}, {"pt": 3.0}])).tolist() == [2.0, 6.0]
+
+
+@pytest.mark.parametrize("name", ["r?1", "r#1"])
+def test_urls_of_folders_name_the_whole_folder(tmp_path, name):
+    (tmp_path / "r").mkdir()
+    (tmp_path / name).mkdir()
+    transport = InProcessTransport(f"file://{tmp_path / name}")
+    assert transport.repository == tmp_path / name
+
+
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
     with sonic.connect(repository):
         with pytest.raises(ModelNotFoundError, match="did you mean 'top'"):

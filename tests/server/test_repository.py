@@ -330,6 +330,7 @@ def test_external_weights_are_copied_nowhere_else(tmp_path, classifier):
         ("m", {"labels": {"m": {"score": ["a", "b"]}}}, "did you mean 'scores'"),
         ("m", {"labels": {"n": ["a", "b"]}}, "a model that is not built: 'n'"),
         ("m", {"labels": {"m": "ab"}}, "mapping of output name to labels"),
+        ("m", {"labels": {"m": ["a\rb", "c"]}}, r"without line breaks, got \['a\\rb', 'c'\]"),
         ("m", {"labels": {"m": ["a\nb", "c"]}}, r"without line breaks, got \['a\\nb', 'c'\]"),
         ("m", {"labels": ["a", "b"]}, "labels as a mapping of model name to labels, got .'a', 'b'"),
         *(

@@ -18,6 +18,7 @@ from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.testing import FakeServer
 
 from .support import broken, function, is_listed, shared_memory, socket_folder, supervisor
 
@@ -75,6 +76,16 @@ def test_files_that_were_replaced_under_their_version_are_not_served(tmp_path, c
     build_repository(path, {"m": classifier}, overwrite=True)
     with serve(path) as server:
         assert [m.state for m in server.metadata.models] == ["READY"]
+
+
+def test_files_that_are_replaced_while_a_server_runs_are_never_served(tmp_path, serve):
+    one = function(tmp_path / "f.py", "def f(x): return {'y': x}\n")
+    path = build_repository(tmp_path / "repository", {"m": one})
+    with serve(path, restart=True) as server:
+        (path / "m" / "1" / "source" / "f.py").write_text("def f(x): return {'y': 2 * x}\n")
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: "source/f.py was changed since the version was built" in server.logs)
+        assert not server.running
 
 
 def test_crashes_during_the_start_are_tried_again(tmp_path, serve, caplog):
@@ -151,6 +162,17 @@ class ImpatientServer(LocalServer):
 
 class PatientServer(LocalServer):
     _first_pause_s = 2.0
+
+
+def test_a_server_whose_port_was_taken_by_another_one_ends(light, installation, caplog):
+    """Otherwise its rows would be scored by the models of the other server."""
+    with held_port() as port, PatientServer(light, port=port, stop_timeout_s=0.0) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        with FakeServer({}, port=port) as other:
+            assert other.url == server.url
+            server.wait()
+        assert not server.running
+    assert f"another server has taken port {port}; port=0 takes a free one" in caplog.text
 
 
 def test_servers_are_restarted_five_times(light, installation, tmp_path, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -81,6 +82,25 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
         server.wait_for("m")
     with pytest.raises(ServerError, match="expected a running server"):
         server.wait_for("m")
+
+
+def test_versions_that_are_added_at_the_same_time_do_not_replace_each_other(tmp_path, monkeypatch):
+    one, two, three = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2, 3))
+    path = build_repository(tmp_path / "r", {"m": one})
+    copy, others = shutil.copyfile, [two]
+
+    def interrupted(source, target):
+        if others:
+            build_repository(path, {"m": others.pop()}, version="next")
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(ConfigError, match="another process has just written .*/m/2"):
+        build_repository(path, {"m": three}, version="next")
+    assert (path / "m" / "2" / "model.onnx").read_bytes() == two.read_bytes()
+    assert [entry["changes"] for entry in read_repository(path)] == [[], []]
+    build_repository(path, {"m": three}, version="next")
+    assert [entry["version"] for entry in read_repository(path)] == [1, 2, 3]
 
 
 def test_new_versions_leave_the_others_as_they_are(tmp_path):

@@ -83,7 +83,7 @@ def test_answers_are_those_of_a_real_server(
         assert counted.rows == fake.statistics["tagger", "rows"] > 1000
 
 
-@pytest.mark.parametrize("version", [None, "1"])
+@pytest.mark.parametrize("version", [None, "1", 3])
 def test_default_scores_are_those_that_are_documented(version: str | None) -> None:
     model = sonic.Model(
         "m",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.scripts import python
+
+import sonic_coffea as sonic
 
 HEAVY = ("awkward", "coffea", "dask", "distributed", "grpc", "numba", "numpy", "tritonclient")
 SESSION = f"""
@@ -27,3 +31,9 @@ def test_a_session_of_others_loads_nothing_heavy(tmp_path: Path) -> None:
     # Other plugins of this environment load what they like.
     done = python(*session, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert "1 passed" in done.stdout
+
+
+def test_functions_of_models_that_are_not_served_are_refused(sonic_server: Any) -> None:
+    tagger = sonic.Model("tagger", {"x": sonic.Row("pt")}, {"y": None})
+    with pytest.raises(sonic.errors.ConfigError, match="'tager'; did you mean 'tagger'"):
+        sonic_server(tagger, functions={"tager": lambda inputs: {"y": inputs["x"]}})

@@ -80,7 +80,7 @@ def check(
 
 def models(url: str, *, connection: Connection) -> None:
     """List the models of a server: versions, inputs and outputs."""
-    settings = Settings.make(url, **connection)
+    settings = Settings.of(Settings.make(url, **connection))
     options = settings.connection_options()
     described, rows = [], []
     with open_transport(settings.servers[0], options=options) as server:

@@ -334,16 +334,18 @@ class Engine:
 
     def _watch(self, path: str) -> None:
         """Read the file of servers whenever it changes, until the pool is closed."""
-        servers, read_at, problem = self._first_servers, 0, ""
+        servers, read, problem = self._first_servers, (0, 0, 0), ""
         while not self.closing.is_set():
             try:
-                changed_at = Path(path).stat().st_mtime_ns
-                if changed_at != read_at:
+                status = Path(path).stat()
+                # A file that replaces another one may be as old as it.
+                state = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if state != read:
                     new = read_servers(path)
                     if new != servers:
                         self.set_servers(new)
                         logger.warning("the servers are now %s", ", ".join(new))
-                    servers, read_at, problem = new, changed_at, ""
+                    servers, read, problem = new, state, ""
             except Exception as error:  # noqa: BLE001  a wrong file must not stop those in use
                 # A missing file, such as a certificate, may appear later: log it once.
                 if str(error) != problem:

@@ -266,8 +266,16 @@ class Settings:
 
     @classmethod
     def of(cls, source: Settings | str) -> Settings:
-        """Return settings as they are, or those of a server's URL."""
-        return source if isinstance(source, Settings) else cls.make(source)
+        """Return settings of one server as they are, or those of a server's URL.
+
+        Raises
+        ------
+        ConfigError
+            If there are several servers, of which only one would be tried.
+        """
+        settings = source if isinstance(source, Settings) else cls.make(source)
+        expect(len(settings.servers) == 1, "one server", settings.servers)
+        return settings
 
     def options(self) -> dict[str, Any]:
         """Return the options, as `make` takes them."""
@@ -275,7 +283,7 @@ class Settings:
 
     def with_options(self, **options: Any) -> Settings:
         """Return these settings with other options, which are checked."""
-        return Settings.make(self.servers, **_with_one_token(self.options(), options))
+        return Settings.make(self.servers, **_overridden(self.options(), options))
 
     def with_servers(self, servers: Any) -> Settings:
         """Return these settings for other servers."""
@@ -310,11 +318,13 @@ class Settings:
         own = {} if profile is None else _underscored(profiles[profile])
         options = {
             name: _expanded(name, value) if isinstance(value, str) else value
-            for name, value in _with_one_token(options, own).items()
+            for name, value in _overridden(options, own).items()
         }
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
-        if servers_file is not None and "servers" not in own:
+        if servers_file is not None:
+            if servers:
+                raise ConfigError("expected servers or a servers_file, got both")
             servers = Path(servers_file)
         # The load balancer of a job, by the variables of the CMS software.
         balancer = [os.environ.get(f"SONIC_LOCAL_BALANCER_{name}") for name in ("HOST", "PORT")]
@@ -442,11 +452,12 @@ def _expanded(option: str, value: str) -> str:
     return os.path.expandvars(value)
 
 
-def _with_one_token(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that others override; a token overrides a token's file, and the reverse."""
-    tokens = ("token", "token_file")
-    is_own = any(own.get(name) is not None for name in tokens)
-    return {**options, **(dict.fromkeys(tokens) if is_own else {}), **own}
+def _overridden(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that others override; a token overrides a token's file, and so on."""
+    for pair in (("token", "token_file"), ("servers", "servers_file")):
+        if any(own.get(name) is not None for name in pair):
+            options = {**options, **dict.fromkeys(pair)}
+    return {**options, **own}
 
 
 def _underscored(options: Any) -> dict[str, Any]:

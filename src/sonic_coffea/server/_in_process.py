@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dask.system import cpu_count
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class InProcessTransport(Transport):
 
     def __init__(self, url: str) -> None:
         self.address = url
-        self.repository = Path(unquote(urlsplit(url).path))
+        self.repository = Path(unquote(url.removeprefix("file://")))
         is_folder = self.repository.is_dir()
         expect(is_folder, "a model repository, a folder of this machine", str(self.repository))
         self.threads = cpu_count()
@@ -209,21 +209,22 @@ def _open(
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    declared = {t["name"]: t for t in (*manifest["inputs"], *manifest["outputs"])}
+    declared = {tensor["name"]: tensor for tensor in manifest["outputs"]}
     # TorchScript takes tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
     config = {**tensor_config(manifest, rows), **config}
-    shapes = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
-    shapes |= {t["name"]: t["dims"] for t in config["output"] if "reshape" in t}
+    taken = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
+    returned = {t["name"]: t["dims"] for t in config["output"] if "reshape" in t}
 
-    def shaped(name: str, tensor: NDArray[Any]) -> NDArray[Any]:
-        shape = map(int, shapes.get(name, tensor.shape[bool(rows) :]))
-        return tensor.reshape(*tensor.shape[: bool(rows)], *shape)
+    def shaped(tensor: NDArray[Any], shape: Sequence[Any] | None) -> NDArray[Any]:
+        if shape is None:
+            return tensor
+        return tensor.reshape(*tensor.shape[: bool(rows)], *map(int, shape))
 
     def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
-        feed = {name: shaped(name, feed[name]) for name in inputs}
+        feed = {name: shaped(feed[name], taken.get(name)) for name in inputs}
         outputs = run_declared(run, feed, requested, declared)
-        return {name: shaped(name, tensor) for name, tensor in outputs.items()}
+        return {name: shaped(tensor, returned.get(name)) for name, tensor in outputs.items()}
 
     contract = configured_contract(folder.name, version, config)
     return contract if is_as_built else replace(contract, digest=""), run_rows

@@ -73,7 +73,7 @@ class FakeModel:
             the first input, or of the checksums of its strings. So equal rows have equal scores,
             and other rows have other scores, at any scale.
         **options
-            `max_rows`, `versions` and `lists_tensors`.
+            `max_rows`, `versions` (by default, that of the declaration, or 1) and `lists_tensors`.
 
         Raises
         ------
@@ -104,6 +104,8 @@ class FakeModel:
                 )
             function = _default_scores(next(iter(tensors)), outputs)
         outputs = {name: (dtype, (*rows, *shape)) for name, (dtype, shape) in outputs.items()}
+        if model.version is not None:
+            options.setdefault("versions", (model.version,))
         return cls(inputs=inputs, outputs=outputs, function=function, **options)
 
 

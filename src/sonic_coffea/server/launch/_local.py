@@ -25,6 +25,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ServerError,
     ServerStartError,
+    SonicError,
     expect,
 )
 from sonic_coffea.reporting import tables
@@ -248,8 +249,24 @@ class LocalServer:
             "users of this machine" if self._host == _LOOPBACK else "who reach it by the network",
         )
         where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}"]
-        reached = _LOOPBACK if self._host == _ANYWHERE else self._host
-        return (reached, self._port), [*where, *self._arguments]
+        return (self._reached, self._port), [*where, *self._arguments, f"--id={self._name}"]
+
+    def _is_at_its_port(self) -> bool:
+        """Whether no other server answers at the port, which one may have taken meanwhile."""
+        if self._port is None:
+            return True
+        url = Address(host=self._reached, port=self._port).url
+        with connect_transport(url) as connection, contextlib.suppress(SonicError):
+            return connection.info().name == self._name
+        return True  # it has ended, or stands still
+
+    @property
+    def _reached(self) -> str:
+        return _LOOPBACK if self._host == _ANYWHERE else self._host
+
+    @property
+    def _name(self) -> str:
+        return f"triton-{self._socket.parent.name}"
 
     def _tell(self, line: str) -> None:
         """Send a line to the supervisor; if it has ended, `_listen` notices."""
@@ -285,6 +302,13 @@ class LocalServer:
                     self._explain(state, self._report["problem"])
                     if state in ("stopped", "ended"):
                         last = state
+                        continue
+                    if state == "running" and not self._is_at_its_port():
+                        self._error = ServerStartError(
+                            f"another server has taken port {self._port}; port=0 takes a free one"
+                        )
+                        logger.warning("%s ends: %s", self, self._error)
+                        self._tell("")
                         continue
                     self._settled.clear()
                     self._state = state

@@ -173,7 +173,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             files |= {f"{name}/{file}": text for file, text in texts.items()}
             files[f"{name}/{number}/{_manifest.FILE}"] = json.dumps(manifest, indent=2) + "\n"
         if files:
-            _write(root, files, moves)
+            _write(root, files, moves, overwrite=overwrite)
     except OSError as error:
         raise ConfigError(f"cannot write the model repository {root}: {error}") from None
     logger.info("wrote %s to %s", ", ".join(moves) or "nothing new", root)
@@ -309,7 +309,9 @@ def _check_unchanged(
         )
 
 
-def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) -> None:
+def _write(
+    root: Path, files: Mapping[str, Path | str], moves: Sequence[str], *, overwrite: bool
+) -> None:
     """Build all files beside their places, and move them there."""
     is_new = not root.exists()
     root.mkdir(parents=True, exist_ok=True)
@@ -325,7 +327,7 @@ def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) ->
                 shutil.copyfile(content, stage / name)
             else:
                 (stage / name).write_bytes(content.encode())
-        _move(stage, root, moves)
+        _move(stage, root, moves, overwrite=overwrite)
     except BaseException:
         if is_new:
             shutil.rmtree(root, ignore_errors=True)
@@ -334,7 +336,7 @@ def _write(root: Path, files: Mapping[str, Path | str], moves: Sequence[str]) ->
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:
+def _move(stage: Path, root: Path, moves: Sequence[str], *, overwrite: bool) -> None:
     """Move files and folders to their places; an error leaves all places as they were."""
     with contextlib.ExitStack() as undo:
         for number, place in enumerate(moves):
@@ -344,6 +346,8 @@ def _move(stage: Path, root: Path, moves: Sequence[str]) -> None:
                 undo.callback(old.replace, target)
             else:
                 if target.exists():
+                    if not overwrite:
+                        raise FileExistsError(f"another process has just written {target}")
                     target.rename(old)
                     undo.callback(old.rename, target)
                 undo.callback(shutil.rmtree, target, ignore_errors=True)

@@ -266,7 +266,9 @@ def add_labels(
         length = _member(lengths, output, f"output of model {name!r}")
         of = f"for output {output!r} of model {name!r}"
         listed: Any = names
-        are_names = is_list(listed) and all(isinstance(n, str) and "\n" not in n for n in listed)
+        are_names = is_list(listed) and all(
+            isinstance(n, str) and not {"\n", "\r"} & set(n) for n in listed
+        )
         expect(are_names, f"labels {of} as a list of names without line breaks", names)
         expect(length in (-1, len(names)), f"{length} labels {of}", names)
         file = f"{quote(output, safe='')}_labels.txt"

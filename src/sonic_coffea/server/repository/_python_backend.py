@@ -8,6 +8,7 @@ in the model's configuration.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -92,9 +93,10 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         self.name = args["model_name"]
         manifest = _manifest(folder, config)
+        parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
+        _check_unchanged(folder, manifest, parameters.get(f"sha256.{folder.name}"))
         # For pickles, and modules that are no .py files; no other model is in this process.
         sys.path.append(str((folder / manifest["file"]).parent))
-        parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         limits = (parameters.get(key) for key in _THREADS)
         threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))
         try:
@@ -192,6 +194,33 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     ]
     file = config.get("default_model_filename") or "model.onnx"
     return {"file": file, "inputs": config["input"], "outputs": outputs}
+
+
+def _check_unchanged(folder: Path, manifest: dict[str, Any], told: str | None) -> None:
+    """Refuse files that were replaced, also before a restart, or while the server polls.
+
+    Clients are told the digest of the files before, and would take the scores for theirs.
+    """
+    changed = [
+        str(folder / name)
+        for name, digest in manifest.get("files", {}).items()
+        if _checksum(folder / name) != digest
+    ]
+    if told not in (None, manifest.get("digest", told)):
+        changed.append(f"the digest of version {folder.name}")
+    if changed:
+        raise pb_utils.TritonModelException(
+            f"{', '.join(changed)} was changed since the version was built; build it again with "
+            "the option overwrite, or as the version 'next'"
+        )
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _failed(error: Exception) -> Any:
