@@ -197,3 +197,18 @@ def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:
     mass_of = sonic.Row([sonic.Feature("m", expression="mass(a, b)")])
     got = mass_of.pack(ak.zip(dict(zip("ab", map(ak.zip, pair), strict=True)), depth_limit=1))[:, 0]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["a > 1 & b", "a > 1 & b > 2", "(a == 1 | b == 2)", "abs(~a & b < 2)", "a & 4 != 0"]
+)
+def test_bits_beside_a_comparison_need_brackets(text: str) -> None:
+    with pytest.raises(ConfigError, match="brackets around each side"):
+        feature(text)
+
+
+def test_bits_in_brackets_are_compared() -> None:
+    a, b = [1, 2, 6], [3, 0, 5]
+    for text in ("(a > 1) & (b > 2)", "(a & 4) != 0", "a > (1 & b)", "((a>1)&(b>2)) == 1"):
+        expected = eval(text, {"a": np.asarray(a), "b": np.asarray(b)})  # noqa: S307
+        assert computed(text, a=a, b=b).tolist() == expected.tolist()
