@@ -122,7 +122,7 @@ class Source:
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
         known: Any = next(filter(None, map(_metadata, arrays)), {})
         if name not in known:
-            hint = "give coffea's events, or ak.with_parameter(array, 'metadata', {…})"
+            hint = "give coffea's events of one file, or ak.with_parameter(array, 'metadata', {…})"
             hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
         try:
@@ -229,9 +229,12 @@ def _metadata(array: Any) -> Any:
     """Return the metadata of coffea's events, also of objects in them; None if there are none."""
     if not isinstance(array, ak.Array):
         return None
-    known = array.layout.purelist_parameter("metadata")
+    known, record = map(array.layout.purelist_parameter, ("metadata", "__record__"))
     file = file_of(array) if known is None else None
-    return known if file is None else file.layout.purelist_parameter("metadata")
+    # Events without metadata are of several files, and know the first of them.
+    if file is None or record == file.layout.purelist_parameter("__record__"):
+        return known
+    return file.layout.purelist_parameter("metadata")
 
 
 def is_tracer(arrays: Any) -> bool:
