@@ -137,6 +137,16 @@ def test_variations_do_not_lend_each_other_rows() -> None:
         MODEL(varied)
 
 
+@pytest.mark.parametrize("dtype", ["Int64", "Float32", "boolean", "object", "category"])
+def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None:
+    frame = pd.DataFrame({"pt": FRAME.pt, "n": pd.Series([1, None, 0], FRAME.index).astype(dtype)})
+    for layout in (sonic.Row(["pt", "n"], missing=-9.0), sonic.Row("pt")):
+        expected = layout.pack(frame)
+        np.testing.assert_array_equal(layout.pack(dict(frame.items())), expected)
+    inside = sonic.Row(["MET.pt", "MET.n"], missing=-9.0).pack({"MET": frame})
+    assert inside.tolist() == [[1, 1], [2, -9], [3, 0]]
+
+
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     up = FRAME.assign(pt=FRAME.pt * 2)
     columns = {name: FRAME[name].to_numpy() for name in ("pt", "eta")}

@@ -358,12 +358,14 @@ def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
     if isinstance(array, ak.Array):
         return array.layout
-    layout = None
-    if isinstance(array, np.ndarray):  # awkward takes the byte order of this machine alone
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    layout, values = None, records_of(array)
     if not isinstance(array, AbstractSet):  # which is in any order
         with suppress(TypeError, ValueError, RuntimeError):  # of integers that are too large
-            layout = ak.to_layout(array, primitive_policy="error", string_policy="error")
+            if _is_frame(values, "Series"):
+                values = _values_of(array)
+            if isinstance(values, np.ndarray):  # awkward takes the byte order of this machine alone
+                values = values.astype(values.dtype.newbyteorder("="), copy=False)
+            layout = ak.to_layout(values, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
         kind = type(array).__name__
         if isinstance(array, (np.ndarray, np.generic)):
@@ -477,14 +479,17 @@ def records_of(objects: Any) -> Any:
         raise InputError(f"expected a data frame whose columns have different names, got {names}")
     columns = {}
     for name, series in objects.items():
-        is_plain = isinstance(series.dtype, np.dtype) and series.dtype != object
         # No layout could read it, such as times with zones, or integers that are too large.
-        with suppress(TypeError, ValueError, RuntimeError):
-            values = series.to_numpy()
-            if not is_plain:
-                values = ak.from_iter(series.astype(object).where(series.notna(), None))
-            columns[name] = _layout(values)
+        with suppress(InputError):
+            columns[name] = _layout(series)
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
+
+
+def _values_of(series: Any) -> Any:
+    """Return the values of a column; None where pandas has NA, or an object that stands for it."""
+    if isinstance(series.dtype, np.dtype) and series.dtype != object:
+        return series.to_numpy()
+    return ak.from_iter(series.astype(object).where(series.notna(), None))
 
 
 def only_columns(array: ak.Array, columns: Sequence[str]) -> ak.Array:
