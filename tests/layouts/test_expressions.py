@@ -212,3 +212,13 @@ def test_bits_in_brackets_are_compared() -> None:
     for text in ("(a > 1) & (b > 2)", "(a & 4) != 0", "a > (1 & b)", "((a>1)&(b>2)) == 1"):
         expected = eval(text, {"a": np.asarray(a), "b": np.asarray(b)})  # noqa: S307
         assert computed(text, a=a, b=b).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "mean"])
+def test_a_number_of_a_list_is_nan_where_one_of_the_list_is(name: str) -> None:
+    lists = ak.Array([[1.0, math.nan, None], [math.nan], [3.0, None, 3.0]])
+    text = f"where(isfinite({name}(x)), 1, 0)"
+    assert computed(text, x=lists).tolist() == [0, 0, 1]
+    assert computed(f"1 * {name}(x)", x=lists[2:]).tolist() == [6 if name == "sum" else 3]
+    with pytest.raises(InputError, match="'y' is NaN or infinite in event 0"):
+        computed(f"{name}(x)", x=ak.values_astype(lists, np.float32))

@@ -431,11 +431,16 @@ def _reduced(place: Structure, reduction: str) -> Structure:
     content: Content = NumpyArray(np.diff(offsets))
     if reduction != "num":
         data, at = numbers(place)
-        content = NumpyArray(widened(data[at]))
+        values = widened(data[at])
+        content = NumpyArray(values)
         if option is not None:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
-        content = getattr(ak, reduction)(lists, axis=1).layout
+        reduced = getattr(ak, reduction)(lists, axis=1)
+        if reduction in ("max", "min") and np.isnan(values).any():  # which awkward leaves out
+            nan = values.dtype.type(np.nan)
+            reduced = ak.where(ak.any(np.isnan(lists), axis=1), nan, reduced)
+        content = reduced.layout
         if reduction == "sum" and content.dtype.kind in "iu":
             real = ak.to_numpy(ak.sum(ak.values_astype(lists, np.float64), axis=1))
             if np.any(abs(read(content) - real) > 2.0**62):  # off by 2**64
