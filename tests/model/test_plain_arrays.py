@@ -120,6 +120,7 @@ def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None
         lambda: MODEL(sonic.Variations(up=ordered), mask={"up": FRAME.pt > 1.5}),
         lambda: MODEL(sonic.Variations(up={"pt": FRAME.pt, "eta": ordered.eta})),
         lambda: MODEL.pack({"pt": FRAME.pt, "eta": ordered.eta}),
+        lambda: MODEL.pack({"x": {"pt": FRAME.pt, "eta": ordered.eta}}),
         lambda: sonic.Row(["pt", "eta"]).pack({"pt": FRAME.pt, "eta": ordered.eta}),
         lambda: MODEL.export(
             dict(ordered.items()), tmp_path / "t.parquet", labels={"is_y": FRAME.kind == "y"}

@@ -535,7 +535,8 @@ def _is_frame(objects: Any, *names: str) -> bool:
 def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Refuse data frames and Series with different labels of their rows, which count by position.
 
-    They are the objects, or those of a dict, and what is given beside them.
+    They are the objects, or those of a dict, in which an input may have a dict of columns; and what
+    is given beside them.
 
     Raises
     ------
@@ -543,7 +544,8 @@ def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) 
         Naming two of them.
     """
     named = objects if isinstance(objects, dict) else {"the objects": objects}
-    pairs = [*named.items(), *beside.items()]
+    each = (a if isinstance(a, dict) else {name: a} for name, a in named.items())
+    pairs = [pair for columns in (*each, beside) for pair in columns.items()]
     labelled = [(name, array.index) for name, array in pairs if _is_frame(array, "Series")]
     for name, index in labelled[1:]:
         first, expected = labelled[0]
