@@ -136,6 +136,9 @@ def test_variations_do_not_lend_each_other_rows() -> None:
     varied = sonic.Variations(nominal={"pt": three, "eta": two}, up={"pt": two, "eta": three})
     with pytest.raises(errors.InputError, match=r"'nominal' have different .*'pt' 3, 'eta' 2"):
         MODEL(varied)
+    of_inputs = {"n": {"x": {"pt": three, "eta": three}}, "u": {"x": {"pt": two, "eta": two}}}
+    scores = MODEL(sonic.Variations(of_inputs))
+    assert {name: each.b.tolist() for name, each in scores.items()} == {"n": [2, 4, 6], "u": [2, 4]}
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float32", "boolean", "object", "category"])
