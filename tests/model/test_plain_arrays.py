@@ -141,6 +141,12 @@ def test_variations_do_not_lend_each_other_rows() -> None:
     assert {name: each.b.tolist() for name, each in scores.items()} == {"n": [2, 4, 6], "u": [2, 4]}
 
 
+def test_columns_of_an_input_are_traced_without_a_server() -> None:
+    column = ak.Array(ak.Array([1.0]).layout.to_typetracer(forget_length=True))
+    scores = MODEL({"x": {"pt": column, "eta": column}})
+    assert str(scores.type) == "## * {a: float32, b: float32}"
+
+
 @pytest.mark.parametrize("dtype", ["Int64", "Float32", "boolean", "object", "category"])
 def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None:
     frame = pd.DataFrame({"pt": FRAME.pt, "n": pd.Series([1, None, 0], FRAME.index).astype(dtype)})

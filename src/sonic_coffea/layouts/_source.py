@@ -238,9 +238,10 @@ def _metadata(array: Any) -> Any:
 
 
 def is_tracer(arrays: Any) -> bool:
-    """Whether arrays, or any of a dict, have a type and no data."""
-    each = arrays.values() if isinstance(arrays, dict) else [arrays]
-    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
+    """Whether arrays, or any of a dict, or of an input's dict in it, have a type and no data."""
+    if isinstance(arrays, dict):
+        return any(map(is_tracer, arrays.values()))
+    return isinstance(arrays, ak.Array) and arrays.layout.backend.name == "typetracer"
 
 
 def is_lazy(arrays: Any) -> bool:
