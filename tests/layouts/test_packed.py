@@ -290,3 +290,12 @@ def test_channels_of_one_name_are_unpacked_one_by_one() -> None:
     assert values.fields == ["pt", "pt_2", "pt_1", "7.0", "7.0_1"]
     assert [values[name].tolist() for name in ("pt", "pt_2", "pt_1")] == [[3, 4], [30, 40], [5, 6]]
     assert values["7.0"].tolist() == values["7.0_1"].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("options", [{"lower": 0}, {"shift": 1}, {"categories": {7: 2**60 + 1}}])
+def test_integers_that_a_transformation_rounds_are_refused(options: Any) -> None:
+    array = {"v": np.asarray([7 if "categories" in options else 2**60 + 1])}
+    with pytest.raises(InputError, match="int64 cannot hold, or float64 rounds; transform it"):
+        Row(Feature("v", **options), "int64").pack(array)
+    kept = Row(Feature("v", replace={7: 2**60 + 1}), "int64").pack({"v": np.asarray([7])})
+    assert kept.tolist() == [[2**60 + 1]]
