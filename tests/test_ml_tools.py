@@ -257,7 +257,9 @@ def test_numbers_of_another_byte_order_are_sent_as_they_are() -> None:
     )
     with FakeServer({"m": model}) as server:
         wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
-        assert wrapper(["x"], {"x": np.asarray([[1], [3]], ">f4")})["x"].tolist() == [[1], [3]]
+        with pytest.warns(UserWarning, match="'x' .* is >f4 and is converted to float32"):
+            scores = wrapper(["x"], {"x": np.asarray([[1], [3]], ">f4")})
+        assert scores["x"].tolist() == [[1], [3]]
 
 
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])

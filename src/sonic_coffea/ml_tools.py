@@ -197,7 +197,7 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
             server=", ".join(self.pool.settings.servers),
         )
         for name, tensor in input_dict.items():
-            if len(tensor) and tensor.dtype.name != types[name].name:
+            if len(tensor) and tensor.dtype != types[name]:
                 _check_held(name, tensor, types[name])
                 warnings.warn(
                     f"input {name!r} of model {self.model!r} is {tensor.dtype} and is converted to "
