@@ -250,6 +250,18 @@ def test_numbers_that_the_model_cannot_hold_are_refused(dtype: str, number: floa
         assert not server.requests
 
 
+def test_numbers_of_another_byte_order_are_sent_as_they_are() -> None:
+    of_type = {"x": (np.float32, (1,))}
+    model = FakeModel(
+        inputs=of_type, outputs=of_type, function=lambda inputs: inputs, lists_tensors=False
+    )
+    with FakeServer({"m": model}) as server:
+        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
+        with pytest.warns(UserWarning, match="'x' .* is >f4 and is converted to float32"):
+            scores = wrapper(["x"], {"x": np.asarray([[1], [3]], ">f4")})
+        assert scores["x"].tolist() == [[1], [3]]
+
+
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
 def test_requests_of_the_batch_size_go_through_the_pool_of_the_process(
     connected: sonic.Pool, url: str, arrays: dict[str, Any], batch_size: int, rows: int

@@ -323,9 +323,13 @@ class _Tensors:
 
 
 def _types(contract: Contract, tensors: Mapping[str, Tensor]) -> dict[str, np.dtype[Any]]:
-    """Return the model's type of each input; its own if the server does not list the input."""
+    """Return the model's type of each input; its own if the server does not list the input.
+
+    Bytes are sent in the order of this machine.
+    """
     served = {s.name: DATATYPES.get(s.datatype) for s in contract.inputs}
-    return {name: np.dtype(served.get(name) or t.dtype) for name, t in tensors.items()}
+    each = {name: np.dtype(served.get(name) or t.dtype) for name, t in tensors.items()}
+    return {name: dtype.newbyteorder("=") for name, dtype in each.items()}
 
 
 def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -165,6 +165,8 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
         whole = int(value)
         if (exact and whole != value) or value < info.min or whole > info.max:
             raise Refused(f"{target} cannot hold {value}")
+        if not exact and isinstance(value, float) and abs(value) >= 2**53:
+            raise Refused(f"{value} may be rounded")
         return whole
     with np.errstate(all="ignore"):
         sent = np.float64(value) if target == np.float64 else np.float32(value).astype(target)
@@ -374,7 +376,9 @@ def unpacked(layout: Any, array: Any) -> list[Any]:
     if isinstance(layout, sonic.Tokens):
         parts = {name: renamed(unpacked(part, array)) for name, part in layout.parts}
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-    names = [f.channel for f in layout.features]
+    seen = [f.channel for f in layout.features]
+    counts = [seen[:i].count(name) for i, name in enumerate(seen)]
+    names = [f"{name}_{n}" if n else name for name, n in zip(seen, counts, strict=True)]
     tensor = expected(layout, array)
     if layout.dtype == object:
         tensor = np.vectorize(bytes.decode, otypes=[object])(tensor)

@@ -124,6 +124,16 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
             sonic.Row(["FatJet.pt", sonic.Metadata(name)]).pack(events)
     with pytest.raises(InputError, match="metadata have no 'year'; give coffea's events"):
         sonic.Row(["pt", year]).pack(ak.Array([{"pt": 1.0}]))
+    other = sample(entry_stop=20, metadata={**metadata, "year": "2017"})
+    with pytest.raises(InputError, match="metadata have no 'year'; give .* of one file"):
+        sonic.Row(["FatJet.pt", year]).pack(ak.concatenate([events, other]))
+    model = sonic.Model("m", {"x": sonic.Row(["pt", year])}, {"y": None})
+    with pytest.raises(InputError, match="metadata have no 'year'"):
+        model(sonic.Variations(nominal=events.FatJet, up=other.FatJet))
+    referred = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
+    model = sonic.Model("m", {"x": sonic.Padded(referred, 4)}, {"y": None})
+    with pytest.raises(InputError, match="variations are of several files"):
+        model(sonic.Variations(nominal=events, up=other))
     traced = ak.Array(events.FatJet.layout.to_typetracer(forget_length=True), attrs=events.attrs)
     inputs = {"x": sonic.Row(["pt", year])}
     assert str(trace(inputs, {"y": sonic.Output()}, traced).type.content) == "var * float32"

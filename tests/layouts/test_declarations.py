@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import fields
@@ -206,6 +207,8 @@ MESSAGES: list[tuple[Declare, str]] = [
     (partial(sonic.Feature, "x[:3].y"), "a slice is for the fields of a layout"),
     (feature(nonfinite_last=True), "nonfinite_last= needs nonfinite="),
     (feature(replace={None: 1}), "expected replace to be a dict of numbers"),
+    (feature(replace={math.nan: 1}), "expected replace to be a dict of numbers"),
+    (feature(categories={math.nan: 1, None: 0}), "expected categories to be a dict of numbers"),
     (padded("a", fill=0.0, dtype="string"), "fill to be a string"),
     (row(["a", 1.0], "string"), "strings are sent as they are"),
     (row(sonic.Feature("a", scale=2.0), "string"), "as they are"),

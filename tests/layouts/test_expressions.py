@@ -197,3 +197,28 @@ def test_the_mass_of_two_fast_objects_is_that_of_their_sum() -> None:
     mass_of = sonic.Row([sonic.Feature("m", expression="mass(a, b)")])
     got = mass_of.pack(ak.zip(dict(zip("ab", map(ak.zip, pair), strict=True)), depth_limit=1))[:, 0]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["a > 1 & b", "a > 1 & b > 2", "(a == 1 | b == 2)", "abs(~a & b < 2)", "a & 4 != 0"]
+)
+def test_bits_beside_a_comparison_need_brackets(text: str) -> None:
+    with pytest.raises(ConfigError, match="brackets around each side"):
+        feature(text)
+
+
+def test_bits_in_brackets_are_compared() -> None:
+    a, b = [1, 2, 6], [3, 0, 5]
+    for text in ("(a > 1) & (b > 2)", "(a & 4) != 0", "a > (1 & b)", "((a>1)&(b>2)) == 1"):
+        expected = eval(text, {"a": np.asarray(a), "b": np.asarray(b)})  # noqa: S307
+        assert computed(text, a=a, b=b).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "mean"])
+def test_a_number_of_a_list_is_nan_where_one_of_the_list_is(name: str) -> None:
+    lists = ak.Array([[1.0, math.nan, None], [math.nan], [3.0, None, 3.0]])
+    text = f"where(isfinite({name}(x)), 1, 0)"
+    assert computed(text, x=lists).tolist() == [0, 0, 1]
+    assert computed(f"1 * {name}(x)", x=lists[2:]).tolist() == [6 if name == "sum" else 3]
+    with pytest.raises(InputError, match="'y' is NaN or infinite in event 0"):
+        computed(f"{name}(x)", x=ak.values_astype(lists, np.float32))

@@ -14,7 +14,7 @@ from awkward.contents import ListArray, NumpyArray
 from awkward.index import Index64
 
 import sonic_coffea as sonic
-from sonic_coffea import Flat, Mask, Padded, Row
+from sonic_coffea import Feature, Flat, Mask, Padded, Row
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import bind_inputs
 
@@ -281,3 +281,21 @@ def test_values_that_pack_does_not_make_are_not_unpacked(value: Any, tensor: Any
     layout = Padded("v", 2, dtype="string" if value == "a" else "float32")
     with pytest.raises(InputError, match="values without a mask, and strings of type bytes"):
         layout.unpack(tensor, ak.Array({"v": [[value, value]] * 2}))
+
+
+def test_channels_of_one_name_are_unpacked_one_by_one() -> None:
+    events = ak.Array([{"pt": 3.0, "pt_1": 5.0}, {"pt": 4.0, "pt_1": 6.0}])
+    layout = Row(["pt", Feature("pt", scale=10), "pt_1", 7, 7])
+    values = layout.unpack(layout.pack(events), events)
+    assert values.fields == ["pt", "pt_2", "pt_1", "7.0", "7.0_1"]
+    assert [values[name].tolist() for name in ("pt", "pt_2", "pt_1")] == [[3, 4], [30, 40], [5, 6]]
+    assert values["7.0"].tolist() == values["7.0_1"].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("options", [{"lower": 0}, {"shift": 1}, {"categories": {7: 2**60 + 1}}])
+def test_integers_that_a_transformation_rounds_are_refused(options: Any) -> None:
+    array = {"v": np.asarray([7 if "categories" in options else 2**60 + 1])}
+    with pytest.raises(InputError, match="int64 cannot hold, or float64 rounds; transform it"):
+        Row(Feature("v", **options), "int64").pack(array)
+    kept = Row(Feature("v", replace={7: 2**60 + 1}), "int64").pack({"v": np.asarray([7])})
+    assert kept.tolist() == [[2**60 + 1]]

@@ -120,6 +120,7 @@ def test_rows_in_another_order_are_not_taken_by_position(tmp_path: Path) -> None
         lambda: MODEL(sonic.Variations(up=ordered), mask={"up": FRAME.pt > 1.5}),
         lambda: MODEL(sonic.Variations(up={"pt": FRAME.pt, "eta": ordered.eta})),
         lambda: MODEL.pack({"pt": FRAME.pt, "eta": ordered.eta}),
+        lambda: MODEL.pack({"x": {"pt": FRAME.pt, "eta": ordered.eta}}),
         lambda: sonic.Row(["pt", "eta"]).pack({"pt": FRAME.pt, "eta": ordered.eta}),
         lambda: MODEL.export(
             dict(ordered.items()), tmp_path / "t.parquet", labels={"is_y": FRAME.kind == "y"}
@@ -135,6 +136,25 @@ def test_variations_do_not_lend_each_other_rows() -> None:
     varied = sonic.Variations(nominal={"pt": three, "eta": two}, up={"pt": two, "eta": three})
     with pytest.raises(errors.InputError, match=r"'nominal' have different .*'pt' 3, 'eta' 2"):
         MODEL(varied)
+    of_inputs = {"n": {"x": {"pt": three, "eta": three}}, "u": {"x": {"pt": two, "eta": two}}}
+    scores = MODEL(sonic.Variations(of_inputs))
+    assert {name: each.b.tolist() for name, each in scores.items()} == {"n": [2, 4, 6], "u": [2, 4]}
+
+
+def test_columns_of_an_input_are_traced_without_a_server() -> None:
+    column = ak.Array(ak.Array([1.0]).layout.to_typetracer(forget_length=True))
+    scores = MODEL({"x": {"pt": column, "eta": column}})
+    assert str(scores.type) == "## * {a: float32, b: float32}"
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float32", "boolean", "object", "category"])
+def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None:
+    frame = pd.DataFrame({"pt": FRAME.pt, "n": pd.Series([1, None, 0], FRAME.index).astype(dtype)})
+    for layout in (sonic.Row(["pt", "n"], missing=-9.0), sonic.Row("pt")):
+        expected = layout.pack(frame)
+        np.testing.assert_array_equal(layout.pack(dict(frame.items())), expected)
+    inside = sonic.Row(["MET.pt", "MET.n"], missing=-9.0).pack({"MET": frame})
+    assert inside.tolist() == [[1, 1], [2, -9], [3, 0]]
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:

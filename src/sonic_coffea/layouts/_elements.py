@@ -35,6 +35,9 @@ from sonic_coffea.layouts._structure import (
     without_options,
 )
 
+_WHOLE = 2.0**53
+"""From here on, float64, in which numbers are transformed, rounds integers."""
+
 BLOCK_BYTES = 1 << 22
 """Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
@@ -295,6 +298,8 @@ class Elements:
         if target.kind not in "iub" and not np.isfinite(feature.nonfinite or 0.0):
             wrong &= finite
         cannot = f"which {target.name} cannot hold; declare a wider dtype for the layout"
+        if not feature.plain and target.name in ("int64", "uint64"):
+            cannot = f"which {target.name} cannot hold, or float64 rounds; transform it before"
         message = f"{what} {{value}}{'' if feature.plain else after} in event {{event}}, {cannot}"
         self.refuse(wrong, message, values, absent)
 
@@ -374,7 +379,8 @@ def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     # As a float, the largest of 64 bits is one more than that.
     fits = (sent >= limits.min) & (sent < limits.max + 1.0)
     # A fraction that a transformation leaves is dropped; one in the file is a mistake.
-    return np.asarray(~(fits & (np.trunc(sent) == sent)) if feature.plain else ~fits)
+    exact = np.trunc(sent) == sent if feature.plain else np.abs(sent) < _WHOLE
+    return np.asarray(~(fits & exact))
 
 
 def bind_columns(

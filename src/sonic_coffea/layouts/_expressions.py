@@ -167,6 +167,8 @@ VECTORS = {"delta_r": ("eta", "phi"), "mass": ("pt", "eta", "phi", "mass")}
 
 _NO_OPERATORS = (ast.MatMult, ast.LShift, ast.RShift, ast.Not, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 
+_BITS = ast.BitAnd, ast.BitOr, ast.BitXor
+
 _OPERATORS = {
     ast.FloorDiv: partial(_whole, operator.floordiv),
     ast.Mod: partial(_whole, operator.mod),
@@ -214,10 +216,12 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
     """
     terms: dict[Term, str] = {}
     what = f"{kind} {text!r}"
+    source = " ".join(text.split())
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{what} cannot be read: {getattr(error, 'msg', error)}") from None
+    _check_brackets(tree, source, what)
     tree.body = _read(tree.body, terms, what)
     for _, reduction in terms:
         if reduction and kind != "expression":
@@ -236,6 +240,21 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
             raise InputError(f"{what}: {error}") from None
 
     return tuple(terms), compute
+
+
+def _check_brackets(tree: ast.AST, source: str, what: str) -> None:
+    """Refuse `&`, `|` and `^` beside a comparison: ``a > 1 & b`` is ``a > (1 & b)`` in Python."""
+    text = source.encode()  # in which ast counts
+    compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    for side in (side for node in compared for side in (node.left, *node.comparators)):
+        if isinstance(side, ast.BinOp) and isinstance(side.op, _BITS):
+            before, after = text[: side.col_offset].rstrip(), text[side.end_col_offset :].lstrip()
+            if not (before.endswith(b"(") and after.startswith(b")")):
+                raise ConfigError(
+                    f"{what}: &, | and ^ come before comparisons, as in {ast.unparse(side)!r}; "
+                    "write brackets around each side, such as (pt > 30) & (num > 2), or around "
+                    "bits, such as (flags & 4) != 0"
+                )
 
 
 def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:

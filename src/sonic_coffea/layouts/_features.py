@@ -262,8 +262,8 @@ def _replaced(
     raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
 ) -> Tensor:
     """Return what replaces each number; the default for the others, but NaN and inf stay."""
-    is_whole = default is raw and raw.dtype.kind in "iu"
-    kept = is_whole and all(np.can_cast(np.min_scalar_type(v), raw.dtype) for _, v in pairs)
+    kept = default is raw and raw.dtype.kind in "iu"
+    kept = kept and all(isinstance(v, int) and _holds(raw.dtype, v) for _, v in pairs)
     result = np.empty(len(raw), raw.dtype if kept else real)
     result[:] = default
     if not all_finite(raw):
@@ -271,6 +271,10 @@ def _replaced(
     for key, value in pairs:
         result[raw == key] = value
     return result
+
+
+def _holds(dtype: np.dtype[Any], number: int) -> bool:
+    return np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
 
 
 Field = Name | float | Feature | Sequence[Feature]

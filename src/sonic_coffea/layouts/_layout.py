@@ -243,7 +243,8 @@ class Layout(ABC):
     def unpack(self, tensor: Tensor, array: Any) -> ak.Array:
         """Return a tensor in the structure of `array`, with the fields' names (the inverse).
 
-        Elements that were truncated are None; padding is gone.
+        Elements that were truncated are None; padding is gone. Channels of one name are numbered:
+        ``pt``, ``pt_1``.
 
         Raises
         ------

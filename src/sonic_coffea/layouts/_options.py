@@ -112,7 +112,8 @@ def _name(name: Any) -> str | tuple[str | int, ...]:
 def _pairs(pairs: Any) -> tuple[tuple[float | None, float], ...]:
     """Return numbers by numbers, or by None for all others."""
     items = [(k if k is None else _whole(k), _whole(v)) for k, v in dict(pairs).items()]
-    if all(key is None for key, _ in items):
+    keys = [key for key, _ in items if key is not None]
+    if not keys or any(map(math.isnan, keys)):  # no number equals NaN
         raise TypeError
     return tuple(items)
 

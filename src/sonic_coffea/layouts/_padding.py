@@ -204,11 +204,19 @@ class Scatter:
 
 
 def listed(columns: Columns, tensor: Tensor, names: Sequence[str]) -> Content:
-    """Return ``[N, L, F]`` or ``[sum n, F]`` of all rows as lists of records of `names`."""
+    """Return ``[N, L, F]`` or ``[sum n, F]`` of all rows as lists of records of `names`.
+
+    A name that is there several times is numbered: ``pt``, ``pt_1``.
+    """
+    different: list[str] = []
+    for name in names:
+        each = (f"{name}_{number}" if number else name for number in range(len(names)))
+        taken = ({*names} - {name}).union(different)
+        different.append(next(one for one in each if one not in taken))
     rows = len(columns.rows)
     scatter = Scatter([(columns, 0, 0)], rows, tensor.shape[-1:], tensor.dtype)
     scatter.place(slice(0, rows), tensor)
-    return scatter.lists(content_of(scatter.values, names))
+    return scatter.lists(content_of(scatter.values, different))
 
 
 def content_of(values: Tensor, names: Sequence[str] | None = None) -> Content:

@@ -122,7 +122,7 @@ class Source:
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
         known: Any = next(filter(None, map(_metadata, arrays)), {})
         if name not in known:
-            hint = "give coffea's events, or ak.with_parameter(array, 'metadata', {…})"
+            hint = "give coffea's events of one file, or ak.with_parameter(array, 'metadata', {…})"
             hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
         try:
@@ -229,15 +229,19 @@ def _metadata(array: Any) -> Any:
     """Return the metadata of coffea's events, also of objects in them; None if there are none."""
     if not isinstance(array, ak.Array):
         return None
-    known = array.layout.purelist_parameter("metadata")
+    known, record = map(array.layout.purelist_parameter, ("metadata", "__record__"))
     file = file_of(array) if known is None else None
-    return known if file is None else file.layout.purelist_parameter("metadata")
+    # Events without metadata are of several files, and know the first of them.
+    if file is None or record == file.layout.purelist_parameter("__record__"):
+        return known
+    return file.layout.purelist_parameter("metadata")
 
 
 def is_tracer(arrays: Any) -> bool:
-    """Whether arrays, or any of a dict, have a type and no data."""
-    each = arrays.values() if isinstance(arrays, dict) else [arrays]
-    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
+    """Whether arrays, or any of a dict, or of an input's dict in it, have a type and no data."""
+    if isinstance(arrays, dict):
+        return any(map(is_tracer, arrays.values()))
+    return isinstance(arrays, ak.Array) and arrays.layout.backend.name == "typetracer"
 
 
 def is_lazy(arrays: Any) -> bool:
@@ -355,12 +359,14 @@ def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
     if isinstance(array, ak.Array):
         return array.layout
-    layout = None
-    if isinstance(array, np.ndarray):  # awkward takes the byte order of this machine alone
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    layout, values = None, records_of(array)
     if not isinstance(array, AbstractSet):  # which is in any order
         with suppress(TypeError, ValueError, RuntimeError):  # of integers that are too large
-            layout = ak.to_layout(array, primitive_policy="error", string_policy="error")
+            if _is_frame(values, "Series"):
+                values = _values_of(array)
+            if isinstance(values, np.ndarray):  # awkward takes the byte order of this machine alone
+                values = values.astype(values.dtype.newbyteorder("="), copy=False)
+            layout = ak.to_layout(values, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
         kind = type(array).__name__
         if isinstance(array, (np.ndarray, np.generic)):
@@ -426,11 +432,16 @@ def _reduced(place: Structure, reduction: str) -> Structure:
     content: Content = NumpyArray(np.diff(offsets))
     if reduction != "num":
         data, at = numbers(place)
-        content = NumpyArray(widened(data[at]))
+        values = widened(data[at])
+        content = NumpyArray(values)
         if option is not None:
             content = IndexedOptionArray(Index64(option), content)
         lists = ak.Array(ListOffsetArray(Index64(offsets), content))
-        content = getattr(ak, reduction)(lists, axis=1).layout
+        reduced = getattr(ak, reduction)(lists, axis=1)
+        if reduction in ("max", "min") and np.isnan(values).any():  # which awkward leaves out
+            nan = values.dtype.type(np.nan)
+            reduced = ak.where(ak.any(np.isnan(lists), axis=1), nan, reduced)
+        content = reduced.layout
         if reduction == "sum" and content.dtype.kind in "iu":
             real = ak.to_numpy(ak.sum(ak.values_astype(lists, np.float64), axis=1))
             if np.any(abs(read(content) - real) > 2.0**62):  # off by 2**64
@@ -474,14 +485,17 @@ def records_of(objects: Any) -> Any:
         raise InputError(f"expected a data frame whose columns have different names, got {names}")
     columns = {}
     for name, series in objects.items():
-        is_plain = isinstance(series.dtype, np.dtype) and series.dtype != object
         # No layout could read it, such as times with zones, or integers that are too large.
-        with suppress(TypeError, ValueError, RuntimeError):
-            values = series.to_numpy()
-            if not is_plain:
-                values = ak.from_iter(series.astype(object).where(series.notna(), None))
-            columns[name] = _layout(values)
+        with suppress(InputError):
+            columns[name] = _layout(series)
     return ak.zip(columns, depth_limit=1) if columns else ak.Array([{}] * len(objects))
+
+
+def _values_of(series: Any) -> Any:
+    """Return the values of a column; None where pandas has NA, or an object that stands for it."""
+    if isinstance(series.dtype, np.dtype) and series.dtype != object:
+        return series.to_numpy()
+    return ak.from_iter(series.astype(object).where(series.notna(), None))
 
 
 def only_columns(array: ak.Array, columns: Sequence[str]) -> ak.Array:
@@ -522,7 +536,8 @@ def _is_frame(objects: Any, *names: str) -> bool:
 def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Refuse data frames and Series with different labels of their rows, which count by position.
 
-    They are the objects, or those of a dict, and what is given beside them.
+    They are the objects, or those of a dict, in which an input may have a dict of columns; and what
+    is given beside them.
 
     Raises
     ------
@@ -530,7 +545,8 @@ def check_index(objects: Any, beside: Mapping[str, Any] = MappingProxyType({})) 
         Naming two of them.
     """
     named = objects if isinstance(objects, dict) else {"the objects": objects}
-    pairs = [*named.items(), *beside.items()]
+    each = (a if isinstance(a, dict) else {name: a} for name, a in named.items())
+    pairs = [pair for columns in (*each, beside) for pair in columns.items()]
     labelled = [(name, array.index) for name, array in pairs if _is_frame(array, "Series")]
     for name, index in labelled[1:]:
         first, expected = labelled[0]

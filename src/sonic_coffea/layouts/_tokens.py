@@ -162,7 +162,7 @@ class Tokens(Layout):
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element, contents = self.by_element(tensor), []
-        names = [f"{name}_{k}" if k else name for name, k in self.channels]
+        names = [name for name, _ in self.channels]
         for own, (_, part, places) in zip(self.own, bound.parts, strict=True):
             values = by_element[:, places][:, :, own]
             lists = listed(part.columns, values, [names[channel] for channel in own])

@@ -62,22 +62,34 @@ class Variations(dict[str, Any]):
         ----------
         columns : mapping
             The fields that are read of each input, or under None of one array for all. The others
-            are left out: they would be copied, and read from the file. Without any, all are kept.
+            are left out: they would be copied, and read from the file. Without any, all are kept:
+            the model follows an index.
 
         Raises
         ------
         sonic_coffea.errors.InputError
-            If there are none, or they do not have the same fields.
+            If there are none, they do not have the same fields, or an index leads to several files.
         """
-        each = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
+        named = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
+        # Of a dict of columns, the length is that of the columns.
+        each = {n: {key: _as_array(a) for key, a in one.items()} for n, one in named.items()}
         first = next(iter(each.values()), {})
         if not first:
             raise InputError("expected at least one variation, got none")
         for name, inputs in each.items():
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
+        # awkward would take the file of the first for that of all.
+        every = [array for inputs in each.values() for array in inputs.values()]
+        files = {id(array.attrs.get("@events_factory")) for array in every}
+        attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
+        if attrs is not None and not columns:
+            raise InputError(
+                "the variations are of several files, and the model follows indices of a file; "
+                "score them one by one"
+            )
         joined = {
-            key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key))
+            key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key), attrs)
             for key in first
         }
         sizes = {}
@@ -90,11 +102,9 @@ class Variations(dict[str, Any]):
         return joined.get(None, joined), sizes
 
     @staticmethod
-    def _joined(arrays: Mapping[str, Any], columns: Sequence[str] | None) -> ak.Array:
-        try:
-            arrays = {name: ak.Array(records_of(array)) for name, array in arrays.items()}
-        except (TypeError, ValueError) as error:
-            raise InputError(f"expected an array of each variation: {error}") from None
+    def _joined(
+        arrays: Mapping[str, ak.Array], columns: Sequence[str] | None, attrs: dict[str, Any] | None
+    ) -> ak.Array:
         first = next(iter(arrays.values()))
         for name, array in arrays.items():
             if odd := set(array.fields) ^ set(first.fields):
@@ -102,4 +112,11 @@ class Variations(dict[str, Any]):
                 raise InputError(f"variation {name!r} has other fields than the first: {fields}")
         each = [only_columns(array, columns) if columns else array for array in arrays.values()]
         # awkward finds the fields of records by their names, in any order.
-        return ak.concatenate(each)
+        return ak.concatenate(each, attrs=attrs)
+
+
+def _as_array(objects: Any) -> ak.Array:
+    try:
+        return ak.Array(records_of(objects))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected an array of each variation: {error}") from None
