@@ -128,8 +128,6 @@ class Inputs:
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
         rows = self.numbers(start, stop)
-        if not len(rows):
-            return 0, 0
         return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
 
     def count_elements(self) -> tuple[int, int, int]:
@@ -225,7 +223,7 @@ def _check_offsets(bound: Mapping[str, Bound], rows: Structure) -> None:
     telling = [counts[name] for name, each in bound.items() if _tells(each.layout)]
     for name, each in bound.items():
         if each.layout.merges and not any(np.array_equal(t, counts[name]) for t in telling):
-            row = int(np.flatnonzero(telling[0] != counts[name])[0]) if telling else 0
+            row = int(np.flatnonzero(telling[0] != counts[name])[0])
             raise InputError(
                 f"input {name!r} has no splits or batch of its own, and other elements than the "
                 f"inputs that have (the first difference is in event {rows.event_of(row)}); name "
