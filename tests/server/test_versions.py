@@ -103,6 +103,21 @@ def test_versions_that_are_added_at_the_same_time_do_not_replace_each_other(tmp_
     assert [entry["version"] for entry in read_repository(path)] == [1, 2, 3]
 
 
+def test_what_another_process_builds_at_the_same_time_is_left_as_it_is(tmp_path, monkeypatch):
+    one, two = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2))
+    path, copy, others = tmp_path / "r", shutil.copyfile, [two]
+
+    def interrupted(source, target):
+        if others:
+            build_repository(path, {"m": others.pop()})
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(ConfigError, match="another process has just written .*/m"):
+        build_repository(path, {"m": one})
+    assert (path / "m" / "1" / "model.onnx").read_bytes() == two.read_bytes()
+
+
 def test_new_versions_leave_the_others_as_they_are(tmp_path):
     one, two, wide = (
         times(tmp_path / f"{i}.onnx", i, features=n) for i, n in ((1, 2), (2, 2), (3, 5))

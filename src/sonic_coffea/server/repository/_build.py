@@ -328,12 +328,11 @@ def _write(
             else:
                 (stage / name).write_bytes(content.encode())
         _move(stage, root, moves, overwrite=overwrite)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(root, ignore_errors=True)
-        raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # it has models, which may be another process's
+                root.rmdir()
 
 
 def _move(stage: Path, root: Path, moves: Sequence[str], *, overwrite: bool) -> None:
