@@ -88,6 +88,8 @@ def _held(processor: Any, *, is_here: bool) -> Any:
                     raise _FinalError(error) from None
                 raise
 
+        __call__ = process  # older coffea unpickles what cannot be called
+
         def postprocess(self, accumulator: Any) -> Any:
             return accumulator
 
