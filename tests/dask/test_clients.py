@@ -239,6 +239,28 @@ def test_a_connection_that_fails_changes_no_servers(cluster: LocalCluster) -> No
             by_reference(1)
 
 
+def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(cluster: LocalCluster) -> None:
+    async def run(url: str, other_url: str) -> None:
+        lock = threading.Lock()
+        async with Client(cluster.scheduler_address, asynchronous=True) as client:
+            failed, pool = await asyncio.gather(
+                sonic.connect(other_url, client=client, token=lambda: str(lock)),
+                sonic.connect(url, client=client),
+                return_exceptions=True,
+            )
+            assert isinstance(failed, TypeError)
+            with await sonic.connect(other_url, client=client):
+                assert await client.submit(by_reference, 1, pure=False) == 3.0
+            assert await client.submit(by_reference, 1, pure=False) == 2.0
+            with pool:
+                pass
+            with pytest.raises(errors.ConfigError, match="no servers"):
+                by_reference(1)
+
+    with multiplier(2) as one, multiplier(3) as other:
+        asyncio.run(run(one.url, other.url))
+
+
 def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
     def enter(url: str) -> None:
         with sonic.connect(url):
