@@ -261,13 +261,21 @@ def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(cluster: Lo
         asyncio.run(run(one.url, other.url))
 
 
-def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(
+    cluster: LocalCluster, closed: bool
+) -> None:
     def enter(url: str) -> None:
         with sonic.connect(url):
             pass
 
+    def close(url: str) -> None:
+        sonic.connect(url).close()
+
     with multiplier(2) as one, Client(cluster) as client, sonic.connect(one.url, client=client):
         (here, *_) = client.scheduler_info(n_workers=-1)["workers"]
+        if closed:  # before, so that the next task has opened it again
+            client.submit(close, one.url, workers=[here]).result()
         one.hold()
         under_way = client.submit(by_reference, 1, workers=[here], pure=False)
         until(lambda: bool(one.requests))

@@ -226,6 +226,7 @@ def _pool_of_task() -> Pool | None:
     if (plugin := plugins.get(name)) is not None:
         if plugin.pool.closed:  # by a task, or by the client, if that is in this process
             plugin.pool = install(plugin.settings, claim=False)
+            plugin.pool.workers.add(worker)
         pool: Pool = plugin.pool
         return pool
     if name == "":
