@@ -284,6 +284,19 @@ def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(
         assert under_way.result() == 2.0
 
 
+def test_pools_that_are_closed_keep_no_workers() -> None:
+    with (
+        multiplier(2) as one,
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect(one.url, client=client) as pool,
+    ):
+        assert pool.workers
+        pool.close()
+        assert client.submit(by_reference, 1).result() == 2.0
+        assert not pool.workers
+
+
 def test_connections_of_other_threads_do_not_change_those_of_a_client(
     cluster: LocalCluster,
 ) -> None:
