@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Pool, Settings, entered_elsewhere, install
@@ -91,9 +93,22 @@ def connect(
         return pool
     from sonic_coffea.dask import register
 
+    with _undone_on_error(pool):
+        connected: Any = client.sync(register, client, pool, entered_elsewhere())
+    if client.asynchronous:
+        connected = _awaited(connected, pool)
+    return cast("Pool", connected)
+
+
+async def _awaited(registering: Any, pool: Pool) -> Any:
+    with _undone_on_error(pool):
+        return await registering
+
+
+@contextlib.contextmanager
+def _undone_on_error(pool: Pool) -> Iterator[None]:
     try:
-        connected: Pool = client.sync(register, client, pool, entered_elsewhere())
+        yield
     except BaseException:
         with pool:  # at its end, the default is the one before
             raise
-    return connected

@@ -239,19 +239,62 @@ def test_a_connection_that_fails_changes_no_servers(cluster: LocalCluster) -> No
             by_reference(1)
 
 
-def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(cluster: LocalCluster) -> None:
+def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(cluster: LocalCluster) -> None:
+    async def run(url: str, other_url: str) -> None:
+        lock = threading.Lock()
+        async with Client(cluster.scheduler_address, asynchronous=True) as client:
+            failed, pool = await asyncio.gather(
+                sonic.connect(other_url, client=client, token=lambda: str(lock)),
+                sonic.connect(url, client=client),
+                return_exceptions=True,
+            )
+            assert isinstance(failed, TypeError)
+            with await sonic.connect(other_url, client=client):
+                assert await client.submit(by_reference, 1, pure=False) == 3.0
+            assert await client.submit(by_reference, 1, pure=False) == 2.0
+            with pool:
+                pass
+            with pytest.raises(errors.ConfigError, match="no servers"):
+                by_reference(1)
+
+    with multiplier(2) as one, multiplier(3) as other:
+        asyncio.run(run(one.url, other.url))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(
+    cluster: LocalCluster, closed: bool
+) -> None:
     def enter(url: str) -> None:
         with sonic.connect(url):
             pass
 
+    def close(url: str) -> None:
+        sonic.connect(url).close()
+
     with multiplier(2) as one, Client(cluster) as client, sonic.connect(one.url, client=client):
         (here, *_) = client.scheduler_info(n_workers=-1)["workers"]
+        if closed:  # before, so that the next task has opened it again
+            client.submit(close, one.url, workers=[here]).result()
         one.hold()
         under_way = client.submit(by_reference, 1, workers=[here], pure=False)
         until(lambda: bool(one.requests))
         client.submit(enter, one.url, workers=[here]).result()
         one.release()
         assert under_way.result() == 2.0
+
+
+def test_pools_that_are_closed_keep_no_workers() -> None:
+    with (
+        multiplier(2) as one,
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect(one.url, client=client) as pool,
+    ):
+        assert pool.workers
+        pool.close()
+        assert client.submit(by_reference, 1).result() == 2.0
+        assert not pool.workers
 
 
 def test_connections_of_other_threads_do_not_change_those_of_a_client(

@@ -370,6 +370,12 @@ def of_event(events: Any) -> Any:
     return ak.zip({"pt": events.genWeight, "mass": events.genWeight})
 
 
+def without_index(events: Any) -> Any:
+    """Some of the jets, which do not say their place in the event."""
+    jets = events.FatJet[events.FatJet.pt > 300]
+    return ak.zip({"pt": jets.pt, "mass": jets.mass})
+
+
 def swapped(events: Any) -> Any:
     """Jets of events of which two, with as many jets, are in each other's place."""
     order = np.arange(len(events))
@@ -388,6 +394,7 @@ MISFIT = "expected a score for each FatJet"
         ({"features": of_event}, MISFIT),
         ({"features": lambda e: e.FatJet[e.FatJet.pt > 300]}, MISFIT),
         ({"features": lambda e: ak.mask(e.FatJet, e.event % 2 == 0)}, MISFIT),
+        ({"features": without_index, "keep": ["pt"], "output": "jets.root"}, MISFIT),
         # awkward repeats the one of a list of length 1, and of an array of one event.
         ({"features": lambda e: of_event(e)[:, np.newaxis]}, MISFIT),
         ({"features": lambda e: of_event(e)[:1], "collection": None}, "a score for each event"),
@@ -405,10 +412,11 @@ MISFIT = "expected a score for each FatJet"
     ],
 )
 def test_rows_that_cannot_be_scored_or_written_are_refused(
-    options: dict[str, Any], message: str, out: Path
+    options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
+    out = tmp_path / options.get("output", "jets.parquet")
     with pytest.raises(errors.SonicError, match=message):
-        sonic.score_files(**{"model": MODEL, "files": FILES[0], "output": out, **SMALL, **options})
+        sonic.score_files(**{"model": MODEL, "files": FILES[0], **SMALL, **options, "output": out})
     assert not out.exists()
 
 

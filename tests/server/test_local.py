@@ -121,6 +121,7 @@ def test_ports_are_for_others_and_warn(light, serve, caplog, host):
         ),
         ({"host": "0.0.0.0"}, r"host='0.0.0.0' needs a port="),  # noqa: S104
         ({"extra_args": ["--grpc-port=8001"]}, "extra_args has --grpc-port"),
+        ({"extra_args": ["--id=mine"]}, "extra_args has --id"),
         ({"extra_args": "--log-verbose=1"}, "expected extra_args as a list of strings, got '--log"),
         ({"extra_args": [1]}, "expected extra_args as a list of strings, got .1"),
         *(({"env": env}, "expected env as a dict of strings") for env in ({"A": 1}, ["A"])),

@@ -99,14 +99,10 @@ async def register(client: Client, pool: Pool, elsewhere: Collection[Pool] = ())
     if client not in _registered:
         _registered[client] = {}
         _keep_registered(client)
-    before = _registered[client].copy(), _next.get(client, "")
+    await _send(client, plugin)  # if it fails, nothing has changed
     _registered[client][plugin.name] = plugin
     _next[client] = _turn(client, plugin.name, elsewhere)
-    try:
-        await _send(client, plugin)
-    except BaseException:
-        _registered[client], _next[client] = before
-        raise
+    _take_turn(client, _next[client])
     pool.check_elsewhere = partial(check_workers, client)
     pool.plugin, pool.take_turns = plugin.name, _take_turns
     return pool
@@ -122,7 +118,6 @@ async def _send(client: Client, plugin: SonicPlugin) -> None:
             "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
     await client.register_plugin(plugin)
-    _take_turn(client, _next[client])
 
 
 def _turn(client: Client, plugin: str, elsewhere: Collection[Pool]) -> str:
@@ -173,6 +168,7 @@ def _keep_registered(client: Client) -> None:
                 )
             for plugin in list(_registered[client].values()) if connection is not None else ():
                 await _send(client, plugin)
+                _take_turn(client, _next[client])
 
     callback = PeriodicCallback(look, callback_time=100)
     callback.start()

@@ -225,7 +225,9 @@ def _pool_of_task() -> Pool | None:
         (name,) = plugins
     if (plugin := plugins.get(name)) is not None:
         if plugin.pool.closed:  # by a task, or by the client, if that is in this process
+            plugin.pool.workers.discard(worker)
             plugin.pool = install(plugin.settings, claim=False)
+            plugin.pool.workers.add(worker)
         pool: Pool = plugin.pool
         return pool
     if name == "":

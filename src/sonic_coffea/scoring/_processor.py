@@ -133,7 +133,6 @@ class Scoring(SonicProcessor):
                     "file instead"
                 )
             columns[name] = column
-        self._check_whole(objects, columns_of(scored), depth - 1)
         try:
             # Scores that are None are a row, too.
             table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
@@ -143,6 +142,7 @@ class Scoring(SonicProcessor):
         # Of an event that is None, the objects would be lost.
         if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
             raise misfit
+        self._check_whole(objects, columns_of(scored), depth - 1)
         if not self.parts.is_dir():
             raise ConfigError(
                 f"{socket.gethostname()} has no folder {self.parts}; all workers have to see the "

@@ -44,7 +44,7 @@ _LOOPBACK = "127.0.0.1"
 _ANYWHERE = "0.0.0.0"  # noqa: S104  what a user may ask for
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Arguments of Triton without which nothing reaches it, or its models.
-_OWN_ARGUMENTS = ("--allow-grpc", "--grpc-", "--backend-directory", "--model-repository")
+_OWN_ARGUMENTS = ("--allow-grpc", "--grpc-", "--backend-directory", "--id", "--model-repository")
 
 # Lines of the log that errors do not quote: all but errors, one error of servers without a GPU, and
 # one that comes again, as a model that failed to load. Triton's two formats are
@@ -256,7 +256,7 @@ class LocalServer:
         if self._port is None:
             return True
         url = Address(host=self._reached, port=self._port).url
-        with connect_transport(url) as connection, contextlib.suppress(SonicError):
+        with contextlib.suppress(SonicError), connect_transport(url) as connection:
             return connection.info().name == self._name
         return True  # it has ended, or stands still
 
