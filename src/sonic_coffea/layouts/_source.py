@@ -590,7 +590,8 @@ def _column(scores: ak.Array) -> Any:
     plain = _plain(scores)
     if np.ma.isMaskedArray(plain) and plain.dtype.kind in "iu":  # pandas makes them real numbers
         numbers = plain.compressed()
-        if np.any(numbers.astype(np.float64).astype(numbers.dtype) != numbers):
+        # Python compares them exactly; a cast back of 2**63 depends on the processor.
+        if numbers.astype(np.float64).tolist() != numbers.tolist():
             raise InputError(
                 f"scores of type {numbers.dtype} beside None are float64 in a data frame, which "
                 "rounds them; give awkward arrays"
