@@ -159,6 +159,9 @@ def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None
         np.testing.assert_array_equal(layout.pack(dict(frame.items())), expected)
     inside = sonic.Row(["MET.pt", "MET.n"], missing=-9.0).pack({"MET": frame})
     assert inside.tolist() == [[1, 1], [2, -9], [3, 0]]
+    model = sonic.Model("m", {"x": sonic.Row(["pt", "n"], missing=-9.0)}, {"y": ["a", "b"]})
+    varied = model(sonic.Variations(nominal={"x": dict(frame.items())}))
+    assert varied["nominal"].b.tolist() == [2, -18, 0]
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:

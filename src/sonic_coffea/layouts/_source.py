@@ -376,6 +376,15 @@ def _layout(array: Any) -> Content:
     return layout
 
 
+def array_of(objects: Any) -> ak.Array:
+    """Return an array, a data frame, a column of one, or a dict of columns as an awkward array."""
+    if isinstance(objects, ak.Array):
+        return objects
+    if isinstance(objects, dict):
+        return ak.Array({name: array_of(column) for name, column in objects.items()})
+    return ak.Array(_layout(objects))
+
+
 def _fields(array: Any) -> list[str]:
     return list(array) if isinstance(array, dict) else list(_layout(array).fields)
 
