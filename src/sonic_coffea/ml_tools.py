@@ -356,7 +356,8 @@ def _check_held(name: str, tensor: Tensor, target: np.dtype[Any]) -> None:
     if target.kind in "iub":
         wrong = converted != tensor
     else:
-        wrong = np.isfinite(converted) != np.isfinite(tensor)
+        wrong = ~np.isfinite(converted)
+        wrong[wrong] = np.isfinite(tensor[wrong])
     for value in tensor[wrong][:1]:
         raise InputError(f"input {name!r} has {value}, which {target} cannot hold")
 
