@@ -250,6 +250,19 @@ def test_numbers_that_the_model_cannot_hold_are_refused(dtype: str, number: floa
         assert not server.requests
 
 
+def test_numbers_are_sent_as_strings_to_a_model_of_strings() -> None:
+    model = FakeModel(
+        inputs={"x": (object, (1,))},
+        outputs={"y": ("int32", (1,))},
+        function=lambda inputs: {"y": inputs["x"].astype(np.int32)},
+    )
+    with FakeServer({"m": model}) as server:
+        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
+        with pytest.warns(UserWarning, match="'x' .* is int64 and is converted"):
+            scores = wrapper(["y"], {"x": np.asarray([[7], [12]])})
+    assert scores["y"].tolist() == [[7], [12]]
+
+
 def test_numbers_of_another_byte_order_are_sent_as_they_are() -> None:
     of_type = {"x": (np.float32, (1,))}
     model = FakeModel(

@@ -349,11 +349,15 @@ def _check_usable(name: str, tensor: Tensor) -> None:
 
 def _check_held(name: str, tensor: Tensor, target: np.dtype[Any]) -> None:
     """Refuse numbers that the model's type would change by more than rounding."""
+    if np.can_cast(tensor.dtype, target):  # as to a wider type, and to strings
+        return
     with np.errstate(all="ignore"):
         converted = tensor.astype(target)
-    wrong = np.isfinite(tensor) & ~np.isfinite(converted)
     if target.kind in "iub":
         wrong = converted != tensor
+    else:
+        wrong = ~np.isfinite(converted)
+        wrong[wrong] = np.isfinite(tensor[wrong])
     for value in tensor[wrong][:1]:
         raise InputError(f"input {name!r} has {value}, which {target} cannot hold")
 

@@ -209,7 +209,8 @@ def test_bits_beside_a_comparison_need_brackets(text: str) -> None:
 
 def test_bits_in_brackets_are_compared() -> None:
     a, b = [1, 2, 6], [3, 0, 5]
-    for text in ("(a > 1) & (b > 2)", "(a & 4) != 0", "a > (1 & b)", "((a>1)&(b>2)) == 1"):
+    lines = "(a &  # a bit\n 4) != 0", "((a > 1) & \\\n b) > 0"
+    for text in ("(a > 1) & (b > 2)", "a > (1 & b)", "((a>1)&(b>2)) == 1", *lines):
         expected = eval(text, {"a": np.asarray(a), "b": np.asarray(b)})  # noqa: S307
         assert computed(text, a=a, b=b).tolist() == expected.tolist()
 

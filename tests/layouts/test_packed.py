@@ -275,6 +275,8 @@ def test_axes_of_length_one_are_no_lists_of_one_object(counts: list[int]) -> Non
         (1.0, np.ma.masked_greater([[[1.0, 2.0]], [[3.0, 4.0]]], 2.0)),
         ("a", np.asarray([[["a", "b"]], [["c", "d"]]], object)),
         ("a", np.asarray([[[b"a", None]], [[b"c", b"d"]]], object)),
+        ("a", np.asarray([[[b"a", b"b"]], [[b"c", b"d"]]])),
+        (1.0, np.asarray([[[1.0, None]], [[3.0, 4.0]]], object)),
     ],
 )
 def test_values_that_pack_does_not_make_are_not_unpacked(value: Any, tensor: Any) -> None:

@@ -31,7 +31,9 @@ FRAME.index = pd.Index([7, 8, 9], name="entry")
 def several(inputs: Any) -> Any:
     x = inputs["x"]
     text = np.asarray([[f"{value:g}".encode()] for value in x[:, 0]], object)
-    return {"y": 2 * x, "n": x.astype(np.int64) + (x > 1e6), "s": text, "v": np.hstack([x, -x])}
+    whole = np.where(x < 1e20, x, 0).astype(np.int64) + (x > 1e6)
+    whole[x > 1e20] = np.iinfo(np.int64).max
+    return {"y": 2 * x, "n": whole, "s": text, "v": np.hstack([x, -x])}
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +76,10 @@ def test_data_frames_are_scored_as_such() -> None:
     assert [*given.v.iloc[1]] == [2.0, -2.0]
     large = FRAME.assign(pt=[0.0, 2.0**53, 1.0])  # to which the model adds 1
     assert SEVERAL(large).n.tolist() == [0, 2**53 + 1, 1]
-    with pytest.raises(errors.InputError, match="scores of type int64 beside None are float64"):
-        SEVERAL(large, mask=large.pt > 0)
+    for number in (2.0**53, 1e30):  # of which the model makes the largest integer
+        large.loc[8, "pt"] = number
+        with pytest.raises(errors.InputError, match="scores of type int64 beside None are float64"):
+            SEVERAL(large, mask=large.pt > 0)
     assert MODEL(FRAME[:0]).shape == (0, 2)
     assert MODEL.pack(FRAME)["x"].tolist() == FRAME[["pt", "eta"]].to_numpy().tolist()
     beyond = pd.array([2**63, None, 1], "UInt64")
@@ -155,6 +159,9 @@ def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None
         np.testing.assert_array_equal(layout.pack(dict(frame.items())), expected)
     inside = sonic.Row(["MET.pt", "MET.n"], missing=-9.0).pack({"MET": frame})
     assert inside.tolist() == [[1, 1], [2, -9], [3, 0]]
+    model = sonic.Model("m", {"x": sonic.Row(["pt", "n"], missing=-9.0)}, {"y": ["a", "b"]})
+    varied = model(sonic.Variations(nominal={"x": dict(frame.items())}))
+    assert varied["nominal"].b.tolist() == [2, -18, 0]
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:

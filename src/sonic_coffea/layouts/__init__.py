@@ -35,6 +35,7 @@ from sonic_coffea.layouts._padding import content_of, load_loop
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (
     Source,
+    array_of,
     check_index,
     columns_of,
     giving_back,

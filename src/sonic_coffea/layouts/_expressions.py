@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial, reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -216,7 +216,7 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
     """
     terms: dict[Term, str] = {}
     what = f"{kind} {text!r}"
-    source = " ".join(text.split())
+    source = text.strip()
     try:
         tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError) as error:
@@ -244,12 +244,14 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
 
 def _check_brackets(tree: ast.AST, source: str, what: str) -> None:
     """Refuse `&`, `|` and `^` beside a comparison: ``a > 1 & b`` is ``a > (1 & b)`` in Python."""
-    text = source.encode()  # in which ast counts
+    text = source.encode()  # in which ast counts, from the start of a line
+    starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
     compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
     for side in (side for node in compared for side in (node.left, *node.comparators)):
         if isinstance(side, ast.BinOp) and isinstance(side.op, _BITS):
-            before, after = text[: side.col_offset].rstrip(), text[side.end_col_offset :].lstrip()
-            if not (before.endswith(b"(") and after.startswith(b")")):
+            start = starts[side.lineno - 1] + side.col_offset
+            stop = starts[(side.end_lineno or 1) - 1] + (side.end_col_offset or 0)
+            if not (text[:start].rstrip().endswith(b"(") and text[stop:].lstrip().startswith(b")")):
                 raise ConfigError(
                     f"{what}: &, | and ^ come before comparisons, as in {ast.unparse(side)!r}; "
                     "write brackets around each side, such as (pt > 30) & (num > 2), or around "

@@ -260,8 +260,9 @@ class Layout(ABC):
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
-        texts = tensor.flat if self.dtype == STRING else ()
-        if is_masked or not all(isinstance(text, bytes) for text in texts):
+        texts = tensor.flat if tensor.dtype == STRING else ()
+        is_other = (tensor.dtype == STRING) != (self.dtype == STRING)
+        if is_masked or is_other or not all(isinstance(text, bytes) for text in texts):
             raise InputError(
                 f"{type(self).__name__}.unpack: expected values without a mask, and strings of "
                 "type bytes, as pack makes them"

@@ -376,6 +376,15 @@ def _layout(array: Any) -> Content:
     return layout
 
 
+def array_of(objects: Any) -> ak.Array:
+    """Return an array, a data frame, a column of one, or a dict of columns as an awkward array."""
+    if isinstance(objects, ak.Array):
+        return objects
+    if isinstance(objects, dict):
+        return ak.Array({name: array_of(column) for name, column in objects.items()})
+    return ak.Array(_layout(objects))
+
+
 def _fields(array: Any) -> list[str]:
     return list(array) if isinstance(array, dict) else list(_layout(array).fields)
 
@@ -590,7 +599,8 @@ def _column(scores: ak.Array) -> Any:
     plain = _plain(scores)
     if np.ma.isMaskedArray(plain) and plain.dtype.kind in "iu":  # pandas makes them real numbers
         numbers = plain.compressed()
-        if np.any(numbers.astype(np.float64).astype(numbers.dtype) != numbers):
+        # Python compares them exactly; a cast back of 2**63 depends on the processor.
+        if numbers.astype(np.float64).tolist() != numbers.tolist():
             raise InputError(
                 f"scores of type {numbers.dtype} beside None are float64 in a data frame, which "
                 "rounds them; give awkward arrays"

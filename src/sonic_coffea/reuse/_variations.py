@@ -8,7 +8,7 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import has_no_data, only_columns, records_of
+from sonic_coffea.layouts import array_of, has_no_data, only_columns
 
 
 class Variations(dict[str, Any]):
@@ -117,6 +117,6 @@ class Variations(dict[str, Any]):
 
 def _as_array(objects: Any) -> ak.Array:
     try:
-        return ak.Array(records_of(objects))
-    except (TypeError, ValueError) as error:
+        return array_of(objects)
+    except (InputError, TypeError, ValueError) as error:
         raise InputError(f"expected an array of each variation: {error}") from None
