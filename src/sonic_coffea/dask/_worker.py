@@ -196,8 +196,8 @@ def _news(pool: Pool) -> Counter[Any]:
 
 def _plugins(worker: Worker) -> list[Any]:
     """Return the plugins of a worker that have a pool."""
-    plugins = (plugin for plugin in worker.plugins.values() if isinstance(plugin, SonicPlugin))
-    return [plugin for plugin in plugins if plugin.pool is not None]
+    plugins = worker.plugins.copy().values()  # the event loop may add one meanwhile
+    return [plugin for plugin in plugins if isinstance(plugin, SonicPlugin) and plugin.pool]
 
 
 def _pools(worker: Worker) -> list[Pool]:
