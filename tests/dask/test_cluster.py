@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import dask
 import grpc
 import pytest
-from distributed import Client, LocalCluster, default_client
+from distributed import Client, LocalCluster, default_client, get_worker
 from distributed.batched import BatchedSend
 from tests.dask.browser import browser
 from tests.dask.conftest import SlowServer, connected_cluster, fake_server, local_cluster
@@ -84,6 +84,31 @@ def test_chunks_are_suspended_by_the_limit_of_their_own_client(
     ):
         chunks = one_worker.gather(one_worker.map(chunk, range(12), pure=False))
     assert most_at_a_time(chunks) == 1
+
+
+def score_while_others_connect() -> list[float]:
+    plugins = get_worker().plugins
+    before = plugins.copy()
+
+    class Looked:
+        """Adds a plugin, as the worker's event loop may, while a task looks what this one is."""
+
+        @property
+        def __class__(self) -> type:
+            plugins[str(len(plugins))] = object()
+            return object
+
+    plugins["looked"] = Looked()
+    try:
+        return MODEL(jets(1, 2)).twice.tolist()
+    finally:
+        for name in plugins.keys() - before.keys():
+            del plugins[name]
+
+
+def test_clients_may_connect_while_a_task_scores(one_worker: Client) -> None:
+    with multiplier() as server, sonic.connect(server.url, client=one_worker):
+        assert one_worker.submit(score_while_others_connect, pure=False).result() == [2.0, 4.0]
 
 
 class Overlapping(Doubling):
