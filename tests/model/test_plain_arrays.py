@@ -175,6 +175,10 @@ def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
     assert varied["nominal"].index.equals(FRAME.index)
     choice = sonic.Choice({"x": MODEL, "y": MODEL}, by="kind")
     assert choice(FRAME).a.tolist() == [2.0, 4.0, 6.0]
+    known = pd.Series([True, None, False], FRAME.index, dtype="boolean")
+    assert MODEL(FRAME, mask=known).a.isna().tolist() == [False, True, True]
+    with pytest.raises(errors.InputError, match="mask: expected an array, got set"):
+        MODEL(FRAME, mask={True, False})  # in any order
     nullable = FRAME.assign(pt=pd.array([1, None, 3], "Int64"))
     filled = sonic.Row(["pt"], missing=-1.0).pack(nullable)
     assert filled.tolist() == [[1.0], [-1.0], [3.0]]

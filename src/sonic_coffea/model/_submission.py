@@ -33,6 +33,7 @@ from sonic_coffea.layouts import (
     Outputs,
     Source,
     Structure,
+    array_of,
     check_index,
     checked,
     giving_back,
@@ -480,11 +481,9 @@ def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
 
 def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "") -> ak.Array:
     """Return values of events or of objects as an array, whose dtype is of one of some kinds."""
-    array = values
     try:
-        if not isinstance(values, ak.Array):
-            array = ak.Array(ak.to_layout(values, primitive_policy="error", string_policy="error"))
-    except (TypeError, ValueError, RuntimeError):
+        array = array_of(values)
+    except InputError:
         raise InputError(f"{what}: expected an array, got {type(values).__name__}") from None
     node = None
     with contextlib.suppress(InputError):
