@@ -31,7 +31,6 @@ import awkward as ak
 import numpy as np
 import tritonclient.grpc as triton
 from accelerator import FIELDS, MODEL, collection, in_awkward, padded
-from coffea.ml_tools import triton_wrapper
 from harness import Results, interleaved, run
 
 import sonic_coffea as sonic
@@ -107,14 +106,6 @@ def saturated(url: str, *, seconds: float) -> float:
         return max(send(requests, number) for _ in range(turns) for number in numbers)
 
 
-class ByHand(triton_wrapper):
-    """What is written with coffea's wrapper."""
-
-    def prepare_awkward(self, output_list: list[str], jets: ak.Array) -> Any:
-        """Pad as coffea's documentation does."""
-        return [output_list, {"x": in_awkward(jets)}], {}
-
-
 def tensor_of(jets: ak.Array) -> np.ndarray:
     """Pad the jets of all events with awkward."""
     columns = padded(ak.flatten(jets))
@@ -163,7 +154,14 @@ def pytriton(url: str, batch_size: int) -> Any:
 
 
 def wrapper(url: str, batch_size: int) -> Any:
-    """Return a call of coffea's wrapper."""
+    """Return a call of coffea's wrapper, whose module imports what trees need."""
+    from coffea.ml_tools import triton_wrapper
+
+    class ByHand(triton_wrapper):
+        def prepare_awkward(self, output_list: list[str], jets: ak.Array) -> Any:
+            """Pad as coffea's documentation does."""
+            return [output_list, {"x": in_awkward(jets)}], {}
+
     wrapped = ByHand(
         f"triton+grpc://{url.removeprefix('grpc://')}/accelerator/1", {"ssl": False}, batch_size
     )
