@@ -57,13 +57,13 @@ class TopAnalysis(sonic.SonicProcessor, processor.ProcessorABC):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="NanoAODv15 or PFNano files")
+    parser.add_argument("files", nargs="*", help="NanoAODv15 or PFNano files, or their URLs")
     parser.add_argument("--server", action="append", help="URL; by default a Triton is started")
     parser.add_argument("--workers", type=int, default=0, help="dask workers; 0: this process")
     parser.add_argument("--output", default="top.coffea", help="the histograms")
     options = parser.parse_args()
-    files = options.files or [f for names in sample_files().values() for f in names]
-    fileset = {f.stem: {"treename": "Events", "files": [str(f)]} for f in files}
+    files = options.files or [str(f) for names in sample_files().values() for f in names]
+    fileset = {f: {"treename": "Events", "files": [f]} for f in files}  # each its own dataset
     with contextlib.ExitStack() as stack:
         client, executor = None, processor.IterativeExecutor(retries=0)
         if options.workers:
