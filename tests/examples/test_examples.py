@@ -129,6 +129,17 @@ def test_files_of_one_name_are_all_scored(
     assert sum(load(tmp_path / "top.coffea")["jets"].values()) == jets
 
 
+def test_jets_without_constituents_are_in_no_histogram_of_scores(models: Path) -> None:
+    analysis = runpy.run_path(str(EXAMPLES / "top_analysis.py"))["TopAnalysis"]()
+    events = sample(entry_stop=50, metadata={"dataset": "TTbar"})
+    jets = ak.num(events.FatJet.pt)
+    events["FatJetPFCand"] = events.FatJetPFCand[events.FatJetPFCand.jetIdx > 0]
+    with sonic.connect(models):
+        out = analysis.process(events)
+    assert out["jets"] == {"TTbar": ak.sum(jets)}
+    assert out["top"].sum(flow=True) == ak.sum(jets) - ak.sum(jets > 0)
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_analyses_equal_those_by_hand(name: str) -> None:
     for ours, direct in importlib.import_module(name).run().values():
