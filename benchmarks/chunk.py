@@ -6,17 +6,12 @@ overestimates parts with many small calls.
 
 Notes
 -----
-In a large chunk, gRPC takes nearly half of the CPU time, because it copies the message on its way
-to the socket: most of it in the call that hands over the message, a fifth in gRPC's own threads.
-Layouts, which pack and put the scores back, take well under half of gRPC's time. On one machine,
-shared memory saves both copies: about a third of what is left is the packing itself, the rest is
-Python code that each request of 1,000 jets runs through, most of it in the pool and in gRPC. Over a
-network, smaller types and `Bucketed` or `Flat` send less. The CPU time of a jet depends on the
-machine: on one with an AMD EPYC, it was 2.1 to 2.8 µs with messages and 1.3 to 1.6 µs with shared
-memory, which misses the targets.
+In a large chunk, gRPC takes more of the CPU time than any other part, most of it in gRPC's own
+threads, because it copies the message on its way to the socket. Layouts, which pack and put the
+scores back, take a third. On one machine, shared memory saves both copies. Over a network, smaller
+types and `Bucketed` or `Flat` send less.
 
-In a small chunk, no part takes much more than a fifth, and a jet costs several times as much as in
-a large chunk. So large chunks are better.
+In a small chunk, a jet costs several times as much as in a large chunk. So large chunks are better.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers of a dask cluster: whether their cores wait, and how they share a server.
 
-Up to 8 workers are real processes, with a stand-in accelerator in a real Triton. More workers are
+Up to 16 workers are real processes, with a stand-in accelerator in a real Triton. More workers are
 simulated on virtual time, with the real code for limits and quotas.
 
 Notes
@@ -17,9 +17,6 @@ threads. This time adds to the CPU time of the analysis, and shows unless infere
 With 16 processes, the target is missed in the first seconds of a cluster: its scheduler looks for
 the rate of the server, and measures its baseline RTT. In four turns of 8 s one after the other, the
 processes reached 0.92, 0.95, 0.98 and 0.98.
-
-At times the scheduler lets the queue drain, to learn how long a request takes alone. This costs
-simulated workers 2 % of the rate.
 """
 
 from __future__ import annotations

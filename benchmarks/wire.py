@@ -1,15 +1,15 @@
-"""What formats cost on the wire: bytes for 1,000 jets, and how fast the jets are scored.
+"""What formats cost on the wire: bytes for 1,000 jets, and the time to score all jets.
 
-The same jets of the sample go to the same computation, a sum over constituents on a real Triton,
+The jets of the whole sample go to the same computation, a sum over constituents on a real Triton,
 as padded, bucketed and flat tensors, in half precision, and compressed. All results must agree.
 
 Notes
 -----
 Half precision halves the bytes, and flat tensors save the padding. Over loopback, bytes cost
-almost nothing, so these times are CPU times at both ends, and the plainest format is the fastest.
-Half precision is cast and cast back, and buckets make more requests. All flat rows travel in a
-single request, so nothing is packed meanwhile. Compression takes longer than everything else
-together. Sending less pays where the network is slow.
+almost nothing, so these times are mostly CPU time at both ends. Half precision is cast and cast
+back, and buckets make more requests. All flat rows travel in a single request, so nothing is packed
+meanwhile. Compression takes longer than everything else together. Sending less pays where the
+network is slow.
 """
 
 from __future__ import annotations

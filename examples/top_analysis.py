@@ -18,7 +18,7 @@ from coffea.util import save
 from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
-from sonic_coffea.demo.features import constituent_features
+from sonic_coffea.demo.analysis import toptagger_inputs
 from sonic_coffea.demo.samples import DATA, sample_files
 
 
@@ -36,8 +36,8 @@ class TopAnalysis(sonic.SonicProcessor, processor.ProcessorABC):
         self.models = {"top": sonic.Model.from_weaver("toptagger", preprocess)}
 
     def acquire(self, events):
-        """Send the constituents of each jet."""
-        return {"top": constituent_features(events.FatJet, sonic.constituents(events))}
+        """Send the constituents of each jet; a jet of which the file has none is None."""
+        return {"top": toptagger_inputs(events)}
 
     def overlap(self, events):
         """Read the masses, while the servers infer."""
@@ -50,20 +50,20 @@ class TopAnalysis(sonic.SonicProcessor, processor.ProcessorABC):
         new = hist.new.StrCat([dataset], name="dataset", growth=True)
         score = new.Reg(20, 0, 1, name="top", label="top score").Int64()
         tagged = new.Reg(50, 0, 300, name="mass", label="soft-drop mass [GeV]").Int64()
-        score.fill(dataset, top)
-        tagged.fill(dataset, mass[top > 0.9])
+        score.fill(dataset, ak.drop_none(top))
+        tagged.fill(dataset, mass[ak.fill_none(top > 0.9, value=False)])
         return {"top": score, "tagged": tagged, "jets": {dataset: len(top)}}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="NanoAODv15 or PFNano files")
+    parser.add_argument("files", nargs="*", help="NanoAODv15 or PFNano files, or their URLs")
     parser.add_argument("--server", action="append", help="URL; by default a Triton is started")
     parser.add_argument("--workers", type=int, default=0, help="dask workers; 0: this process")
     parser.add_argument("--output", default="top.coffea", help="the histograms")
     options = parser.parse_args()
-    files = options.files or [f for names in sample_files().values() for f in names]
-    fileset = {f.stem: {"treename": "Events", "files": [str(f)]} for f in files}
+    files = options.files or [str(f) for names in sample_files().values() for f in names]
+    fileset = {f: {"treename": "Events", "files": [f]} for f in files}  # each its own dataset
     with contextlib.ExitStack() as stack:
         client, executor = None, processor.IterativeExecutor(retries=0)
         if options.workers:

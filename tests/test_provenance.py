@@ -107,6 +107,14 @@ def test_parquet_files_keep_the_record(scores: Any, tmp_path: Path) -> None:
     assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
 
 
+def test_parquet_files_keep_the_record_of_what_is_written(scores: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    provenance.to_parquet(ak.zip({"top": scores.top}), path)
+    assert provenance.read(path) == provenance.of_scores(scores)
+    with pytest.raises(errors.ConfigError, match="does not say what made it"):
+        provenance.to_parquet(ak.Array({"top": [0.5]}), path)
+
+
 def test_concurrent_writers_leave_a_whole_file(tmp_path: Path) -> None:
     """Each writes a whole file, and the last one stays."""
     path, record, writers = tmp_path / "x.parquet", {"models": [], "packages": {}}, 8

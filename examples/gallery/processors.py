@@ -37,7 +37,7 @@ class Producer(Tops, processor.ProcessorABC):
         jets = ak.zip(
             {"pt": events.FatJet.pt, "msoftdrop": events.FatJet.msoftdrop, "top": top.Top}
         )
-        name = "{dataset}-{entrystart}.parquet".format(**events.metadata)
+        name = "{dataset}-{fileuuid}-{entrystart}.parquet".format(**events.metadata)
         provenance.to_parquet(jets, Path(self.folder) / name, top)
         return {"written": len(jets)}
 

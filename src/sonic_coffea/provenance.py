@@ -94,14 +94,14 @@ def to_parquet(
     path : path-like
         The file.
     *scores : ak.Array or mapping
-        Scores in the array, as in `of_scores`.
+        Scores in the array, as in `of_scores`; by default the array itself.
 
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If the file cannot be written.
+        If the file cannot be written, or an array carries no provenance.
     """
-    write_parquet([array], path, *scores)
+    write_parquet([array], path, *(scores or [array]))
 
 
 def write_parquet(
@@ -146,12 +146,14 @@ def replacing(target: Path) -> Iterator[Path]:
             half.unlink()
 
 
-def to_root(file: Any, *scores: ak.Array | Mapping[str, Any]) -> None:
+def to_root(
+    file: Any, scores: ak.Array | Mapping[str, Any], *more: ak.Array | Mapping[str, Any]
+) -> None:
     """Write the provenance of scores into a ROOT file that uproot has opened for writing.
 
     It is a string named ``sonic``, in JSON.
     """
-    file[KEY] = json.dumps(of_scores(*scores))
+    file[KEY] = json.dumps(of_scores(scores, *more))
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -112,6 +112,17 @@ def test_pfnano_of_data_gives_the_scores_of_nanoaod_and_no_truth(
         assert abs(both[event, round(float(pt), 3)] - score) < 1e-6
 
 
+def test_files_of_data_and_of_simulation_are_refused_together(tmp_path: Path) -> None:
+    simulated = rewrite(tmp_path / "simulated.root", bare, events=20)
+    data = rewrite(
+        tmp_path / "data.root", lambda b: bare(b) and not b.startswith("GenPart"), events=20
+    )
+    done = demo(data, simulated, "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "simulated.root is simulated, data.root has no GenPart; score them apart" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_missing_branches_are_named(tmp_path: Path) -> None:
     path = rewrite(tmp_path / "nano.root", lambda b: not b.startswith("FatJet_"), events=20)
     done = demo(path, "--output", tmp_path / "out")

@@ -8,12 +8,21 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import awkward as ak
 import numpy as np
 import pytest
+from coffea import processor
+from coffea.util import load
+from tests.nanoaod import Schema, sample
+
+import sonic_coffea as sonic
+from sonic_coffea.demo.samples import DATA
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANALYSES, GALLERY = EXAMPLES / "analyses", EXAMPLES / "gallery"
@@ -88,6 +97,47 @@ def test_examples_equal_direct_inference(name: str, capsys: pytest.CaptureFixtur
     for what, (least, most) in EXPECTED[name].items():
         assert least <= found[what] <= most, f"{what}: {found}"
     assert "equal" in capsys.readouterr().out or name in SILENT
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return sonic.build_repository(tmp_path / "models", {"toptagger": DATA / "toptagger.onnx"})
+
+
+def test_files_of_one_dataset_are_all_written(models: Path, tmp_path: Path) -> None:
+    made = importlib.import_module("processors")
+    (tmp_path / "jets").mkdir()
+    files = {"QCD": {"treename": "Events", "files": [str(DATA / f"QCD_{n}.root") for n in (1, 2)]}}
+    with sonic.connect(models):
+        runner = processor.Runner(processor.IterativeExecutor(retries=0), schema=Schema)
+        out = runner(files, made.Producer(tmp_path / "jets"))
+    assert len(ak.from_parquet(tmp_path / "jets")) == out["written"]
+
+
+def test_files_of_one_name_are_all_scored(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    for name in ("TTbar", "QCD"):
+        files.append(tmp_path / name / "nano.root")
+        files[-1].parent.mkdir()
+        shutil.copy(DATA / f"{name}_1.root", files[-1])
+    arguments = [*files, "--server", models, "--output", tmp_path / "top.coffea"]
+    monkeypatch.setattr("sys.argv", ["top_analysis.py", *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / "top_analysis.py"), run_name="__main__")
+    jets = sum(int(ak.sum(ak.num(sample(f"{name}_1").FatJet.pt))) for name in ("TTbar", "QCD"))
+    assert sum(load(tmp_path / "top.coffea")["jets"].values()) == jets
+
+
+def test_jets_without_constituents_are_in_no_histogram_of_scores(models: Path) -> None:
+    analysis = runpy.run_path(str(EXAMPLES / "top_analysis.py"))["TopAnalysis"]()
+    events = sample(entry_stop=50, metadata={"dataset": "TTbar"})
+    jets = ak.num(events.FatJet.pt)
+    events["FatJetPFCand"] = events.FatJetPFCand[events.FatJetPFCand.jetIdx > 0]
+    with sonic.connect(models):
+        out = analysis.process(events)
+    assert out["jets"] == {"TTbar": ak.sum(jets)}
+    assert out["top"].sum(flow=True) == ak.sum(jets) - ak.sum(jets > 0)
 
 
 @pytest.mark.parametrize("name", LISTED)

@@ -151,12 +151,12 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
     """Return the files of each dataset, and whether they have constituents; check their fields."""
     sample = {str(p.resolve()): name for name, paths in sample_files().items() for p in paths}
     datasets: dict[str, list[str]] = {}
-    kinds = {}
+    kinds, simulated = {}, {}
     for path, branches in located(files or sample).items():
         name = re.sub(r"[^\w.+-]", "_", Path(path).stem) if files else sample[path]
         datasets.setdefault(name, []).append(path)
         has = any({f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= branches for pf in ("PFCand", "PFCands"))
-        kinds[has] = Path(path).name
+        kinds[has] = simulated["GenPart_pdgId" in branches] = Path(path).name
         fields = ("pt", "eta", "phi", "mass", "msoftdrop")
         for field in fields if has else (*fields, *SUBSTRUCTURE_FIELDS):
             if (branch := f"FatJet_{field}") not in branches:
@@ -166,6 +166,10 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
     if len(kinds) > 1:
         raise ConfigError(
             f"{kinds[True]} has constituents of FatJet, {kinds[False]} has none; score them apart"
+        )
+    if len(simulated) > 1:
+        raise ConfigError(
+            f"{simulated[True]} is simulated, {simulated[False]} has no GenPart; score them apart"
         )
     return datasets, True in kinds
 
