@@ -251,7 +251,11 @@ MESSAGES: list[tuple[Declare, str]] = [
     (output(shape=(3,), groups={"x": slice(2, 9)}), "members beyond the 3 values"),
     *((output(groups=g), "groups to be a dict") for g in ({"x": slice(0, 3, 0)}, {"x": []}, "")),
     (output(["a", "b"], over=["a"]), "over= needs a function, scale or shift"),
-    (output(shape=(), function="softmax"), "softmax needs several values"),
+    *(
+        (output(**one, function="softmax"), "softmax needs several values")
+        for one in ({"shape": ()}, {"shape": (3, 1)}, {"labels": ["a"]})
+    ),
+    (output(["a", "b"], function="softmax", over=["b"]), "softmax needs several values"),
     (computed(over=["tops"], function="odds"), "no label 'tops'; did you mean 'top'"),
     (computed(over=[2], function="odds"), "over= has labels of an output or indices"),
     (computed(labels=None, over=[0], function="odds"), "over= has labels of an output"),

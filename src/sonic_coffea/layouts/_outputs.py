@@ -193,14 +193,16 @@ class Output:
 
     def check_values(self, each: tuple[int, ...]) -> None:
         """Refuse values of a shape for which softmax, `over` or `groups` have no meaning."""
-        last, size = (1, *each)[-1], math.prod(each)
-        softmax = "softmax needs several values, got one number; sigmoid is a function of one"
-        cases = {softmax: self.function == "softmax" and self.labels is None and size == 1}
+        last, size, cases = (1, *each)[-1], math.prod(each), {}
         for name, members in self.groups or ():
             cases[f"group {name!r} has members beyond the {size} values"] = _beyond(members, size)
         if self.over is not None:
             has = f"over= has labels of an output or indices of its {last} values"
             cases[f"{has}, got {self.over!r}"] = _beyond(self.over, last)
+        over = slice(None) if self.over is None else self.over
+        number = len(range(last)[over] if isinstance(over, slice) else over)
+        softmax = "softmax needs several values, got one number; sigmoid is a function of one"
+        cases[softmax] = self.function == "softmax" and number == 1
         refuse("Output", cases)
 
     @property
