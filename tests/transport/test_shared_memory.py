@@ -180,6 +180,22 @@ def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
         check(model()(sent[:4000], pool=pool), sent[:4000])
 
 
+@pytest.mark.server
+def test_a_server_may_crash_twice_in_a_minute(wide: Path) -> None:
+    sent = objects(4000)
+    with (
+        sonic.LocalServer(wide, stop_timeout_s=0.1) as server,
+        pool_of(server, retry_timeout_s=60) as pool,
+    ):
+        for _ in range(2):
+            check(model()(sent, pool=pool), sent)
+            crashed = server.pid
+            assert crashed is not None
+            os.kill(crashed, signal.SIGKILL)
+            until(lambda crashed=crashed: server.pid not in (None, crashed))
+        check(model()(sent, pool=pool), sent)
+
+
 _ENDS = """
 import os, signal, sys
 import sonic_coffea as sonic
