@@ -198,6 +198,33 @@ def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
         assert one(ak.Array([{"pt": 1.0}])).tolist() == ["é"]
 
 
+@pytest.mark.server
+def test_objects_that_are_no_strings_are_never_written_as_text(tmp_path, serve):
+    """Triton would give the strings 'None' and '3'."""
+    code = "import numpy as np\ndef {}(x):\n    return {{'y': np.array([[{}]], 'O')}}\n"
+    models = {
+        name: function(
+            tmp_path / f"{name}.py",
+            code.format(name, value),
+            width=1,
+            outputs={"y": ("bytes", ["N", 1])},
+        )
+        for name, value in (("nothing", None), ("number", 3))
+    }
+    path = build_repository(tmp_path / "r", models, warmup=False)
+    with serve(path) as server:
+        for place in (path, server):
+            for name, value in (("nothing", None), ("number", 3)):
+                one = sonic.Model(
+                    name, {"x": sonic.Row(["pt"])}, {"y": sonic.Output(dtype="string")}
+                )
+                with (
+                    sonic.connect(place) as pool,
+                    pytest.raises(InferenceError, match=f"the model returned {value}"),
+                ):
+                    one(ak.Array([{"pt": 1.0}]), pool=pool)
+
+
 def test_models_take_inputs_in_their_own_order(tmp_path):
     one = ("float32", ["N", 1])
     source = Served(tmp_path / "f.py:f", inputs={"b": one, "a": one}, outputs={"y": one})
