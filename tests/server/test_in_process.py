@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -282,8 +283,6 @@ def test_models_never_have_the_modules_of_others(tmp_path):
 
 
 def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_path):
-    """Each connection of a pool loads the model for itself, when it is first used."""
-
     def build(body):
         served = function(tmp_path / "f.py", f"def f(x):\n    return {{'y': {body}}}\n", width=1)
         build_repository(tmp_path / "r", {"f": served}, overwrite=True)
@@ -297,10 +296,48 @@ def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_
 
     first = build("x")
     contract = first.metadata("f", None)
-    second = build("-x")
     assert score(first, contract).outputs["y"] == 1
-    assert isinstance(score(second, contract), ContractError)
-    assert score(second, second.metadata("f", None)).outputs["y"] == -1
+    second = build("-x")
+    for transport in (first, second):
+        assert isinstance(score(transport, contract), ContractError)
+        assert score(transport, transport.metadata("f", None)).outputs["y"] == -1
+
+
+def test_models_that_are_built_again_score_the_next_call_or_fail_it(tmp_path):
+    def build(factor, **options):
+        code = f"def f(x):\n    return {{'y': {factor} * x}}\n"
+        return build_repository(
+            tmp_path / "r", {"f": function(tmp_path / "f.py", code, width=1)}, **options
+        )
+
+    one, jets = sonic.Model("f", {"x": sonic.Row(["pt"])}, {"y": ["y"]}), ak.Array([{"pt": 1.0}])
+    with sonic.connect(build(2)):
+        assert one(jets).y.tolist() == [2.0]
+        build(3, overwrite=True)
+        # For a second after an answer, nobody asks whether the model is still the same.
+        with contextlib.suppress(ContractError):
+            assert one(jets).y.tolist() == [3.0]
+        assert one(jets).y.tolist() == [3.0]
+        build(4, version="next")
+        assert sonic.Model("f", one.inputs, one.outputs, version=1)(jets).y.tolist() == [3.0]
+        one.check()
+        assert one(jets).y.tolist() == [4.0]
+
+
+def test_a_call_is_scored_by_no_version_that_was_copied_over_its_own(tmp_path):
+    """Its digest is not known."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for path, body in ((first, "x"), (second, "-x")):
+        code = f"def f(x):\n    return {{'y': {body}}}\n"
+        build_repository(path, {"f": function(tmp_path / "f.py", code, width=1)})
+    one, jets = sonic.Model("f", {"x": sonic.Row(["pt"])}, {"y": ["y"]}), ak.Array([{"pt": 1.0}])
+    with sonic.connect(first) as pool:
+        assert one(jets).y.tolist() == [1.0]
+        shutil.copytree(second / "f" / "1", first / "f" / "1", dirs_exist_ok=True)
+        with contextlib.suppress(ContractError):
+            assert one(jets).y.tolist() == [-1.0]
+        assert one(jets).y.tolist() == [-1.0]
+        assert pool.contract("f", None).digest == ""
 
 
 def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):
