@@ -98,10 +98,10 @@ class SharedMemory:
         """
         if nbytes < _WORTH_BYTES:
             return None
-        region = self._region(nbytes + len(request.inputs) * _ALIGNED_BYTES)
+        region = self._region(nbytes + (len(request.inputs) + 1) * _ALIGNED_BYTES)
         if region is None:
             return None
-        offset = 0
+        offset = _ALIGNED_BYTES  # Triton refuses an empty tensor at 0
         for entry, tensor in zip(request.inputs, tensors, strict=True):
             np.copyto(np.ndarray(tensor.shape, tensor.dtype, region.memory, offset), tensor)
             entry.parameters["shared_memory_region"].string_param = region.name
