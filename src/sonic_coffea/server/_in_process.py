@@ -235,7 +235,7 @@ def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
     declared = {tensor["name"]: tensor for tensor in manifest["outputs"]}
-    # TorchScript takes tensors by their order.
+    # TorchScript may take tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
     config = {**tensor_config(manifest, rows), **config}
     taken = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
