@@ -189,6 +189,24 @@ def test_functions_are_called_once_at_a_time(functions):
         np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
 
 
+def test_slow_rows_are_scored_once(tmp_path):
+    code = """
+import pathlib, time
+def slow(x):
+    with pathlib.Path(__file__).with_name("rows").open("a") as rows:
+        rows.write(f"{x[0, 0]:g} ")
+    time.sleep(0.5 * (x[0, 0] == 3))
+    return {"y": x}
+"""
+    served = function(tmp_path / "slow.py", code, width=1)
+    path = build_repository(tmp_path / "r", {"slow": served}, max_batch_size=1)
+    with sonic.connect(path, hedge_after_s=0.05) as pool:
+        assert model("slow")(ak.zip({"pt": np.arange(5.0)})).y.tolist() == [0, 1, 2, 3, 4]
+        assert pool.statistics.total().retries == 0
+    rows = (path / "slow" / "1" / "source" / "rows").read_text()
+    assert sorted(rows.split()) == ["0", "1", "2", "3", "4"]
+
+
 @pytest.mark.parametrize("returned", ["[['é']]", "[['é'.encode()]]", "np.array([['é']], 'O')"])
 def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
     code = f"import numpy as np\ndef f(x):\n    return {{'y': {returned}}}\n"
