@@ -375,8 +375,17 @@ torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
     numbered = {f"OUTPUT__{n}": spec for n, spec in enumerate(outputs.values())}
     native = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=numbered)
     build_repository(path, {"native": native}, platform="pytorch")
+    # As Triton's own backend finds them, whatever their order, and whichever are left out.
+    turned = {"inputs": {"w": rows, "x": rows}, "outputs": dict(reversed(numbered.items()))}
+    dot_alone = {"inputs": {"in__1": rows, "in__0": rows}, "outputs": dict([*numbered.items()][1:])}
+    others = {"turned": turned, "dot_alone": dot_alone}
+    build_repository(path, {n: Served(tmp_path / "net.pt", **o) for n, o in others.items()})
     x = np.arange(6, dtype="f4").reshape(2, 3)
     with serve(path) as server:
+        answer = infer(server, "turned", x=x, w=x + 1)
+        np.testing.assert_array_equal(answer["OUTPUT__0"], x * 2)
+        (dots,) = infer(server, "dot_alone", in__0=x, in__1=x + 1).values()
+        np.testing.assert_allclose(dots, (x * (x + 1)).sum(1, keepdims=True))
         for name, (double, dot) in {"net": outputs, "native": numbered}.items():
             answer = infer(server, name, x=x, w=x + 1)
             np.testing.assert_array_equal(answer[double], x * 2)

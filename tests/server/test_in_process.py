@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -188,6 +189,24 @@ def test_functions_are_called_once_at_a_time(functions):
         np.testing.assert_array_equal(model("reusing")(ak.zip({"pt": pt})).y, 2 * pt)
 
 
+def test_slow_rows_are_scored_once(tmp_path):
+    code = """
+import pathlib, time
+def slow(x):
+    with pathlib.Path(__file__).with_name("rows").open("a") as rows:
+        rows.write(f"{x[0, 0]:g} ")
+    time.sleep(0.5 * (x[0, 0] == 3))
+    return {"y": x}
+"""
+    served = function(tmp_path / "slow.py", code, width=1)
+    path = build_repository(tmp_path / "r", {"slow": served}, max_batch_size=1)
+    with sonic.connect(path, hedge_after_s=0.05) as pool:
+        assert model("slow")(ak.zip({"pt": np.arange(5.0)})).y.tolist() == [0, 1, 2, 3, 4]
+        assert pool.statistics.total().retries == 0
+    rows = (path / "slow" / "1" / "source" / "rows").read_text()
+    assert sorted(rows.split()) == ["0", "1", "2", "3", "4"]
+
+
 @pytest.mark.parametrize("returned", ["[['é']]", "[['é'.encode()]]", "np.array([['é']], 'O')"])
 def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
     code = f"import numpy as np\ndef f(x):\n    return {{'y': {returned}}}\n"
@@ -196,6 +215,33 @@ def test_strings_of_functions_are_text_or_utf8(tmp_path, returned):
     one = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": sonic.Output(dtype="string")})
     with sonic.connect(path):
         assert one(ak.Array([{"pt": 1.0}])).tolist() == ["é"]
+
+
+@pytest.mark.server
+def test_objects_that_are_no_strings_are_never_written_as_text(tmp_path, serve):
+    """Triton would give the strings 'None' and '3'."""
+    code = "import numpy as np\ndef {}(x):\n    return {{'y': np.array([[{}]], 'O')}}\n"
+    models = {
+        name: function(
+            tmp_path / f"{name}.py",
+            code.format(name, value),
+            width=1,
+            outputs={"y": ("bytes", ["N", 1])},
+        )
+        for name, value in (("nothing", None), ("number", 3))
+    }
+    path = build_repository(tmp_path / "r", models, warmup=False)
+    with serve(path) as server:
+        for place in (path, server):
+            for name, value in (("nothing", None), ("number", 3)):
+                one = sonic.Model(
+                    name, {"x": sonic.Row(["pt"])}, {"y": sonic.Output(dtype="string")}
+                )
+                with (
+                    sonic.connect(place) as pool,
+                    pytest.raises(InferenceError, match=f"the model returned {value}"),
+                ):
+                    one(ak.Array([{"pt": 1.0}]), pool=pool)
 
 
 def test_models_take_inputs_in_their_own_order(tmp_path):
@@ -255,8 +301,6 @@ def test_models_never_have_the_modules_of_others(tmp_path):
 
 
 def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_path):
-    """Each connection of a pool loads the model for itself, when it is first used."""
-
     def build(body):
         served = function(tmp_path / "f.py", f"def f(x):\n    return {{'y': {body}}}\n", width=1)
         build_repository(tmp_path / "r", {"f": served}, overwrite=True)
@@ -270,10 +314,48 @@ def test_rows_are_scored_by_no_file_that_replaced_the_one_of_their_contract(tmp_
 
     first = build("x")
     contract = first.metadata("f", None)
-    second = build("-x")
     assert score(first, contract).outputs["y"] == 1
-    assert isinstance(score(second, contract), ContractError)
-    assert score(second, second.metadata("f", None)).outputs["y"] == -1
+    second = build("-x")
+    for transport in (first, second):
+        assert isinstance(score(transport, contract), ContractError)
+        assert score(transport, transport.metadata("f", None)).outputs["y"] == -1
+
+
+def test_models_that_are_built_again_score_the_next_call_or_fail_it(tmp_path):
+    def build(factor, **options):
+        code = f"def f(x):\n    return {{'y': {factor} * x}}\n"
+        return build_repository(
+            tmp_path / "r", {"f": function(tmp_path / "f.py", code, width=1)}, **options
+        )
+
+    one, jets = sonic.Model("f", {"x": sonic.Row(["pt"])}, {"y": ["y"]}), ak.Array([{"pt": 1.0}])
+    with sonic.connect(build(2)):
+        assert one(jets).y.tolist() == [2.0]
+        build(3, overwrite=True)
+        # For a second after an answer, nobody asks whether the model is still the same.
+        with contextlib.suppress(ContractError):
+            assert one(jets).y.tolist() == [3.0]
+        assert one(jets).y.tolist() == [3.0]
+        build(4, version="next")
+        assert sonic.Model("f", one.inputs, one.outputs, version=1)(jets).y.tolist() == [3.0]
+        one.check()
+        assert one(jets).y.tolist() == [4.0]
+
+
+def test_a_call_is_scored_by_no_version_that_was_copied_over_its_own(tmp_path):
+    """Its digest is not known."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for path, body in ((first, "x"), (second, "-x")):
+        code = f"def f(x):\n    return {{'y': {body}}}\n"
+        build_repository(path, {"f": function(tmp_path / "f.py", code, width=1)})
+    one, jets = sonic.Model("f", {"x": sonic.Row(["pt"])}, {"y": ["y"]}), ak.Array([{"pt": 1.0}])
+    with sonic.connect(first) as pool:
+        assert one(jets).y.tolist() == [1.0]
+        shutil.copytree(second / "f" / "1", first / "f" / "1", dirs_exist_ok=True)
+        with contextlib.suppress(ContractError):
+            assert one(jets).y.tolist() == [-1.0]
+        assert one(jets).y.tolist() == [-1.0]
+        assert pool.contract("f", None).digest == ""
 
 
 def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):

@@ -12,10 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import awkward as ak
 import pytest
 from tests.ports import held_port
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.testing import FakeServer
@@ -162,6 +164,23 @@ class ImpatientServer(LocalServer):
 
 class PatientServer(LocalServer):
     _first_pause_s = 2.0
+
+
+class VeryPatientServer(LocalServer):
+    _first_pause_s = 4.0
+
+
+def test_a_first_call_waits_for_a_server_that_is_started_again(light, installation):
+    echo = sonic.Model("echo", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]})
+    rows = ak.Array([{"a": 1.0, "b": 2.0}])
+    echo.pack(rows)  # what is compiled for the first call takes longer than the server's start
+    with (
+        VeryPatientServer(light, stop_timeout_s=0.0) as server,
+        sonic.connect(server, retry_timeout_s=60) as pool,
+    ):
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not server.running)
+        assert echo(rows, pool=pool).b.tolist() == [2.0]
 
 
 def test_a_server_whose_port_was_taken_by_another_one_ends(light, installation, caplog):

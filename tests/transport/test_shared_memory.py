@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import awkward as ak
 import numpy as np
 import pytest
 from tests.limits import without_room
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.server import Served
 from sonic_coffea.testing import FakeModel, FakeServer
 
 
@@ -40,6 +42,34 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> Non
         assert bool(regions()) == bool(shared)
         pool.close()
         until(lambda: regions() == [])
+
+
+@pytest.mark.server
+def test_rows_without_elements_travel_with_large_ones(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+
+def f(hits, row_splits, x):
+    return {"y": (x.sum(axis=1) + np.diff(row_splits)).astype("float32")}
+"""
+    (tmp_path / "f.py").write_text(code)
+    tensors: Any = {
+        "inputs": {
+            "hits": ("float32", ["hits", 1]),
+            "row_splits": ("int64", ["splits"]),
+            "x": ("float32", ["rows", 256]),
+        },
+        "outputs": {"y": ("float32", ["rows"])},
+    }
+    path = sonic.build_repository(
+        tmp_path / "r", {"f": Served(f"{tmp_path / 'f.py'}:f", **tensors)}
+    )
+    inputs = {"hits": sonic.Flat("hits"), "x": sonic.Dense("x", (256,))}
+    flat = sonic.Model("f", inputs, {"y": None})
+    sent = objects(1000)
+    sent = ak.with_field(sent, sent.n[:, :0], "hits")
+    with sonic.LocalServer(path, stop_timeout_s=0.1) as server, pool_of(server) as pool:
+        np.testing.assert_array_equal(flat(sent, pool=pool), ak.to_numpy(sent.x).sum(axis=1))
 
 
 def test_regions_are_used_again(wide_server: sonic.LocalServer) -> None:
@@ -178,6 +208,22 @@ def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
         os.kill(server.pid, signal.SIGKILL)
         check(pending.result(timeout_s=100), sent)
         check(model()(sent[:4000], pool=pool), sent[:4000])
+
+
+@pytest.mark.server
+def test_a_server_may_crash_twice_in_a_minute(wide: Path) -> None:
+    sent = objects(4000)
+    with (
+        sonic.LocalServer(wide, stop_timeout_s=0.1) as server,
+        pool_of(server, retry_timeout_s=60) as pool,
+    ):
+        for _ in range(2):
+            check(model()(sent, pool=pool), sent)
+            crashed = server.pid
+            assert crashed is not None
+            os.kill(crashed, signal.SIGKILL)
+            until(lambda crashed=crashed: server.pid not in (None, crashed))
+        check(model()(sent, pool=pool), sent)
 
 
 _ENDS = """

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from sonic_coffea.errors import (
+    ContractError,
     InferenceError,
     ModelNotFoundError,
     RequestTooLargeError,
@@ -178,7 +179,7 @@ class PoolCore(ServedModels):
         too, if its response does not fit the contract.
         """
         request = attempt.slice
-        if isinstance(error, ResponseError):  # its server may have another model by now
+        if isinstance(error, ResponseError | ContractError):  # its server may have another model
             self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return

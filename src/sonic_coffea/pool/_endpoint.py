@@ -25,7 +25,7 @@ from sonic_coffea.pool._breaker import CircuitBreaker
 from sonic_coffea.pool._channels import Channels
 from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-from sonic_coffea.pool._settings import Settings
+from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.pool._signature import Signature
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,9 @@ class Endpoint:
         self._begun = 0  # attempts so far: by it, endpoints with equal load take turns
         self._telemetry = defaultdict[ModelKey, Telemetry](Telemetry)
         # Late responses. The least time until a response is late is halved while the server hangs.
-        self._healthy_min_late_s = self._min_late_s = settings.hedge_after_s or tuning.LATE_S
+        # What this process makes itself would only take longer if it were made twice.
+        min_late_s = math.inf if is_in_process(url) else settings.hedge_after_s or tuning.LATE_S
+        self._healthy_min_late_s = self._min_late_s = min_late_s
         self._answered_from = 0.0  # when the youngest request began that was answered
         self.late_at = math.inf
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if

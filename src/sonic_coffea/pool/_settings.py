@@ -172,7 +172,7 @@ class Settings:
     hedge_after_s : float or None
         Shortest time after which a request that takes longer than usual is sent a second time, to
         another server or over another connection; the first response counts. None: 1 s, while the
-        server answers others.
+        server answers others. Models that run in this process are never run twice.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.

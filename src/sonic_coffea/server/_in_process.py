@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from dask.system import cpu_count
@@ -28,13 +28,23 @@ from sonic_coffea.transport import (
 )
 
 Tensors = Mapping[str, NDArray[Any]]
+State = tuple[int, int, int] | None
+
+
+class Loaded(NamedTuple):
+    """A version of a model, and the state of its manifest, which each build writes anew."""
+
+    contract: Contract
+    run: formats.Runner
+    manifest: State
 
 
 class InProcessTransport(Transport):
     """Runs the models of a repository in this process, with the contracts that a Triton gives.
 
     ONNX files are run by onnxruntime, trees by XGBoost or LightGBM, TorchScript by torch, and
-    Python functions by themselves. Each model is loaded when it is first asked for, and stays.
+    Python functions by themselves. Each model is loaded when it is first asked for, and stays until
+    it is built again.
 
     Parameters
     ----------
@@ -59,7 +69,9 @@ class InProcessTransport(Transport):
         is_folder = self.repository.is_dir()
         expect(is_folder, "a model repository, a folder of this machine", str(self.repository))
         self.threads = cpu_count()
-        self._loaded: dict[tuple[str, str], tuple[Contract, formats.Runner]] = {}
+        self._loaded: dict[tuple[str, str], Loaded] = {}
+        # The digests of contracts that were given.
+        self._digests: set[str] = set()
         self._loading = threading.Lock()
 
     def close(self) -> None:
@@ -89,7 +101,7 @@ class InProcessTransport(Transport):
         sonic_coffea.errors.ConfigError
             If the model cannot be loaded here.
         """
-        return self._load(model, version)[0]
+        return self._load(model, version).contract
 
     def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Return the labels of outputs whose configuration names a file of them."""
@@ -125,12 +137,13 @@ class InProcessTransport(Transport):
     def _run(
         self, expected: Contract, version: str, inputs: Tensors, outputs: tuple[str, ...]
     ) -> Response:
-        contract, run = self._load(expected.model, version)
+        contract, run, _ = self._load(expected.model, version)
         # A fallback without a digest may stand in for servers that have one.
-        if expected.digest and contract.digest and expected.digest != contract.digest:
+        is_known = contract.digest or expected.digest in self._digests
+        if expected.digest and is_known and expected.digest != contract.digest:
             raise ContractError(
-                "the files of this version were replaced while they were in use; close the pool, "
-                "and connect again"
+                "the files of this version were replaced while they were in use; the next call is "
+                "scored by the new ones"
             )
         try:
             tensors = run(dict(inputs), outputs)
@@ -143,23 +156,37 @@ class InProcessTransport(Transport):
             received_bytes=0,
         )
 
-    def _load(self, model: str, version: str | None) -> tuple[Contract, formats.Runner]:
-        """Return the contract of a version, and what runs it; it is loaded once."""
+    def _load(self, model: str, version: str | None) -> Loaded:
+        """Return a version that is loaded: once, and again when it has been built again."""
         with self._loading:
-            loaded = self._loaded.get((model, version or ""))
-            if loaded is None:
-                folder = self.repository / model
-                config = _config(folder)
-                served = _served_versions(folder, config)
+            folder = self.repository / model
+            if version is None or (model, version) not in self._loaded:
+                served = _served_versions(folder, _config(folder))
                 if not served or version not in (None, *served):
                     raise not_found(
                         model, version, self.index(), server=self.address, place="repository"
                     )
                 version = version or served[-1]
-                loaded = self._loaded.get((model, version))
-                loaded = loaded or _open(folder, version, config, self.threads)
+            loaded = self._loaded.get((model, version))
+            if loaded is None or _is_replaced(folder / version, loaded.manifest):
+                loaded = _open(folder, version, _config(folder), self.threads)
                 self._loaded[model, version] = loaded
+                self._digests.add(loaded.contract.digest)
             return loaded
+
+
+def _state_of(place: Path) -> State:
+    """Return a value that changes whenever the manifest of a version does; None without one."""
+    try:
+        status = (place / manifests.FILE).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _is_replaced(place: Path, before: State) -> bool:
+    # A folder that cannot be read at the moment, or that was removed, holds no other files.
+    return None not in (before, now := _state_of(place)) and now != before
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -179,13 +206,11 @@ def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return versions[-int(policy.get("latest", {}).get("num_versions", 1)) :]
 
 
-def _open(
-    folder: Path, version: str, config: Mapping[str, Any], threads: int
-) -> tuple[Contract, formats.Runner]:
+def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     check_agents(folder, config)
     place = folder / version
-    manifest = manifests.read(place)
+    state, manifest = _state_of(place), manifests.read(place)
     # Else the configuration does not say which files the version is of.
     is_as_built = manifest is not None and not manifests.changes(place, manifest)
     backend = config.get("backend") or config.get("platform", "onnxruntime")
@@ -210,7 +235,7 @@ def _open(
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
     declared = {tensor["name"]: tensor for tensor in manifest["outputs"]}
-    # TorchScript takes tensors by their order.
+    # TorchScript may take tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
     config = {**tensor_config(manifest, rows), **config}
     taken = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
@@ -227,7 +252,7 @@ def _open(
         return {name: shaped(tensor, returned.get(name)) for name, tensor in outputs.items()}
 
     contract = configured_contract(folder.name, version, config)
-    return contract if is_as_built else replace(contract, digest=""), run_rows
+    return Loaded(contract if is_as_built else replace(contract, digest=""), run_rows, state)
 
 
 def contract_of(file: Path, name: str) -> Contract:

@@ -237,6 +237,9 @@ class Connection(Transport):
             # Once, as a server may count connections.
             self._refusals = self._refusals or (refusal(self.address, self._options),)
             return self._refusals[0].at() if self._refusals[0] else error
+        # A local server that is started again keeps its record.
+        is_local = path is not None and Path(path).with_name("server.json").exists()
+        error.unreached = error.unreached and not is_local
         return error
 
     def ready(self) -> bool:

@@ -42,7 +42,8 @@ _NAME = re.compile(r"sonic-coffea-client-(?P<pid>\d+)-(?P<round>\d+)-[0-9a-f]+")
 # Larger requests take less time with it than as messages (`benchmarks/shared_memory.py`).
 _WORTH_BYTES = 250_000
 _ALIGNED_BYTES = 64
-# If the server forgets regions twice within this time, it is several servers behind a balancer.
+# If what listens at a port forgets regions twice within this time, it is a balancer of several
+# servers.
 _SETTLED_S = 60.0
 
 Call = Callable[[str, Any, float], Any]
@@ -97,10 +98,10 @@ class SharedMemory:
         """
         if nbytes < _WORTH_BYTES:
             return None
-        region = self._region(nbytes + len(request.inputs) * _ALIGNED_BYTES)
+        region = self._region(nbytes + (len(request.inputs) + 1) * _ALIGNED_BYTES)
         if region is None:
             return None
-        offset = 0
+        offset = _ALIGNED_BYTES  # Triton refuses an empty tensor at 0
         for entry, tensor in zip(request.inputs, tensors, strict=True):
             np.copyto(np.ndarray(tensor.shape, tensor.dtype, region.memory, offset), tensor)
             entry.parameters["shared_memory_region"].string_param = region.name
@@ -160,7 +161,8 @@ class SharedMemory:
         match, now = _NAME.search(details), time.monotonic()
         if match is not None and int(match["round"]) < self._round:  # it was in flight then
             return None
-        if now - self._discarded_at <= _SETTLED_S:
+        # At a Unix socket is one server, which may crash twice.
+        if self._address.path is None and now - self._discarded_at <= _SETTLED_S:
             return self._unusable("there are several servers behind the URL")
         self._round, self._discarded_at = self._round + 1, now
         self._discard()

@@ -46,8 +46,10 @@ class Served:
         file that defines the function is copied; nothing is pickled.
     inputs, outputs : mapping, optional
         Tensor names with types and shapes, such as ``{"hits": ("float32", [-1, 4])}``. Functions
-        and TorchScript need them. An axis of any length is -1 or a name. Triton batches requests
-        only if the first axes of all inputs have one name, or if there is one input.
+        and TorchScript need them. TorchScript's inputs are found by the names of its arguments, or
+        by numbers after ``__``, or else by their order; its outputs by numbers, or by their order.
+        An axis of any length is -1 or a name. Triton batches requests only if the first axes of all
+        inputs have one name, or if there is one input.
     files : sequence of path-like
         Files that the function reads or imports; they are copied beside its source.
     max_batch_size : int, optional

@@ -28,6 +28,8 @@ def run_declared(
     ------
     ValueError
         If an output is not there, or has another shape or dtype than declared.
+    TypeError
+        If strings are declared, and an output holds other objects.
     """
     texts = {n: _each(bytes.decode, t) if t.dtype == np.object_ else t for n, t in feed.items()}
     returned = run(texts, tuple(requested))
@@ -51,7 +53,10 @@ def run_declared(
     return outputs
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any) -> bytes:
+    # Triton would write None and numbers as text.
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"expected strings as declared, but the model returned {value!r}")
     return value.encode() if isinstance(value, str) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +33,32 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     if threads:
         torch.set_num_threads(threads)
     module = torch.jit.load(str(path), map_location="cpu").eval()
-    names = [spec["name"] for spec in manifest["outputs"]]
+    arguments = [argument.name for argument in module.forward.schema.arguments[1:]]
+    inputs = _positions([spec["name"] for spec in manifest["inputs"]], arguments)
+    outputs = _positions([spec["name"] for spec in manifest["outputs"]])
 
     def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         del requested
+        arrays = [feed[name] for name in sorted(feed, key=lambda name: inputs[name])]
         with torch.inference_mode():
             # A copy: the server's memory is read-only, which torch does not know.
-            tensors = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
+            tensors = module(*(torch.from_numpy(array.copy()) for array in arrays))
         if not isinstance(tensors, dict):
             listed = tensors if isinstance(tensors, tuple | list) else [tensors]
-            tensors = dict(zip(names, listed))  # noqa: B905
+            tensors = {name: listed[k] for name, k in outputs.items() if k < len(listed)}
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return run
+
+
+def _positions(names: list[str], arguments: Sequence[str] = ()) -> dict[str, int]:
+    """Return the positions of tensors as Triton's own backend has them.
+
+    They are those of the arguments of these names, or else the numbers after ``__``, or else those
+    in the configuration.
+    """
+    if set(names) <= set(arguments):
+        return {name: arguments.index(name) for name in names}
+    numbers = [name.partition("__")[2] for name in names]
+    is_numbered = all(number.isdecimal() for number in numbers)
+    return dict(zip(names, map(int, numbers) if is_numbered else range(len(names)), strict=True))
