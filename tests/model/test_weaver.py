@@ -172,6 +172,8 @@ BAD_FILES: list[tuple[Any, dict[str, Any], str]] = [
     (changed("file", "pf_features", WITHOUT_INFOS), {}, "has no 'var_infos'"),
     (changed("file", "pf_features", WITHOUT_LENGTH), {}, "no var_length or max_length"),
     (changed("file", "pf_features", AA), {}, "has no 'aa'"),
+    (changed("variable", "medain", 1.0), {}, "does not write, 'medain'; did you mean 'median'"),
+    (changed("variable", "std", 1.0), {}, "does not write, 'std'; there are: lower_bound, median"),
     (masked(pf_features="a", sv_features="b", mask="mask"), {}, "got 'pf_features', 'sv_features'"),
     (masked(pf_mask="mask"), {}, "same text before the last '_', got none"),
     (GROUPS, {"rename": {"pf_ptt": "pt"}}, "rename: .* no variable or input 'pf_ptt'; did you"),

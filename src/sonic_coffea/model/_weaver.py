@@ -17,6 +17,9 @@ ORDERS = "cmssw", "weaver"
 # Limits beyond which weaver means: none.
 _NO_LIMIT = 1e32
 
+# What weaver writes of a variable.
+_OF_VARIABLE = "median", "norm_factor", "replace_inf_value", "lower_bound", "upper_bound", "pad"
+
 # Stands for classes that weaver derives from a variable; the file does not name them.
 _CLASSES = "truth_label"
 
@@ -165,6 +168,7 @@ def _counted(mask: str, others: list[str]) -> str:
 
 def _feature(name: str, info: Any, where: str, order: str) -> Feature:
     shift = _get(info, "median", where, float, 0.0)
+    require(info, _OF_VARIABLE, f"{where} has a key that weaver does not write,")
     scale = _get(info, "norm_factor", where, float, 1.0)
     lower = _get(info, "lower_bound", where, float, -_NO_LIMIT)
     upper = _get(info, "upper_bound", where, float, _NO_LIMIT)
