@@ -1,4 +1,4 @@
-"""Files of users: their text, and whether others can write them."""
+"""Files of users: their text, and whether others can write them or hold them."""
 
 from __future__ import annotations
 
@@ -56,3 +56,21 @@ def others_write(path: str | os.PathLike[str]) -> bool:
     if not hasattr(os, "getuid"):  # Windows has other rights
         return False
     return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & 0o022)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds a folder, as the supervisor of a local server does."""
+    import fcntl  # not on Windows, where no local server runs
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, as others may try it at the same time.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -450,6 +450,16 @@ def test_what_one_number_does_not_have_is_refused(output: Any, message: str) -> 
         ByRow("y", output, inputs).place(slice(0, 1), 1, {"y": np.zeros((1, 1), "f4")})
 
 
+@pytest.mark.parametrize("declared", [{"labels": ["a", "b"]}, {"shape": (2,)}])
+@pytest.mark.parametrize("over", [None, [0, 1]])
+def test_values_that_come_back_as_a_column_are_scored_as_declared(declared: Any, over: Any) -> None:
+    inputs = bind_inputs({"x": sonic.Row("pt")}, ak.Array([{"pt": 1.0}]))
+    assembly = ByRow("y", sonic.Output(**declared, function="softmax", over=over), inputs)
+    assembly.place(slice(0, 1), 1, {"y": np.zeros((1, 2, 1), "f4")})
+    (scores,) = inputs.rows.unflatten(assembly.content()).tolist()
+    assert scores in ([0.5, 0.5], {"a": 0.5, "b": 0.5})
+
+
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "odds"])
 def test_scores_of_infinite_numbers_are_made_without_warnings(function: str) -> None:
     each = [[math.inf, math.inf], [-math.inf, -math.inf], [math.nan, 1.0], [1.0, 1.0]]

@@ -358,6 +358,27 @@ def test_a_call_is_scored_by_no_version_that_was_copied_over_its_own(tmp_path):
         assert pool.contract("f", None).digest == ""
 
 
+def test_files_that_were_replaced_score_later_calls(tmp_path):
+    """Also those that this package did not build, before it built others over them."""
+    place, other = tmp_path / "r" / "m" / "1", tmp_path / "other.onnx"
+    place.mkdir(parents=True)
+    one, jets = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["y"]}), ak.Array([{"pt": 2.0}])
+
+    def save(path, function):
+        save_onnx(path, f"(float[N, 1] x) => (float[N, 1] y) {{ y = {function}(x) }}")
+
+    save(place / "model.onnx", "Neg")
+    with sonic.connect(tmp_path / "r"):
+        assert one(jets).y.tolist() == [-2.0]
+        save(place / "model.onnx", "Reciprocal")
+        one.check()
+        assert one(jets).y.tolist() == [0.5]
+        save(other, "Identity")
+        build_repository(tmp_path / "r", {"m": other}, overwrite=True)
+        one.check()
+        assert one(jets).y.tolist() == [2.0]
+
+
 def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):
     config = build_repository(tmp_path / "r", {"c": classifier}) / "c" / "config.pbtxt"
     text = config.read_text()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +18,47 @@ from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
 
 
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """If this is root, be nobody, as no folder is closed to root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("grpc://127.0.0.1:{port}", "nothing was ever reached"),
         # The folder of a local server that was stopped is gone, so that it cannot come back.
         ("unix:{folder}/stopped/grpc:1", "it has ended"),
+        # A local server whose supervisor was killed leaves its folder.
+        ("unix:{folder}/grpc:1", "it has ended"),
+        ("unix:/", "nothing was ever reached"),
     ],
 )
 def test_servers_that_are_not_there_are_not_waited_for(
     url: str, message: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "server.json").write_text("{}")
     with (
         held_port() as port,
         sonic.connect(url.format(port=port, folder=tmp_path), retry_timeout_s=1000.0) as pool,
         pytest.raises(errors.ServerLostError, match=message),
+    ):
+        score(pool)
+
+
+def test_a_server_in_a_folder_of_another_user_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir(mode=0o000)
+    with (
+        sonic.connect(f"unix:{tmp_path}/folder/grpc", retry_timeout_s=1000.0) as pool,
+        as_another_user(),
+        pytest.raises(errors.ServerLostError, match="the socket is another user's"),
     ):
         score(pool)
 

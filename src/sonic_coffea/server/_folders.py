@@ -22,6 +22,7 @@ from typing import Any
 
 import platformdirs
 
+from sonic_coffea._files import is_locked
 from sonic_coffea.errors import ServerStartError
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
@@ -49,7 +50,7 @@ def make_folder(path: Path) -> int:
     except OSError as error:
         raise ServerStartError(f"cannot make a server's folder: {error}") from None
     for folder in path.parent.glob("[!.]*"):
-        if not _is_locked(folder):
+        if not is_locked(folder):
             remove_folder(folder)
     return descriptor
 
@@ -81,7 +82,7 @@ def local_servers() -> list[dict[str, Any]]:
             # A folder without a record is one of a server that is being started.
             with contextlib.suppress(FileNotFoundError):
                 text = (folder / "server.json").read_text(encoding="utf-8")
-                if _is_locked(folder):
+                if is_locked(folder):
                     servers.append(json.loads(text))
     return servers
 
@@ -163,20 +164,3 @@ def _first_private(folders: Iterable[Path]) -> Path:
         f"no private directory for local servers: {'; '.join(problems)}; set {STATE_VARIABLE} or "
         "XDG_RUNTIME_DIR to directories that only this user can enter"
     )
-
-
-def _is_locked(folder: Path) -> bool:
-    import fcntl
-
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        # Shared, as others may try it at the same time.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

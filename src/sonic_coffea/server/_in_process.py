@@ -32,19 +32,19 @@ State = tuple[int, int, int] | None
 
 
 class Loaded(NamedTuple):
-    """A version of a model, and the state of its manifest, which each build writes anew."""
+    """A version of a model, and the states of its files before they were read."""
 
     contract: Contract
     run: formats.Runner
-    manifest: State
+    files: Mapping[Path, State]
 
 
 class InProcessTransport(Transport):
     """Runs the models of a repository in this process, with the contracts that a Triton gives.
 
     ONNX files are run by onnxruntime, trees by XGBoost or LightGBM, TorchScript by torch, and
-    Python functions by themselves. Each model is loaded when it is first asked for, and stays until
-    it is built again.
+    Python functions by themselves. Each model is loaded when it is first asked for, and again when
+    it was built again, or when its file or its configuration was replaced.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class InProcessTransport(Transport):
         )
 
     def _load(self, model: str, version: str | None) -> Loaded:
-        """Return a version that is loaded: once, and again when it has been built again."""
+        """Return a version that is loaded: once, and again when its files were replaced."""
         with self._loading:
             folder = self.repository / model
             if version is None or (model, version) not in self._loaded:
@@ -168,25 +168,27 @@ class InProcessTransport(Transport):
                     )
                 version = version or served[-1]
             loaded = self._loaded.get((model, version))
-            if loaded is None or _is_replaced(folder / version, loaded.manifest):
-                loaded = _open(folder, version, _config(folder), self.threads)
+            # Also if they were replaced while they were read.
+            while loaded is None or _are_replaced(loaded.files):
+                loaded = _open(folder, version, self.threads)
                 self._loaded[model, version] = loaded
                 self._digests.add(loaded.contract.digest)
             return loaded
 
 
-def _state_of(place: Path) -> State:
-    """Return a value that changes whenever the manifest of a version does; None without one."""
+def _state_of(path: Path) -> State:
+    """Return a value that changes whenever a file does; None without one."""
     try:
-        status = (place / manifests.FILE).stat()
+        status = path.stat()
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _is_replaced(place: Path, before: State) -> bool:
-    # A folder that cannot be read at the moment, or that was removed, holds no other files.
-    return None not in (before, now := _state_of(place)) and now != before
+def _are_replaced(files: Mapping[Path, State]) -> bool:
+    # Files that cannot be read at the moment, or that were removed, are no others.
+    states = ((_state_of(path), before) for path, before in files.items())
+    return any(now is not None and now != before for now, before in states)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -206,11 +208,13 @@ def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return versions[-int(policy.get("latest", {}).get("num_versions", 1)) :]
 
 
-def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -> Loaded:
+def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
-    check_agents(folder, config)
     place = folder / version
-    state, manifest = _state_of(place), manifests.read(place)
+    paths = {place / manifests.FILE, folder / FILE, *filter(Path.is_file, place.glob("*"))}
+    files = {path: _state_of(path) for path in paths}
+    config, manifest = _config(folder), manifests.read(place)
+    check_agents(folder, config)
     # Else the configuration does not say which files the version is of.
     is_as_built = manifest is not None and not manifests.changes(place, manifest)
     backend = config.get("backend") or config.get("platform", "onnxruntime")
@@ -252,7 +256,7 @@ def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -
         return {name: shaped(tensor, returned.get(name)) for name, tensor in outputs.items()}
 
     contract = configured_contract(folder.name, version, config)
-    return Loaded(contract if is_as_built else replace(contract, digest=""), run_rows, state)
+    return Loaded(contract if is_as_built else replace(contract, digest=""), run_rows, files)
 
 
 def contract_of(file: Path, name: str) -> Contract:

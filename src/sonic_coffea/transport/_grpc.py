@@ -19,6 +19,7 @@ import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from sonic_coffea._files import is_locked
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
@@ -231,15 +232,18 @@ class Connection(Transport):
 
     def _explained(self, error: ServerLostError) -> SonicError:
         """Return why a server is lost, if a handshake tells; this may block."""
-        path = self.address.path
-        error.gone = path is not None and not Path(path).parent.exists()
+        folder = None if self.address.path is None else Path(self.address.path).parent
+        is_supervised = False
+        if folder is not None:
+            with contextlib.suppress(ImportError, OSError):  # it may be another user's
+                is_supervised = is_locked(folder)
+                error.gone = not folder.exists()
         if error.undelivered and not error.unreached:
             # Once, as a server may count connections.
             self._refusals = self._refusals or (refusal(self.address, self._options),)
             return self._refusals[0].at() if self._refusals[0] else error
-        # A local server that is started again keeps its record.
-        is_local = path is not None and Path(path).with_name("server.json").exists()
-        error.unreached = error.unreached and not is_local
+        # A supervisor starts its local server again.
+        error.unreached = error.unreached and not is_supervised
         return error
 
     def ready(self) -> bool:
