@@ -362,10 +362,15 @@ def test_torchscript_scores_where_the_server_has_torch(tmp_path, serve, installa
     # Of code in a file: torch reads it.
     (tmp_path / "make.py").write_text(f"""
 import torch
+from typing import Optional
 class Net(torch.nn.Module):
     def forward(self, x, w):
         return x * 2, (x * w).sum(1, keepdim=True)
+class Masked(torch.nn.Module):
+    def forward(self, x, mask: Optional[torch.Tensor] = None, w: Optional[torch.Tensor] = None):
+        return x if w is None else x * 2, x if mask is None else x * mask
 torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
+torch.jit.script(Masked()).save({str(tmp_path / "masked.pt")!r})
 """)
     subprocess.run([python, "-I", tmp_path / "make.py"], check=True, timeout=100)
     rows = ("float32", ["N", 3])
@@ -380,8 +385,11 @@ torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
     dot_alone = {"inputs": {"in__1": rows, "in__0": rows}, "outputs": dict([*numbered.items()][1:])}
     others = {"turned": turned, "dot_alone": dot_alone}
     build_repository(path, {n: Served(tmp_path / "net.pt", **o) for n, o in others.items()})
+    masked = Served(tmp_path / "masked.pt", inputs={"x": rows, "w": rows}, outputs={"y": rows})
+    build_repository(path, {"masked": masked})
     x = np.arange(6, dtype="f4").reshape(2, 3)
     with serve(path) as server:
+        np.testing.assert_array_equal(infer(server, "masked", x=x, w=x + 1)["y"], x * 2)
         answer = infer(server, "turned", x=x, w=x + 1)
         np.testing.assert_array_equal(answer["OUTPUT__0"], x * 2)
         (dots,) = infer(server, "dot_alone", in__0=x, in__1=x + 1).values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +32,18 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     if threads:
         torch.set_num_threads(threads)
     module = torch.jit.load(str(path), map_location="cpu").eval()
-    arguments = [argument.name for argument in module.forward.schema.arguments[1:]]
-    inputs = _positions([spec["name"] for spec in manifest["inputs"]], arguments)
-    outputs = _positions([spec["name"] for spec in manifest["outputs"]])
+    inputs, outputs = (_places(manifest[kind]) for kind in ("inputs", "outputs"))
+    are_arguments = {*inputs} <= {argument.name for argument in module.forward.schema.arguments}
 
     def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
         del requested
-        arrays = [feed[name] for name in sorted(feed, key=lambda name: inputs[name])]
+        # A copy: the server's memory is read-only, which torch does not know.
+        given = {name: torch.from_numpy(array.copy()) for name, array in feed.items()}
         with torch.inference_mode():
-            # A copy: the server's memory is read-only, which torch does not know.
-            tensors = module(*(torch.from_numpy(array.copy()) for array in arrays))
+            if are_arguments:
+                tensors = module(**given)
+            else:
+                tensors = module(*(given[name] for name in sorted(given, key=inputs.__getitem__)))
         if not isinstance(tensors, dict):
             listed = tensors if isinstance(tensors, tuple | list) else [tensors]
             tensors = {name: listed[k] for name, k in outputs.items() if k < len(listed)}
@@ -51,14 +52,12 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     return run
 
 
-def _positions(names: list[str], arguments: Sequence[str] = ()) -> dict[str, int]:
-    """Return the positions of tensors as Triton's own backend has them.
+def _places(tensors: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the places of tensors as Triton's own backend has them.
 
-    They are those of the arguments of these names, or else the numbers after ``__``, or else those
-    in the configuration.
+    They are the numbers after ``__``, or else those in the configuration.
     """
-    if set(names) <= set(arguments):
-        return {name: arguments.index(name) for name in names}
+    names = [tensor["name"] for tensor in tensors]
     numbers = [name.partition("__")[2] for name in names]
     is_numbered = all(number.isdecimal() for number in numbers)
     return dict(zip(names, map(int, numbers) if is_numbered else range(len(names)), strict=True))
