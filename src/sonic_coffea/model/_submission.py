@@ -26,6 +26,7 @@ from sonic_coffea.errors import (
     ServerError,
     SonicError,
     require,
+    shortened,
 )
 from sonic_coffea.layouts import (
     Inputs,
@@ -491,7 +492,8 @@ def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "
     dtype: Any = getattr(node, "dtype", None)
     fits = not kinds or getattr(node, "is_unknown", False) or (dtype and dtype.kind in kinds)
     if node is None or node.is_record or node.is_union or not fits:
-        raise InputError(f"{what}: expected {expected} for each event or object, got {array.type}")
+        got = shortened(array.type)
+        raise InputError(f"{what}: expected {expected} for each event or object, got {got}")
     return array
 
 

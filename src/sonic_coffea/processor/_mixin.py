@@ -12,7 +12,16 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect, nearest, require
+from sonic_coffea.errors import (
+    ConfigError,
+    FieldError,
+    InputError,
+    brief,
+    expect,
+    nearest,
+    require,
+    shortened,
+)
 from sonic_coffea.layouts import has_no_data, is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, Model, Pending, recorded
 from sonic_coffea.pool import WithPool, using
@@ -364,7 +373,7 @@ class SonicFilter(SonicProcessor):
         if got != ak.types.ArrayType(ak.types.NumpyType("bool"), len(events)):
             raise InputError(
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
-                f"events, got {got}"
+                f"events, got {shortened(got)}"
             )
         overlap = scores.overlap
         kept = Scores({name: _cut(score, passed) for name, score in scores.items()})
