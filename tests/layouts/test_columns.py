@@ -118,7 +118,7 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
     assert sonic.Row(year).pack(events).tolist() == [[2.0]] * 20
     for name, message in (
         ("yaer", "the events' metadata have no 'yaer'; did you mean 'year'"),
-        ("dataset", "'dataset' of .* is 'ttbar'; expected a number"),
+        ("dataset", "'dataset' of .* is 'ttbar'; expected a number; add one to the fileset"),
     ):
         with pytest.raises(InputError, match=message):
             sonic.Row(["FatJet.pt", sonic.Metadata(name)]).pack(events)

@@ -128,8 +128,10 @@ class Source:
         try:
             value = float(known[name])
         except (TypeError, ValueError):
-            problem = f"of the events' metadata is {known[name]!r}; expected a number"
-            raise InputError(problem) from None
+            raise InputError(
+                f"of the events' metadata is {known[name]!r}; expected a number; add one to the "
+                "fileset's metadata, such as 'era': 1"
+            ) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _touch(self, names: Path, *, lists: bool) -> None:
