@@ -280,6 +280,12 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def shortened(value: object, length: int = 100) -> str:
+    """Return a value as text of at most some characters: the type of a jet may have thousands."""
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def require(
     names: Iterable[Any], known: Collection[Any], problem: str, kind: type[SonicError] = ConfigError
 ) -> None:

@@ -54,6 +54,7 @@ def computed(expression: str) -> sonic.Feature:
 
 
 ROW, PADDED = sonic.Row("x"), sonic.Padded("x", 2)
+MODEL = sonic.Model("tagger", {"x": sonic.Row("pt")}, {"y": ["top"]})
 TWO = sonic.Padded(["x", "y"], 2)
 IN_16 = sonic.Row("Jet[:1].pt", "int16", missing=0.0)
 LEADING = ak.Array(
@@ -283,3 +284,21 @@ def test_masks_without_a_length_are_refused(others: dict[str, Any], message: str
         bind_inputs(layouts, ak.Array([{"pt": [1.0], "eta": 2.0}]))
     with pytest.raises(ConfigError, match="Mask needs a length"):
         declared(layouts)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda jets: sonic.Row("Jet[0].pt").pack({"Jet": jets[:, 0]}), "has one record"),
+        (lambda jets: sonic.Padded("pt[0]", 2).pack({"pt": jets[:, 0]}), "has one record"),
+        (lambda jets: sonic.within_cone(jets[:, 0], jets, 0.4), "expected lists of records"),
+        (lambda jets: MODEL.submit(jets, mask=jets), "mask: expected True or False"),
+    ],
+    ids=["row", "list", "cone", "mask"],
+)
+def test_records_of_many_fields_make_no_long_messages(call: Any, message: str) -> None:
+    columns = {f"field_{i}": [1.0] for i in range(100)} | {"pt": [1.0], "eta": [0.0], "phi": [0.0]}
+    jets = ak.unflatten(ak.zip(columns), [1])
+    with pytest.raises(InputError, match=message) as raised:
+        call(jets)
+    assert len(str(raised.value)) < 300

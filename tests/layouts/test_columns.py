@@ -15,6 +15,7 @@ from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import FieldError, InputError
 from sonic_coffea.layouts import trace
+from sonic_coffea.testing import FakeModel, FakeServer
 
 JETS = ak.Array([[{"m": 5.0, "pf": [{"pt": 1.0, "id": 3}]}, {"m": 3.0, "pf": []}], []])
 
@@ -70,6 +71,20 @@ def test_only_the_named_columns_are_read() -> None:
     assert read == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}
 
 
+def test_variations_with_an_index_read_the_collections_of_the_model() -> None:
+    log: list[Any] = []
+    events = sample(access_log=log, entry_stop=50)
+    referred = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
+    model = sonic.Model("m", {"x": sonic.Padded(referred, 4)}, {"y": ["a"]})
+    with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url):
+        scores = model(sonic.Variations(nominal=events, up=events[::-1]))
+        assert scores["up"].a.tolist() == scores["nominal"].a.tolist()[::-1]
+        assert scores["nominal"].a.tolist() == model(events).a.tolist()
+    read = {getattr(entry, "branch", entry).partition("_")[0] for entry in log}
+    known = {"PFCand", "FatJetPFCand", "run", "luminosityBlock", "event"}
+    assert {name.removeprefix("n") for name in read} <= known
+
+
 class Shared(ak.Array):
     """Objects with a number that depends on the others of their list."""
 
@@ -118,7 +133,7 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
     assert sonic.Row(year).pack(events).tolist() == [[2.0]] * 20
     for name, message in (
         ("yaer", "the events' metadata have no 'yaer'; did you mean 'year'"),
-        ("dataset", "'dataset' of .* is 'ttbar'; expected a number"),
+        ("dataset", "'dataset' of .* is 'ttbar'; expected a number; add one to the fileset"),
     ):
         with pytest.raises(InputError, match=message):
             sonic.Row(["FatJet.pt", sonic.Metadata(name)]).pack(events)

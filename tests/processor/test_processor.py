@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import awkward as ak
+import cloudpickle
 import numpy as np
 import pytest
 from coffea import processor
@@ -17,6 +18,7 @@ from coffea.nanoevents.methods import vector
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
+from tests.doubling import Doubling, multiplier
 from tests.nanoaod import Schema
 from tests.scripts import python
 
@@ -328,3 +330,22 @@ def test_errors_of_users_show_their_lines() -> None:
     modules = [frame.frame.f_globals["__name__"] for frame in caught.traceback]
     assert __name__ in modules[2:]
     assert [m for m in modules if m.startswith("sonic_coffea")] == ["sonic_coffea.errors"]
+
+
+@pytest.mark.parametrize("folds", [False, True], ids=["model", "folds"])
+def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> None:
+    """coffea pickles them by value, and what is unpickled here takes the place of the class's."""
+    model = Doubling.models["m"]
+
+    class Local(Doubling):
+        models = {"m": sonic.Folds([model, model], fold=None) if folds else model}  # noqa: RUF012
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            return scores["m"].twice.tolist()
+
+    jets = ak.Array([{"pt": 1.0}])
+    for factor in (2, 3, 2):
+        with multiplier(factor) as server, sonic.connect(server.url):
+            sent = cloudpickle.dumps(Local())
+            assert cloudpickle.loads(sent).process(jets) == [factor]
+            assert Local().process(jets) == [factor]

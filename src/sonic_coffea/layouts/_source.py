@@ -16,7 +16,7 @@ import numpy as np
 from awkward.contents import Content, EmptyArray, IndexedOptionArray, ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
 from sonic_coffea.layouts._expressions import Path, text_of
 from sonic_coffea.layouts._file_positions import FilePositions, file_of, referred_positions
 from sonic_coffea.layouts._structure import (
@@ -128,8 +128,10 @@ class Source:
         try:
             value = float(known[name])
         except (TypeError, ValueError):
-            problem = f"of the events' metadata is {known[name]!r}; expected a number"
-            raise InputError(problem) from None
+            raise InputError(
+                f"of the events' metadata is {known[name]!r}; expected a number; add one to the "
+                "fileset's metadata, such as 'era': 1"
+            ) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _touch(self, names: Path, *, lists: bool) -> None:
@@ -414,10 +416,11 @@ def innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
     """Return the levels above the innermost lists, these lists' offsets, and options in them."""
     levels = without_options(place.levels)
     if not levels:
+        one = "record" if place.node.is_record else "number"
         raise InputError(
-            f"has one number where a list is needed (its type is {place.node.form.type}); a jagged "
-            "axis is expected, such as the constituents of a jet, and an index picks one object of "
-            "it; for one number per object use Row"
+            f"has one {one} where a list is needed; a jagged axis is expected, such as the "
+            "constituents of a jet, and an index picks one object of it; for one number per object "
+            "use Row"
         )
     return levels[:-1], levels[-1].data, merged(place.levels[len(levels) :])
 
@@ -481,7 +484,7 @@ def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice |
     data = read(node) if node.is_numpy and not strings else None
     if data is None or data.dtype.kind not in "fiub":
         expected = "strings, or a layout of numbers" if strings else "numbers"
-        raise InputError(f"has type {place.node.form.type}; expected {expected}")
+        raise InputError(f"has type {shortened(place.node.form.type)}; expected {expected}")
     return data, at
 
 

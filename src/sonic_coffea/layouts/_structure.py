@@ -15,7 +15,7 @@ from awkward.contents import Content
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import InputError
+from sonic_coffea.errors import InputError, shortened
 from sonic_coffea.layouts._expressions import Path, text_of
 
 Tensor = NDArray[Any]
@@ -399,7 +399,7 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
     are_lists = [kind.is_list and kind.parameter("__array__") not in STRINGS for kind in kinds]
     types = [getattr(leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
     if any(are_lists) != all(are_lists) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
-        raise InputError(f"mixes types ({union.form.type}); expected one")
+        raise InputError(f"mixes types ({shortened(union.form.type)}); expected one")
     if one.is_union and all(are_lists):  # of records that differ
         counts = np.asarray(ak.num(ak.Array(one), axis=1))
         inner = [kind.to_ListOffsetArray64(start_at_zero=True).content for kind in kinds]

@@ -9,7 +9,15 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, expect, nearest, require
+from sonic_coffea.errors import (
+    ConfigError,
+    FieldError,
+    InputError,
+    expect,
+    nearest,
+    require,
+    shortened,
+)
 from sonic_coffea.layouts import (
     FilePositions,
     Int64,
@@ -222,7 +230,7 @@ def _directions(collection: Any) -> ak.Array:
     """Return eta and phi of each object; NaN of one that is None."""
     if not {"eta", "phi"} <= {*getattr(collection, "fields", ())} or collection.ndim != 2:
         got = getattr(collection, "type", type(collection).__name__)
-        raise InputError(f"expected lists of records with eta and phi, got {got}")
+        raise InputError(f"expected lists of records with eta and phi, got {shortened(got)}")
     columns = {name: ak.fill_none(collection[name], np.nan, axis=1) for name in ("eta", "phi")}
     return ak.values_astype(ak.zip(columns), np.float64)
 

@@ -26,8 +26,10 @@ from sonic_coffea.errors import (
     ServerError,
     SonicError,
     require,
+    shortened,
 )
 from sonic_coffea.layouts import (
+    EVENT_ID,
     Inputs,
     Int64,
     Outputs,
@@ -244,7 +246,7 @@ class Submission:
             for name, array in objects.items():
                 each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
-        together, lengths = objects.together(self._columns)
+        together, lengths = objects.together(self._columns, follow_index=self._follow_index)
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
         pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
@@ -257,13 +259,19 @@ class Submission:
         each = defaultdict[str | None, list[str]](list)
         for model in self.models:
             for name, layout in model.inputs.items():
-                if _has_index(layout):  # where objects lie in the file may be told by any field
-                    return {}
                 # Fields need not name the collection of a part, and may be in another one, too.
                 columns = [*layout.columns, *(part for part, _ in getattr(layout, "parts", ()))]
+                if _has_index(layout):  # any field may tell where the objects lie in the file
+                    columns = [*EVENT_ID, *(column.partition(".")[0] for column in columns)]
                 each[name] += columns
                 each[None] += columns
         return each
+
+    @property
+    def _follow_index(self) -> bool:
+        """Whether a layout reads what an index refers to, which may count in the file."""
+        layouts = (layout for model in self.models for layout in model.inputs.values())
+        return any(map(_has_index, layouts))
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
@@ -298,7 +306,7 @@ class Submission:
             servers.update(model.pool_of(None).settings.servers for model in self.models)
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
-        if any(_has_index(each) for model in self.models for each in model.inputs.values()):
+        if self._follow_index:
             files = [file for file in map(lazy_file, arrays.values()) if file is not None]
             own |= {"file": files[0]} if files else {}
         scores = over_partitions(
@@ -491,7 +499,8 @@ def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "
     dtype: Any = getattr(node, "dtype", None)
     fits = not kinds or getattr(node, "is_unknown", False) or (dtype and dtype.kind in kinds)
     if node is None or node.is_record or node.is_union or not fits:
-        raise InputError(f"{what}: expected {expected} for each event or object, got {array.type}")
+        got = shortened(array.type)
+        raise InputError(f"{what}: expected {expected} for each event or object, got {got}")
     return array
 
 

@@ -12,10 +12,19 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, FieldError, InputError, brief, expect, nearest, require
+from sonic_coffea.errors import (
+    ConfigError,
+    FieldError,
+    InputError,
+    brief,
+    expect,
+    nearest,
+    require,
+    shortened,
+)
 from sonic_coffea.layouts import has_no_data, is_lazy, is_tracer
 from sonic_coffea.model import Choice, Folds, Model, Pending, recorded
-from sonic_coffea.pool import WithPool, using
+from sonic_coffea.pool import WithPool, current, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 
@@ -278,6 +287,12 @@ def _submit(
         expect(is_model, f"{expected} as {name!r}", model, f"{kind}.models")
         if isinstance(model, Choice):
             options.setdefault("events", events)
+        # coffea pickles a class of a notebook, and unpickling it here replaces its attributes: its
+        # models would stay with the servers of that run.
+        is_of_class = "models" not in vars(processor)
+        each = getattr(model, "models", [model])
+        if is_of_class and any(getattr(one, "pool_of_pickle", None) for one in each):
+            options.setdefault("pool", None if is_lazy(events) else current())
         try:
             pending[name] = model.submit(request.objects, **options)
         except InputError as error:
@@ -364,7 +379,7 @@ class SonicFilter(SonicProcessor):
         if got != ak.types.ArrayType(ak.types.NumpyType("bool"), len(events)):
             raise InputError(
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
-                f"events, got {got}"
+                f"events, got {shortened(got)}"
             )
         overlap = scores.overlap
         kept = Scores({name: _cut(score, passed) for name, score in scores.items()})

@@ -55,15 +55,18 @@ class Variations(dict[str, Any]):
                 )
         return bool(without)
 
-    def together(self, columns: Mapping[str | None, Sequence[str]]) -> tuple[Any, dict[str, int]]:
+    def together(
+        self, columns: Mapping[str | None, Sequence[str]], *, follow_index: bool = False
+    ) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
         Parameters
         ----------
         columns : mapping
             The fields that are read of each input, or under None of one array for all. The others
-            are left out: they would be copied, and read from the file. Without any, all are kept:
-            the model follows an index.
+            are left out: they would be copied, and read from the file.
+        follow_index : bool
+            Whether the model follows an index of a file.
 
         Raises
         ------
@@ -83,7 +86,7 @@ class Variations(dict[str, Any]):
         every = [array for inputs in each.values() for array in inputs.values()]
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
-        if attrs is not None and not columns:
+        if attrs is not None and follow_index:
             raise InputError(
                 "the variations are of several files, and the model follows indices of a file; "
                 "score them one by one"

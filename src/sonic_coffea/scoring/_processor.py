@@ -25,7 +25,7 @@ from dask.base import tokenize
 
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
 from sonic_coffea.processor import Request, SonicProcessor, chunk_name
@@ -129,8 +129,8 @@ class Scoring(SonicProcessor):
                 )
             if self.flat and not _is_number(column.type.content, depth):
                 raise ConfigError(
-                    f"{name!r} is no plain number, but {column.type.content}; write a .parquet "
-                    "file instead"
+                    f"{name!r} is no plain number, but {shortened(column.type.content)}; write a "
+                    ".parquet file instead"
                 )
             columns[name] = column
         try:
