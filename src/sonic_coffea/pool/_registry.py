@@ -49,7 +49,9 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
         pool = _known(settings)
         while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
-        _keep(_connected, pool)
+        # A worker that joins later does not change which pool is the default.
+        if claim or pool not in _connected:
+            _keep(_connected, pool)
     if claim:
         _keep(vars(_of_thread).setdefault("pools", []), pool)
     if blocks_around():
