@@ -205,8 +205,10 @@ def _default() -> Pool | None:
     if own := _own():
         return own[-1]
     connected = _open()
-    is_entered = any(pool.is_entered_beside(()) for pool in connected)
-    several = [pool for pool in connected if is_entered or not pool.claimed]
+    entered = [pool for pool in entered_elsewhere() if not pool.closed]
+    # Those of pickles, or before the last few, are entered without being connected any more.
+    connected = [*(pool for pool in entered if pool not in connected), *connected]
+    several = [pool for pool in connected if entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
