@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool, blocks_around, enter, leave
-from sonic_coffea.pool._process import pool_of_task
+from sonic_coffea.pool._process import keep_thread, pool_of_task
 from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -263,6 +263,7 @@ def _after_fork() -> None:
     """Leave threads and sockets to the parent: its engines are neither closed nor freed."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
+    keep_thread()
     _of_parents.extend(pool.begin_anew() for pool in list(_pools) if not pool.closed)
 
 
