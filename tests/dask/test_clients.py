@@ -284,6 +284,24 @@ def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(
         assert under_way.result() == 2.0
 
 
+def test_workers_that_join_do_not_change_the_servers_of_their_process() -> None:
+    with (
+        multiplier(2) as one,
+        multiplier(3) as other,
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        pools = sonic.connect(one.url, client=client), sonic.connect(other.url)
+        assert threads.submit(by_reference, 1).result() == 3.0
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=60)
+        assert threads.submit(by_reference, 1).result() == 3.0
+        assert client.submit(by_reference, 1).result() == 2.0
+        for pool in pools:
+            pool.close()
+
+
 def test_pools_that_are_closed_keep_no_workers() -> None:
     with (
         multiplier(2) as one,

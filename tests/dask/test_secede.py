@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 from distributed import Client, secede
-from tests.dask.conftest import fake_server, local_cluster
-from tests.doubling import MODEL, jets, twice
+from tests.dask.conftest import connected_cluster, fake_server, local_cluster
+from tests.doubling import MODEL, jets, multiplier, twice
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -105,3 +109,32 @@ def test_chunks_wait_for_a_thread_before_they_go_on(client: Client) -> None:
         until(lambda: len(server.requests) > 2)
         server.release()
         assert client.gather(counting) == [1] * 4
+
+
+def score_in_a_forked_child() -> tuple[list[float], list[str]]:
+    """Return the scores, and which threads of dask the child has started."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        started, start = list[str](), threading.Thread.start
+
+        def noted(thread: threading.Thread) -> None:
+            started.append(thread.name)
+            start(thread)
+
+        threading.Thread.start = noted  # type: ignore[method-assign]
+        scores = score()
+        of_dask = [name for name in started if "Dask" in name]
+        os.write(sender, json.dumps((scores, of_dask)).encode())
+        os._exit(0)
+    answered = select.select([receiver], [], [], MOST_S)[0]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    scores, of_dask = json.loads(os.read(receiver, 1000)) if answered else ([], [])
+    return scores, of_dask
+
+
+def test_forked_children_of_a_task_wait_without_the_threads_of_its_worker() -> None:
+    with multiplier(2) as server, connected_cluster(server.url, processes=True) as (_, client, _):
+        tasks = [client.submit(score_in_a_forked_child, pure=False) for _ in range(3)]
+        assert client.gather(tasks) == [([2.0, 4.0], [])] * 3

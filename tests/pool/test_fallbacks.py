@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,25 @@ def test_a_fallback_is_one_server(
     ):
         MODEL(jets(*range(4)), pool=pool)
     assert "no fallback: expected a server as grpc://host:port" in caplog.text
+
+
+def test_fallbacks_that_nothing_can_open_fail_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise rows would wait for a fallback that never comes."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "sonic-fallback":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    options: dict[str, Any] = {"fallback_after_s": 0.1, "retry_timeout_s": 1.0}
+    pool = sonic.connect("grpc://127.0.0.1:9", fallback="grpc://127.0.0.1:9", **options)
+    with pool, pytest.raises(errors.ServerLostError):
+        MODEL(jets(1), timeout_s=60)
+    assert "no fallback: an error in this process: RuntimeError" in caplog.text
 
 
 @pytest.mark.parametrize("as_path", [True, False])

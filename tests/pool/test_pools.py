@@ -191,6 +191,21 @@ def test_threads_do_not_guess_between_the_block_around_and_another_connection(
     assert factor(MODEL(JETS)) == 3
 
 
+def test_threads_do_not_guess_beside_a_block_of_a_pool_that_was_pickled(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    """And after more connections than are kept, too: the pool is none of those connected last."""
+    one, other = two
+    with sonic.connect(one.url) as pool:
+        sent = pickle.dumps(pool)
+    sonic.connect(other.url)
+    with pickle.loads(sent), ThreadPoolExecutor(1) as thread:
+        with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
+            thread.submit(MODEL, JETS).result()
+        assert factor(MODEL(JETS)) == 2
+    assert factor(MODEL(JETS)) == 3
+
+
 def test_blocks_of_other_threads_do_not_count(two: tuple[FakeServer, FakeServer]) -> None:
     one, other = two
     sonic.connect(other.url)

@@ -237,6 +237,15 @@ def test_the_folder_of_a_fallback_stays_the_same_in_another_folder(
     assert Settings.make("grpc://s:1", fallback="unix:/s").fallback == "unix:/s"
 
 
+def test_the_file_of_a_cache_stays_the_same_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for cache in ("scores", Path("scores")):
+        assert Settings.make("grpc://s:1", cache=cache).cache == str(tmp_path / "scores")
+    assert Settings.make("grpc://s:1", cache="~/scores").cache == "~/scores"
+
+
 def test_servers_without_tls_do_not_replace_servers_with_it(tmp_path: Path) -> None:
     """They would get tokens and rows as plain text."""
     pool = sonic.connect("grpcs://a:1", tls_root=str(tmp_path / "ca.pem"))

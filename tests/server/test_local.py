@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -225,6 +226,32 @@ def test_paths_may_have_characters_of_shells(light, serve, installation, tmp_pat
     with serve(odd / "repository", startup_timeout_s=30.0) as server:
         rows = np.ones((1, 2), np.float32)
         assert infer(server, "echo", x=rows)["y"].tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (subprocess, "Popen", OSError("no more")),
+        (threading.Thread, "start", RuntimeError("no more")),
+    ],
+    ids=["processes", "threads"],
+)
+def test_starts_that_the_system_refuses_leave_nothing_and_may_be_repeated(
+    light, serve, tmp_path, monkeypatch, owner, method, error
+):
+    shutil.copytree(light, tmp_path / "with spaces" / "repository")
+    server = serve(tmp_path / "with spaces" / "repository")
+
+    def refuse(*_, **__):
+        raise error
+
+    with monkeypatch.context() as limited:
+        limited.setattr(owner, method, refuse)
+        with pytest.raises(ServerStartError, match="cannot start .*supervisor: no more"):
+            server.start()
+    assert not socket_folder(server.url).exists()
+    with server:
+        assert server.running
 
 
 @pytest.mark.usefixtures("installation")

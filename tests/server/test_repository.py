@@ -156,6 +156,24 @@ def test_errors_leave_a_repository_as_it_was(tmp_path, options):
     assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.parametrize("method", ["rename", "replace"])
+def test_ctrl_c_as_a_folder_is_moved_leaves_a_repository_as_it_was(tmp_path, monkeypatch, method):
+    old, new = identity(tmp_path / "o.onnx", "N, 2"), identity(tmp_path / "n.onnx", "N, M")
+    path = build_repository(tmp_path / "r", {"a": old})
+    before, move = files(path), getattr(Path, method)
+    with monkeypatch.context() as slow:
+
+        def interrupted(place, target):
+            slow.undo()
+            move(place, target)
+            raise KeyboardInterrupt
+
+        slow.setattr(Path, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build_repository(path, {"a": new}, overwrite=True)
+    assert files(path) == before
+
+
 def test_repositories_may_be_on_another_file_system_than_their_parent(tmp_path):
     memory = Path("/dev/shm")  # noqa: S108
     if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:

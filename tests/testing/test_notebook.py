@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import nbformat
 import pytest
+from rich.progress import Progress
 from tests.doubling import MODEL, jets
 from tests.waiting import ctrl_c_in, until
 
@@ -59,6 +60,12 @@ def test_what_is_interrupted_is_not_lost(
         assert again.result().twice.tolist() == [2.0 * n for n in range(2000)]
         assert again.statistics.cache_hits >= 30
         assert fake.statistics["m", "rows"] - before <= 2000 - 30
+
+
+def test_a_bar_beside_another_does_not_end_the_call(fake: FakeServer) -> None:
+    """Such as that of coffea; before 14.1, rich shows one at a time."""
+    with Pool(Settings.make(fake.url)) as pool, Progress():
+        assert MODEL.submit(jets(1, 2), pool=pool).result(progress=True).twice.tolist() == [2, 4]
 
 
 def run_cells(*sources: str) -> list[list[Any]]:

@@ -34,7 +34,6 @@ from sonic_coffea.reuse import Part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress
 
 # Longest time in which scores are kept after Ctrl-C, for the same call to find them.
 _KEPT_WITHIN_S = 1.0
@@ -260,9 +259,11 @@ class Pending:
             "sonic_coffea": __version__,
         }
 
-    def _shown_progress(self) -> Progress:
-        """Return a bar of the rows that are scored, to be entered."""
+    @contextlib.contextmanager
+    def _shown_progress(self) -> Iterator[None]:
+        """Show a bar of the rows that are scored."""
         from rich import get_console
+        from rich.errors import LiveError
         from rich.markup import escape
         from rich.progress import Progress
 
@@ -277,7 +278,11 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         bar = Bar(transient=not get_console().is_jupyter, refresh_per_second=5)
         bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
-        return bar
+        with contextlib.ExitStack() as stack:
+            # Before rich 14.1, there is one display at a time, such as the bar of coffea.
+            with contextlib.suppress(LiveError):
+                stack.enter_context(bar)
+            yield
 
 
 def _settle(parts: Sequence[Part], deadline: Deadline) -> None:

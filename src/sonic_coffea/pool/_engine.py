@@ -28,7 +28,7 @@ from sonic_coffea.pool._deadline import fulfil, run_apart
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._request import RequestSlice
-from sonic_coffea.pool._servers import Sender, as_ours
+from sonic_coffea.pool._servers import Sender, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process, read_servers
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.transport import Contract, Transport
@@ -242,7 +242,8 @@ class Engine:
             case do.Validate(url, key):
                 self.senders[url].validate(key)
             case do.StartFallback():
-                run_apart("sonic-fallback", self._start_fallback)
+                opening = run_apart("sonic-fallback", self._open_fallback)
+                opening.add_done_callback(self._fallback_opened)
             case do.Reconnect(url, channel):
                 self.senders[url].renew(channel)
             case do.Close(url):
@@ -250,21 +251,24 @@ class Engine:
                     run_apart("sonic-close", sender.close)
                 self._add_senders(self.settings.servers)  # it may just have been named again
 
-    def _start_fallback(self) -> None:
-        """Start the fallback, on a thread of its own."""
+    def _open_fallback(self) -> tuple[str, Sender]:
+        """Return the fallback's URL and its sender, on a thread of its own."""
         source = self.settings.fallback
-        try:
-            settings = self.settings.with_servers([source() if callable(source) else source])
-            settings.read_certificates()
-            (url,) = settings.servers
-            sender = self._sender(url)
-            sender.loads = not is_in_process(url)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  of the user's own function
-            problem = as_ours(error, ConfigError)
-            self.tell(partial(PoolCore.fallback_started, url=None, error=problem))
-            return
+        settings = self.settings.with_servers([source() if callable(source) else source])
+        settings.read_certificates()
+        (url,) = settings.servers
+        sender = self._sender(url)
+        sender.loads = not is_in_process(url)
+        return url, sender
+
+    def _fallback_opened(self, future: Future[tuple[str, Sender]]) -> None:
+        """Use the fallback, or tell the core why it cannot be opened."""
+        opened = outcome_of(future, ConfigError)
 
         def started() -> Event:
+            if isinstance(opened, SonicError):
+                return partial(PoolCore.fallback_started, url=None, error=opened)
+            url, sender = opened
             self.senders.setdefault(url, sender)
             return partial(PoolCore.fallback_started, url=url)
 

@@ -42,6 +42,12 @@ def take_part(wait: Wait, memory_bytes: float | None, pool_of_task: Callable[[],
     _wait, _memory_bytes, _pool_of_task = wait, memory_bytes, pool_of_task
 
 
+def keep_thread() -> None:
+    """Wait without dask, as in a forked child: the worker's other threads are its parent's."""
+    global _wait  # noqa: PLW0603
+    _wait = None
+
+
 def pool_of_task() -> Any:
     """Return the pool of the client that sent the task of this thread; None if nobody knows."""
     return None if _pool_of_task is None else _pool_of_task()

@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool, blocks_around, enter, leave
-from sonic_coffea.pool._process import pool_of_task
+from sonic_coffea.pool._process import keep_thread, pool_of_task
 from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,9 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
         pool = _known(settings)
         while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
-        _keep(_connected, pool)
+        # A worker that joins later does not change which pool is the default.
+        if claim or pool not in _connected:
+            _keep(_connected, pool)
     if claim:
         _keep(vars(_of_thread).setdefault("pools", []), pool)
     if blocks_around():
@@ -203,8 +205,10 @@ def _default() -> Pool | None:
     if own := _own():
         return own[-1]
     connected = _open()
-    is_entered = any(pool.is_entered_beside(()) for pool in connected)
-    several = [pool for pool in connected if is_entered or not pool.claimed]
+    entered = [pool for pool in entered_elsewhere() if not pool.closed]
+    # Those of pickles, or before the last few, are entered without being connected any more.
+    connected = [*(pool for pool in entered if pool not in connected), *connected]
+    several = [pool for pool in connected if entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
@@ -259,6 +263,7 @@ def _after_fork() -> None:
     """Leave threads and sockets to the parent: its engines are neither closed nor freed."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
+    keep_thread()
     _of_parents.extend(pool.begin_anew() for pool in list(_pools) if not pool.closed)
 
 

@@ -109,7 +109,7 @@ _headers = _reader("a mapping of names to values", lambda value: isinstance(valu
 _path = _reader("a path", _is_path)
 _source = _reader("a path or a function", _is_source, _folder_here)
 _token = _reader("a token, a path or a function", _is_source, _same_everywhere)
-_tls_file = _reader("a path", _is_path, _same_on_hosts)
+_file = _reader("a path", _is_path, _same_on_hosts)
 _proxy = _reader(
     "a URL such as http://proxy.example:3128, without a user or a password",
     lambda value: bool(_PROXY.fullmatch(str(value))),
@@ -199,9 +199,9 @@ class Settings:
     servers_file: str | None = _option(None, _path)
     token: str | Path | Callable[[], str] | None = _option(None, _token, secret=True)
     headers: Mapping[str, str] = _option({}, _headers, secret=True)
-    tls_root: str | None = _option(None, _tls_file)
-    tls_cert: str | None = _option(None, _tls_file)
-    tls_key: str | None = _option(None, _tls_file)
+    tls_root: str | None = _option(None, _file)
+    tls_cert: str | None = _option(None, _file)
+    tls_key: str | None = _option(None, _file)
     proxy: str | None = _option(None, _proxy, secret=True)
     compression: str | None = _option(None, _one_of("gzip", "deflate"))
     shared_memory: bool = _option(False, _flag)
@@ -217,7 +217,7 @@ class Settings:
     balance: str = _option("load", _one_of("load", "priority"))
     fallback: str | Path | Callable[[], str] | None = _option(None, _source)
     fallback_after_s: float = _option(5.0, _seconds)
-    cache: str | Path | None = _option(None, _path)
+    cache: str | None = _option(None, _file)
     cache_bytes: int = _option(1_000_000_000, _nbytes)
     cache_trusts_versions: bool = _option(False, _flag)
     withheld: tuple[str, ...] = ()

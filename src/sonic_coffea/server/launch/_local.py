@@ -202,7 +202,7 @@ class LocalServer:
         folder = self._folder = self._folder or folders.new_folder()
         address, arguments = self._listen_at()
         self._log = folders.new_log()
-        lock = folders.make_folder(folder)
+        lock, supervisor = folders.make_folder(folder), None
         try:
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
@@ -225,17 +225,25 @@ class LocalServer:
                 pass_fds=[lock],
                 bufsize=0,
             )
-        except OSError as error:
-            raise ServerStartError(f"cannot start the server's supervisor: {error}") from None
+            listening = threading.Thread(
+                target=self._listen, args=[supervisor], name="sonic-server", daemon=True
+            )
+            listening.start()
+            self._listening, self._state, self._error = listening, "starting", None
+            self._settled.clear()
+            # Last: a server that nobody listens to could not be stopped.
+            self._tell(json.dumps(job))
+        except BaseException as error:
+            if supervisor is not None:
+                supervisor.kill()
+                supervisor.wait()
+            folders.remove_folder(folder)  # the next start makes it again
+            if isinstance(error, OSError | RuntimeError):  # no more processes, files or threads
+                message = f"cannot start the server's supervisor: {error}"
+                raise ServerStartError(message) from None
+            raise
         finally:
             os.close(lock)
-        self._state, self._error = "starting", None
-        self._settled.clear()
-        self._tell(json.dumps(job))
-        self._listening = threading.Thread(
-            target=self._listen, args=[supervisor], name="sonic-server", daemon=True
-        )
-        self._listening.start()
 
     def _listen_at(self) -> tuple[str | tuple[str, int], list[str]]:
         """Return the address at which the server will listen, and Triton's arguments."""

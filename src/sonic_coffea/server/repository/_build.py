@@ -344,11 +344,19 @@ def _move(stage: Path, root: Path, moves: Sequence[str], *, overwrite: bool) -> 
                 shutil.copyfile(target, old)
                 undo.callback(old.replace, target)
             else:
+                if target.exists() and not overwrite:
+                    raise FileExistsError(f"another process has just written {target}")
+                # First: on a slow file system, Ctrl-C comes while a folder is moved.
+                undo.callback(_move_back, stage / place, target, old)
                 if target.exists():
-                    if not overwrite:
-                        raise FileExistsError(f"another process has just written {target}")
                     target.rename(old)
-                    undo.callback(old.rename, target)
-                undo.callback(shutil.rmtree, target, ignore_errors=True)
             (stage / place).replace(target)
         undo.pop_all()
+
+
+def _move_back(new: Path, target: Path, old: Path) -> None:
+    """Move an old folder back to its place, as far as it and the new one were moved."""
+    if not new.exists():
+        shutil.rmtree(target, ignore_errors=True)
+    if old.exists():
+        old.rename(target)
