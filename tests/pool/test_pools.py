@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import dask
 import pytest
 from dask.base import tokenize
 from tests.doubling import MODEL, Doubling, jets, multiplier
@@ -204,6 +205,21 @@ def test_threads_do_not_guess_beside_a_block_of_a_pool_that_was_pickled(
             thread.submit(MODEL, JETS).result()
         assert factor(MODEL(JETS)) == 2
     assert factor(MODEL(JETS)) == 3
+
+
+def test_blocks_of_pickled_pools_do_not_replace_the_servers_of_the_configuration(
+    two: tuple[FakeServer, FakeServer],
+) -> None:
+    one, other = two
+    with sonic.connect(one.url) as pool:
+        sent = pickle.dumps(pool)
+    with (
+        dask.config.set({"sonic.servers": [other.url]}),
+        pickle.loads(sent),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        assert factor(thread.submit(MODEL, JETS).result()) == 3
+        assert factor(MODEL(JETS)) == 2
 
 
 def test_blocks_of_other_threads_do_not_count(two: tuple[FakeServer, FakeServer]) -> None:

@@ -206,11 +206,12 @@ def _default() -> Pool | None:
         return own[-1]
     connected = _open()
     entered = [pool for pool in entered_elsewhere() if not pool.closed]
-    # Those of pickles, or before the last few, are entered without being connected any more.
-    connected = [*(pool for pool in entered if pool not in connected), *connected]
-    several = [pool for pool in connected if entered or not pool.claimed]
+    # Those of pickles, or before the last few, are entered without being connected any more. They
+    # are no default, so servers that dask's configuration names stay in use.
+    several = [pool for pool in entered if pool not in connected]
+    several += [pool for pool in connected if entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
-    if len(servers) > 1 and several[-1] is connected[-1]:
+    if connected and len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
             "this thread is in no `with sonic.connect(...)` and no task of dask, and its process "
             f"is connected to {' and '.join(servers.values())}; pass pool=, or connect in this "
