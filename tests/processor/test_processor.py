@@ -349,3 +349,15 @@ def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> Non
             sent = cloudpickle.dumps(Local())
             assert cloudpickle.loads(sent).process(jets) == [factor]
             assert Local().process(jets) == [factor]
+
+
+def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
+    class Local(Doubling):
+        def produce(self, events: Any, scores: Any) -> Any:
+            return scores["m"].twice
+
+    jets = ak.Array([{"pt": 1.0}])
+    with multiplier() as server, sonic.connect(server.url):
+        cloudpickle.loads(cloudpickle.dumps(Local()))
+    traced = Local().process(ak.Array(jets.layout.to_typetracer()))
+    assert str(traced.type.content) == "float32"

@@ -291,8 +291,9 @@ def _submit(
         # models would stay with the servers of that run.
         is_of_class = "models" not in vars(processor)
         each = getattr(model, "models", [model])
-        if is_of_class and any(getattr(one, "pool_of_pickle", None) for one in each):
-            options.setdefault("pool", None if is_lazy(events) else current())
+        is_pickled = any(getattr(one, "pool_of_pickle", None) for one in each)
+        if is_of_class and is_pickled and not has_no_data(events):
+            options.setdefault("pool", current())
         try:
             pending[name] = model.submit(request.objects, **options)
         except InputError as error:
