@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import textwrap
 from types import MappingProxyType
 from typing import Any
@@ -353,6 +354,8 @@ def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> Non
 
 def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
     class Local(Doubling):
+        models = dict(Doubling.models)  # noqa: RUF012
+
         def produce(self, events: Any, scores: Any) -> Any:
             return scores["m"].twice
 
@@ -361,3 +364,26 @@ def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
         cloudpickle.loads(cloudpickle.dumps(Local()))
     traced = Local().process(ak.Array(jets.layout.to_typetracer()))
     assert str(traced.type.content) == "float32"
+
+
+def test_unpickled_models_of_a_class_keep_their_servers() -> None:
+    """Also after coffea has pickled the class."""
+    with multiplier(2) as one, multiplier(3) as other:
+        with sonic.connect(one.url):
+            unpickled = pickle.loads(pickle.dumps(Doubling.models["m"]))
+
+        class Local(Doubling):
+            models = {"m": unpickled}  # noqa: RUF012
+
+            def produce(self, events: Any, scores: Any) -> Any:
+                return scores["m"].twice.tolist()
+
+        class Derived(Local):
+            pass
+
+        jets = ak.Array([{"pt": 1.0}])
+        with sonic.connect(other.url):
+            for kind in (Local, Derived):
+                assert kind().process(jets) == [2]
+                assert cloudpickle.loads(cloudpickle.dumps(kind())).process(jets) == [2]
+                assert kind().process(jets) == [2]

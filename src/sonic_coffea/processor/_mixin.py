@@ -103,9 +103,14 @@ class SonicProcessor(WithPool):
     models: Mapping[str, Model | Choice] = MappingProxyType({})
     on_error: str = "raise"
     block_size: int | None = None
+    # Names of those that the user had unpickled, and that keep their servers.
+    _pickled_models: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        models = vars(cls).get("models")
+        if isinstance(models, Mapping):
+            cls._pickled_models = frozenset(n for n, each in models.items() if _is_pickled(each))
         process: Any = inspect.unwrap(cls.process)
         if getattr(process, "__isabstractmethod__", False):
             raise ConfigError(
@@ -289,10 +294,8 @@ def _submit(
             options.setdefault("events", events)
         # coffea pickles a class of a notebook, and unpickling it here replaces its attributes: its
         # models would stay with the servers of that run.
-        is_of_class = "models" not in vars(processor)
-        each = getattr(model, "models", [model])
-        is_pickled = any(getattr(one, "pool_of_pickle", None) for one in each)
-        if is_of_class and is_pickled and not has_no_data(events):
+        is_replaced = "models" not in vars(processor) and name not in processor._pickled_models  # noqa: SLF001
+        if is_replaced and _is_pickled(model) and not has_no_data(events):
             options.setdefault("pool", current())
         try:
             pending[name] = model.submit(request.objects, **options)
@@ -302,6 +305,12 @@ def _submit(
         if pending[name] not in calls:  # a model of another package
             calls.append(pending[name])
     return pending
+
+
+def _is_pickled(model: Any) -> bool:
+    """Whether a pickle has brought a model, or some of `Folds` or `Choice`, with its servers."""
+    each = model.models if isinstance(model, Choice) else [model]
+    return any(isinstance(one, WithPool) and one.pool_of_pickle is not None for one in each)
 
 
 def _block_of(events: Any, start: int, stop: int) -> Any:
