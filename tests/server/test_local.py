@@ -254,6 +254,30 @@ def test_starts_that_the_system_refuses_leave_nothing_and_may_be_repeated(
         assert server.running
 
 
+def test_starts_do_not_wait_for_a_supervisor_that_ends_at_once(light, serve, monkeypatch):
+    server, start = serve(light), threading.Thread.start
+
+    def start_and_end(thread):
+        start(thread)
+        if thread.name == "sonic-server":
+            thread.join()
+
+    with monkeypatch.context() as ending:
+        ending.setattr(sys, "executable", shutil.which("false"))
+        ending.setattr(threading.Thread, "start", start_and_end)
+        starting = threading.Thread(target=start_or_fail, args=[server], daemon=True)
+        start(starting)
+        starting.join(10)
+        assert not starting.is_alive()
+    with server:
+        assert server.running
+
+
+def start_or_fail(server):
+    with pytest.raises(ServerStartError, match="was stopped while it started"):
+        server.start()
+
+
 @pytest.mark.usefixtures("installation")
 def test_folders_that_others_can_enter_are_refused(light, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)

@@ -228,15 +228,18 @@ class LocalServer:
             listening = threading.Thread(
                 target=self._listen, args=[supervisor], name="sonic-server", daemon=True
             )
-            listening.start()
-            self._listening, self._state, self._error = listening, "starting", None
+            # First: if the supervisor ends at once, the thread says so at once.
+            self._state, self._error = "starting", None
             self._settled.clear()
+            listening.start()
+            self._listening = listening
             # Last: a server that nobody listens to could not be stopped.
             self._tell(json.dumps(job))
         except BaseException as error:
             if supervisor is not None:
                 supervisor.kill()
                 supervisor.wait()
+            self._state = "stopped"
             folders.remove_folder(folder)  # the next start makes it again
             if isinstance(error, OSError | RuntimeError):  # no more processes, files or threads
                 message = f"cannot start the server's supervisor: {error}"
