@@ -351,6 +351,12 @@ def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> Non
             assert cloudpickle.loads(sent).process(jets) == [factor]
             assert Local().process(jets) == [factor]
 
+    class Extended(Local):
+        models = {**Local.models, "other": model}  # noqa: RUF012
+
+    with multiplier(5) as server, sonic.connect(server.url):
+        assert Extended().process(jets) == [5]
+
 
 def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
     class Local(Doubling):

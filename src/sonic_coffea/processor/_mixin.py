@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import awkward as ak
 import numpy as np
@@ -108,9 +108,12 @@ class SonicProcessor(WithPool):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        models = vars(cls).get("models")
+        models, base = vars(cls).get("models"), cast("type[SonicProcessor]", super(cls, cls))
         if isinstance(models, Mapping):
-            cls._pickled_models = frozenset(n for n, each in models.items() if _is_pickled(each))
+            pickled = {name for name, model in models.items() if _is_pickled(model)}
+            # Models of the base class may be there by coffea's unpickling; it knows which are not.
+            of_base = {n for n in pickled if models[n] is base.models.get(n)}
+            cls._pickled_models = frozenset(pickled - (of_base - base._pickled_models))  # noqa: SLF001
         process: Any = inspect.unwrap(cls.process)
         if getattr(process, "__isabstractmethod__", False):
             raise ConfigError(
