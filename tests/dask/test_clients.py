@@ -284,7 +284,8 @@ def test_blocks_of_tasks_cancel_no_calls_of_other_tasks(
         assert under_way.result() == 2.0
 
 
-def test_workers_that_join_do_not_change_the_servers_of_their_process() -> None:
+@pytest.mark.parametrize("before", [0, 4])
+def test_workers_that_join_do_not_change_the_servers_of_their_process(before: int) -> None:
     with (
         multiplier(2) as one,
         multiplier(3) as other,
@@ -292,7 +293,9 @@ def test_workers_that_join_do_not_change_the_servers_of_their_process() -> None:
         Client(cluster) as client,
         ThreadPoolExecutor(1) as threads,
     ):
-        pools = sonic.connect(one.url, client=client), sonic.connect(other.url)
+        pools = [sonic.connect(one.url, client=client)]
+        pools += [sonic.connect(f"grpc://127.0.0.1:{port + 1}") for port in range(before)]
+        pools.append(sonic.connect(other.url))
         assert threads.submit(by_reference, 1).result() == 3.0
         cluster.scale(2)
         client.wait_for_workers(2, timeout=60)

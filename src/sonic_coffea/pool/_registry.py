@@ -49,9 +49,11 @@ def install(settings: Settings, *, claim: bool = True) -> Pool:
         pool = _known(settings)
         while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
-        # A worker that joins later does not change which pool is the default.
-        if claim or pool not in _connected:
+        if claim:
             _keep(_connected, pool)
+        elif pool not in _connected:
+            # First: a worker that joins later does not change which pool is the default.
+            _connected.insert(0, pool)
     if claim:
         _keep(vars(_of_thread).setdefault("pools", []), pool)
     if blocks_around():
