@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -108,7 +108,8 @@ class SonicProcessor(WithPool):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        models, base = vars(cls).get("models"), cast("type[SonicProcessor]", super(cls, cls))
+        base: Any = super(cls, cls)
+        models = vars(cls).get("models")
         if isinstance(models, Mapping):
             pickled = {name for name, model in models.items() if _is_pickled(model)}
             # Models of the base class may be there by coffea's unpickling; it knows which are not.
