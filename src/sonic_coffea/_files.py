@@ -1,4 +1,4 @@
-"""Files of users: their text, and whether others can write them or hold them."""
+"""Files of users: their text and state, and whether others can write them or hold them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
+
+FileState = tuple[int, int, int] | None
 
 
 def read_text(path: str | os.PathLike[str], what: str) -> str:
@@ -56,6 +58,16 @@ def others_write(path: str | os.PathLike[str]) -> bool:
     if not hasattr(os, "getuid"):  # Windows has other rights
         return False
     return status.st_uid not in (os.getuid(), 0) or bool(status.st_mode & 0o022)
+
+
+def state_of(path: Path) -> FileState:
+    """Return a value that changes whenever a file does; None if it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    # A file that replaces another one may be as old as it.
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def is_locked(folder: Path) -> bool:

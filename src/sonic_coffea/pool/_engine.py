@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from sonic_coffea._files import FileState, state_of
 from sonic_coffea.errors import CancelledError, ConfigError, SonicError
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._call import Call
@@ -338,13 +339,11 @@ class Engine:
 
     def _watch(self, path: str) -> None:
         """Read the file of servers whenever it changes, until the pool is closed."""
-        servers, read, problem = self._first_servers, (0, 0, 0), ""
+        read: FileState = 0, 0, 0
+        servers, problem = self._first_servers, ""
         while not self.closing.is_set():
             try:
-                status = Path(path).stat()
-                # A file that replaces another one may be as old as it.
-                state = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if state != read:
+                if (state := state_of(Path(path))) != read:
                     new = read_servers(path)
                     if new != servers:
                         self.set_servers(new)

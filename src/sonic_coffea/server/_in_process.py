@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from dask.system import cpu_count
 from numpy.typing import NDArray
 
-from sonic_coffea._files import read_text
+from sonic_coffea._files import FileState, read_text, state_of
 from sonic_coffea.errors import ConfigError, ContractError, InferenceError, SonicError, expect
 from sonic_coffea.server.repository import _manifest as manifests
 from sonic_coffea.server.repository import formats
@@ -28,7 +28,6 @@ from sonic_coffea.transport import (
 )
 
 Tensors = Mapping[str, NDArray[Any]]
-State = tuple[int, int, int] | None
 
 
 class Loaded(NamedTuple):
@@ -36,7 +35,7 @@ class Loaded(NamedTuple):
 
     contract: Contract
     run: formats.Runner
-    files: Mapping[Path, State]
+    files: Mapping[Path, FileState]
 
 
 class InProcessTransport(Transport):
@@ -176,18 +175,9 @@ class InProcessTransport(Transport):
             return loaded
 
 
-def _state_of(path: Path) -> State:
-    """Return a value that changes whenever a file does; None without one."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _are_replaced(files: Mapping[Path, State]) -> bool:
+def _are_replaced(files: Mapping[Path, FileState]) -> bool:
     # Files that cannot be read at the moment, or that were removed, are no others.
-    states = ((_state_of(path), before) for path, before in files.items())
+    states = ((state_of(path), before) for path, before in files.items())
     return any(now is not None and now != before for now, before in states)
 
 
@@ -212,7 +202,7 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     place = folder / version
     paths = {place / manifests.FILE, folder / FILE, *filter(Path.is_file, place.glob("*"))}
-    files = {path: _state_of(path) for path in paths}
+    files = {path: state_of(path) for path in paths}
     config, manifest = _config(folder), manifests.read(place)
     check_agents(folder, config)
     # Else the configuration does not say which files the version is of.

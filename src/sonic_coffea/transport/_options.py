@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea._files import read_text, unreadable
+from sonic_coffea._files import read_text, state_of, unreadable
 from sonic_coffea.errors import ConfigError, SonicError
 
 logger = logging.getLogger(__name__)
@@ -130,12 +130,7 @@ class ConnectionOptions:
 
     def certificate_states(self) -> list[Any]:
         """Return a value that changes whenever one of the files does; this may block."""
-        states: list[Any] = []
-        for path in self._paths():
-            with contextlib.suppress(OSError):
-                state = path and path.stat()
-                states.append(state and (state.st_mtime_ns, state.st_ino, state.st_size))
-        return states
+        return [path and state_of(path) for path in self._paths()]
 
     def _paths(self) -> list[Path | None]:
         paths = (self.tls_root, self.tls_cert, self.tls_key)
