@@ -358,6 +358,32 @@ def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> Non
         assert Extended().process(jets) == [5]
 
 
+def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_run() -> None:
+    """Methods of a class that was unpickled here name copies of the notebook's globals."""
+    cell = (
+        "class Local(Doubling):\n"
+        "    def produce(self, events, scores): return model(events).twice.tolist()"
+    )
+    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
+    notebook["model"] = Doubling.models["m"]
+    jets = ak.Array([{"pt": 1.0}])
+
+    def run() -> Any:
+        return cloudpickle.loads(cloudpickle.dumps(notebook["Local"]())).process(jets)
+
+    exec(cell, notebook)  # noqa: S102
+    with multiplier(2) as one, multiplier(3) as other:
+        with sonic.connect(one.url):
+            assert run() == [2]
+        with sonic.connect(other.url):
+            with pytest.raises(
+                errors.ConfigError, match=rf"{one.url}, and .* with {other.url}: put"
+            ):
+                run()
+            exec(cell, notebook)  # noqa: S102
+            assert run() == [3]
+
+
 def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
     class Local(Doubling):
         models = dict(Doubling.models)  # noqa: RUF012

@@ -24,7 +24,7 @@ from sonic_coffea.layouts import (
     records_of,
 )
 from sonic_coffea.model._scaffold import fitting
-from sonic_coffea.pool import Pool, WithPool, current
+from sonic_coffea.pool import Pool, WithPool
 from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class Declaration(WithPool):
     def pool_of(self, given: Pool | None) -> Pool:
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
-            return current(self.pool_of_pickle)
+            return self.own_pool()
         expect(isinstance(given, Pool), "pool to be what sonic.connect returns", given)
         return given
 

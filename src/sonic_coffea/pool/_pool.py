@@ -39,11 +39,12 @@ class Block:
 
     A `connect` that was not entered names the pool for the rest of the block around it, or until
     that pool is closed. Event loops carry contexts into other threads, and past the end of a block,
-    where it does not count.
+    where it does not count. A block of a pickled processor names the process that sent it.
     """
 
     pool: Pool
     entered: bool
+    sender: str | None = None
     over: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
 
@@ -62,9 +63,9 @@ def blocks_around() -> list[Block]:
     return [block for block in _blocks.get() if block.counts]
 
 
-def enter(pool: Pool, *, entered: bool = True) -> Block:
+def enter(pool: Pool, *, entered: bool = True, sender: str | None = None) -> Block:
     """Begin a block in which a pool scores the calls of this thread."""
-    block = Block(pool, entered)
+    block = Block(pool, entered, sender)
     _blocks.set((*blocks_around(), block))
     return block
 

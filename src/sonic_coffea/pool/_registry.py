@@ -15,6 +15,7 @@ import copyreg
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 # Pools of pickles, and of `connect`, that stay open without a user, for the next chunk. If more
 # settings alternate, some pools are opened again and again.
 _KEPT = 4
+# Its name in the pickles that it makes.
+_PROCESS = uuid.uuid4().hex
 
 _lock = threading.Lock()
 _pools: WeakSet[Pool] = WeakSet()
@@ -108,9 +111,12 @@ def current(pool: Pool | None = None) -> Pool:
 
 
 @contextlib.contextmanager
-def using(pool: Pool | None) -> Iterator[None]:
-    """Have a pool score the calls of a block; None changes nothing."""
-    block = None if pool is None else enter(current(pool))
+def using(pool: Pool | None, *, sender: str | None = None) -> Iterator[None]:
+    """Have a pool score the calls of a block; None changes nothing.
+
+    ``sender`` is that of the processor whose methods run in the block.
+    """
+    block = None if pool is None else enter(current(pool), sender=sender)
     try:
         yield
     finally:
@@ -133,6 +139,7 @@ class WithPool:
     """A base class, of models and processors, whose pickles have the pool that scores them."""
 
     pool_of_pickle: Pool | None = None
+    process_of_pickle: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         pool = self.pool_of_pickle
@@ -142,7 +149,29 @@ class WithPool:
             # Others may read a file of servers, or know which client of dask sent their task.
             if any(named.claimed for named in _open()):
                 raise
-        return {**self.__dict__, "pool_of_pickle": pool}
+        process = self.process_of_pickle or _PROCESS
+        return {**self.__dict__, "pool_of_pickle": pool, "process_of_pickle": process}
+
+    def own_pool(self) -> Pool:
+        """Return the pool that scores a call.
+
+        Raises
+        ------
+        ConfigError
+            If no servers are named, or if the processor that calls it was pickled by the same
+            process with others: a global model of a notebook, as an earlier run has pickled it.
+        """
+        pool = current(self.pool_of_pickle)
+        around = blocks_around()
+        if self.process_of_pickle and around and around[-1].sender == self.process_of_pickle:
+            servers = [", ".join(each.settings.servers) for each in (pool, around[-1].pool)]
+            if servers[0] != servers[1]:
+                raise ConfigError(
+                    f"this model was pickled with {servers[0]}, and the processor that calls it "
+                    f"with {servers[1]}: put it into the processor's models, or run the cell of a "
+                    "notebook that defines the processor's class again"
+                )
+        return pool
 
     def __copy__(self) -> Any:
         copied = object.__new__(type(self))

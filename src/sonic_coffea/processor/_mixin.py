@@ -179,7 +179,7 @@ class SonicProcessor(WithPool):
     @brief
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
-        with using(self.pool_of_pickle):
+        with using(self.pool_of_pickle, sender=self.process_of_pickle):
             return self._process(events)
 
     def _process(self, events: Any) -> Any:
@@ -302,7 +302,9 @@ def _submit(
         if is_replaced and _is_pickled(model) and not has_no_data(events):
             options.setdefault("pool", current())
         try:
-            pending[name] = model.submit(request.objects, **options)
+            # Its place in `models` says which servers it has; a global model is not there.
+            with using(processor.pool_of_pickle):
+                pending[name] = model.submit(request.objects, **options)
         except InputError as error:
             where = f"{kind}.{method}"
             raise error.because(f"in what {where} sends to {name!r}") from error.__cause__
