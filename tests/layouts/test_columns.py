@@ -115,7 +115,7 @@ def test_properties_are_computed_in_the_lists_of_their_objects() -> None:
 
 
 def test_metadata_of_the_chunk_is_a_channel() -> None:
-    metadata = {"year": "2018", "isMC": True, "dataset": "ttbar"}
+    metadata = {"year": "2018", "isMC": True, "dataset": "ttbar", "part": "2016_1"}
     events = sample(entry_stop=20, metadata=metadata)
     year = sonic.Metadata("year", shift=2016)
     layout = sonic.Row([year, "FatJet.pt", sonic.Metadata("isMC")])
@@ -133,6 +133,7 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
     assert sonic.Row(year).pack(events).tolist() == [[2.0]] * 20
     for name, message in (
         ("yaer", "the events' metadata have no 'yaer'; did you mean 'year'"),
+        ("part", "'part' of .* is '2016_1'; expected a number"),
         ("dataset", "'dataset' of .* is 'ttbar'; expected a number; add one to the fileset"),
     ):
         with pytest.raises(InputError, match=message):

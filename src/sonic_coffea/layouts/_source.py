@@ -125,11 +125,13 @@ class Source:
             hint = "give coffea's events of one file, or ak.with_parameter(array, 'metadata', {…})"
             hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
+        given = known[name]
         try:
-            value = float(known[name])
+            # Python reads "2016_1" as 20161.
+            value = float(given if "_" not in str(given) else "no number")
         except (TypeError, ValueError):
             raise InputError(
-                f"of the events' metadata is {known[name]!r}; expected a number; add one to the "
+                f"of the events' metadata is {given!r}; expected a number; add one to the "
                 "fileset's metadata, such as 'era': 1"
             ) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
