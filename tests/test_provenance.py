@@ -130,6 +130,19 @@ def test_concurrent_writers_leave_a_whole_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_links_lead_to_the_new_file(tmp_path: Path) -> None:
+    """Else whoever reads the file itself would go on with the old scores."""
+    disk, record = tmp_path / "disk", {"models": [], "packages": {}}
+    disk.mkdir()
+    path, link = disk / "x.parquet", tmp_path / "link.parquet"
+    provenance.to_parquet(ak.Array({"x": [1]}), path, record)
+    link.symlink_to(path)
+    provenance.to_parquet(ak.Array({"x": [2]}), link, record)
+    assert link.is_symlink()
+    assert ak.from_parquet(path).x.tolist() == [2]
+    assert [*disk.iterdir()] == [path]
+
+
 def test_failed_writes_leave_no_file(tmp_path: Path) -> None:
     path, record = tmp_path / "x.parquet", {"models": [], "packages": {}}
     provenance.to_parquet(ak.Array({"x": [1]}), path, record)

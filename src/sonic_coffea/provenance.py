@@ -128,12 +128,15 @@ def write_parquet(
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a path for a new file, which replaces the target if it is written without an error.
 
+    A link stays, and leads to the new file: the old one would be read where it leads to.
+
     Raises
     ------
     sonic_coffea.errors.ConfigError
         If the file cannot be written. For an OSError, coffea's ``skipbadfiles`` would drop the
         chunk.
     """
+    target = Path(os.path.realpath(target))
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:

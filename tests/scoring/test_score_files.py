@@ -698,6 +698,28 @@ def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) ->
 
 
 @pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("write", [sonic.score_files, sonic.scoring.export_files])
+def test_files_that_change_while_they_are_read_are_refused(
+    tmp_path: Path, out: Path, write: Any
+) -> None:
+    """Their chunks would be of two files, and one of them may come back."""
+    path, new = tmp_path / "events.root", tmp_path / "new.root"
+    shutil.copy(FILES[0], path)
+    shutil.copy(FILES[1], new)
+
+    def jets(events: Any) -> Any:
+        if new.exists():  # once this chunk is read
+            ak.materialize(ak.zip({name: events[name] for name in IDENTITY[:3]}))
+            ak.materialize(events.FatJet[["pt", "mass"]])
+            new.replace(path)
+        return events.FatJet
+
+    with pytest.raises(errors.ConfigError, match="events.root changed while it was read"):
+        write(MODEL, [path], out, features=jets, **SMALL)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.usefixtures("server")
 def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) -> None:
     shutil.copy(FILES[0], tmp_path / "müon.root")
     with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 
@@ -425,12 +426,12 @@ def test_inputs_and_outputs_of_one_name_have_shapes_of_their_own(tmp_path):
         assert doubled(ak.Array([{"pt": 1.0}, {"pt": 3.0}])).tolist() == [2.0, 6.0]
 
 
-@pytest.mark.parametrize("name", ["r?1", "r#1"])
+@pytest.mark.parametrize("name", ["r?1", "r#1", os.fsdecode(b"r\xff1")])
 def test_urls_of_folders_name_the_whole_folder(tmp_path, name):
     (tmp_path / "r").mkdir()
     (tmp_path / name).mkdir()
-    transport = InProcessTransport(f"file://{tmp_path / name}")
-    assert transport.repository == tmp_path / name
+    for url in (f"file://{tmp_path / name}", (tmp_path / name).as_uri()):
+        assert InProcessTransport(url).repository == tmp_path / name
 
 
 def test_an_unknown_model_or_version_names_the_nearest(repository, jets):

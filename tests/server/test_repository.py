@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -171,6 +172,22 @@ def test_ctrl_c_as_a_folder_is_moved_leaves_a_repository_as_it_was(tmp_path, mon
         slow.setattr(Path, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
             build_repository(path, {"a": new}, overwrite=True)
+    assert files(path) == before
+
+
+def test_sources_that_are_replaced_as_they_are_copied_are_refused(tmp_path, monkeypatch):
+    old, new = identity(tmp_path / "o.onnx", "N, 2"), identity(tmp_path / "n.onnx", "N, 3")
+    path, copy = build_repository(tmp_path / "r", {"a": old}), shutil.copyfile
+    before = files(path)
+
+    def replaced(source, target):
+        if source == old:
+            old.write_bytes(new.read_bytes())
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", replaced)
+    with pytest.raises(ConfigError, match="'b' were replaced while they were copied"):
+        build_repository(path, {"b": old})
     assert files(path) == before
 
 

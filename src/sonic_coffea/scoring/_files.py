@@ -19,7 +19,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write
+from sonic_coffea._files import others_write, state_of
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -120,9 +120,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     ConfigError
-        If no server is named, a package is missing, a file cannot be read or written, a column is
-        no plain number in a ROOT file, or the server has had another version of the model since a
-        run was interrupted.
+        If no server is named, a package is missing, a file cannot be read or written, a file
+        changes while it is read, a column is no plain number in a ROOT file, or the server has had
+        another version of the model since a run was interrupted.
     FieldError
         If a collection or a field is not there.
     InputError
@@ -198,8 +198,15 @@ def _run(
             ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
-    datasets = {"files": paths}
+    datasets, before = {"files": paths}, {path: state_of(Path(path)) for path in paths}
     out = run_files(processor, datasets, client=client, chunksize=chunksize, progress=progress)
+    if changed := [path for path in paths if state_of(Path(path)) not in (None, before[path])]:
+        # They are named after the file before, and may be of the other one.
+        shutil.rmtree(processor.parts, ignore_errors=True)
+        raise ConfigError(
+            f"{', '.join(changed)} changed while it was read, so that events may be missing or "
+            "there twice; run again when nothing writes it"
+        )
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     return out, [Path(chunk["path"]) for chunk in chunks]
@@ -344,7 +351,7 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     ConfigError
-        If a file cannot be read or written, or a package is missing.
+        If a file cannot be read or written, or changes while it is read, or a package is missing.
     FieldError, InputError
         If the arrays do not fit the layouts.
     """

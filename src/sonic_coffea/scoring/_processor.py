@@ -146,7 +146,7 @@ class Scoring(SonicProcessor):
         if not self.parts.is_dir():
             raise ConfigError(
                 f"{socket.gethostname()} has no folder {self.parts}; all workers have to see the "
-                "folder of the output"
+                "folder of the output, and another run with this output removes it as it ends"
             )
         path = self._path(events.metadata)
         provenance.to_parquet(table, path, scored)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from dask.system import cpu_count
 from numpy.typing import NDArray
@@ -64,7 +65,8 @@ class InProcessTransport(Transport):
 
     def __init__(self, url: str) -> None:
         self.address = url
-        self.repository = Path(unquote(url.removeprefix("file://")))
+        path = unquote_to_bytes(os.fsencode(url.removeprefix("file://")))
+        self.repository = Path(os.fsdecode(path))
         is_folder = self.repository.is_dir()
         expect(is_folder, "a model repository, a folder of this machine", str(self.repository))
         self.threads = cpu_count()

@@ -327,6 +327,13 @@ def _write(
                 shutil.copyfile(content, stage / name)
             else:
                 (stage / name).write_bytes(content.encode())
+        for manifest in stage.glob(f"*/*/{_manifest.FILE}"):
+            version = manifest.parent
+            if _manifest.changes(version, _manifest.read(version) or {}):
+                raise ConfigError(
+                    f"files of model {version.parent.name!r} were replaced while they were copied; "
+                    "build it again when nothing writes them"
+                )
         _move(stage, root, moves, overwrite=overwrite)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
