@@ -218,6 +218,15 @@ BOTH = {"nominal": ONE, "up": ONE}
 UNEQUAL = {"nominal": objects([[1], [2]]), "up": objects([[3], [4], [5], [6]])}
 
 
+def test_variations_with_other_metadata_are_refused_if_these_are_read(pool: Pool) -> None:
+    model = sonic.Model("m", {"x": sonic.Row([sonic.Metadata("m_x")])}, {"y": ["twice"]})
+    light, heavy = (ak.with_parameter(ONE, "metadata", {"m_x": m}) for m in (125, 250))
+    assert model(sonic.Variations(nominal=heavy, up=heavy), pool=pool)["up"].twice.tolist() == [500]
+    assert MODEL(sonic.Variations(light=light, heavy=heavy), pool=pool)["heavy"].twice.tolist()
+    with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
+        model(sonic.Variations(light=light, heavy=heavy), pool=pool)
+
+
 def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
     model = sonic.Model("model", {"x": sonic.Tokens({"Jet": sonic.Padded("x", 2)})}, {"y": ["a"]})
     jets = ak.Array([[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]])

@@ -8,7 +8,7 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import array_of, has_no_data, only_columns
+from sonic_coffea.layouts import array_of, has_no_data, metadata_of, only_columns
 
 
 class Variations(dict[str, Any]):
@@ -56,7 +56,11 @@ class Variations(dict[str, Any]):
         return bool(without)
 
     def together(
-        self, columns: Mapping[str | None, Sequence[str]], *, follow_index: bool = False
+        self,
+        columns: Mapping[str | None, Sequence[str]],
+        *,
+        follow_index: bool = False,
+        read_metadata: bool = False,
     ) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
@@ -67,11 +71,14 @@ class Variations(dict[str, Any]):
             are left out: they would be copied, and read from the file.
         follow_index : bool
             Whether the model follows an index of a file.
+        read_metadata : bool
+            Whether the model reads numbers of the events' metadata.
 
         Raises
         ------
         sonic_coffea.errors.InputError
-            If there are none, they do not have the same fields, or an index leads to several files.
+            If there are none, they do not have the same fields, an index leads to several files, or
+            the metadata that are read differ.
         """
         named = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
         # Of a dict of columns, the length is that of the columns.
@@ -82,8 +89,16 @@ class Variations(dict[str, Any]):
         for name, inputs in each.items():
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
-        # awkward would take the file of the first for that of all.
         every = [array for inputs in each.values() for array in inputs.values()]
+        if read_metadata:
+            # awkward leaves out those that differ, and those of the file would take their place.
+            known = [metadata for metadata in map(metadata_of, every) if metadata is not None]
+            if any(metadata != known[0] for metadata in known):
+                raise InputError(
+                    "the variations have different metadata, which the model reads; set the number "
+                    "as a field of each variation, or score them one by one"
+                )
+        # awkward would take the file of the first for that of all.
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
         if attrs is not None and follow_index:
