@@ -23,8 +23,8 @@ class Variations(dict[str, Any]):
     ----------
     collections : mapping, optional
         Names, each with its objects: an awkward array, or a dict with an array for each input of
-        the model. Variations may have different objects, because cuts differ, but need the same
-        fields.
+        the model. Variations may have different objects, because cuts differ, but all have the
+        fields that the model reads.
     **named
         Further variations.
 
@@ -77,8 +77,8 @@ class Variations(dict[str, Any]):
         Raises
         ------
         sonic_coffea.errors.InputError
-            If there are none, they do not have the same fields, an index leads to several files, or
-            the metadata that are read differ.
+            If there are none, some lack fields of others, an index leads to several files, or the
+            metadata that are read differ.
         """
         named = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
         # Of a dict of columns, the length is that of the columns.
@@ -123,14 +123,17 @@ class Variations(dict[str, Any]):
     def _joined(
         arrays: Mapping[str, ak.Array], columns: Sequence[str] | None, attrs: dict[str, Any] | None
     ) -> ak.Array:
-        first = next(iter(arrays.values()))
-        for name, array in arrays.items():
+        each = {n: only_columns(a, columns) if columns else a for n, a in arrays.items()}
+        first = next(iter(each.values()))
+        for name, array in each.items():
             if odd := set(array.fields) ^ set(first.fields):
                 fields = ", ".join(sorted(odd))
-                raise InputError(f"variation {name!r} has other fields than the first: {fields}")
-        each = [only_columns(array, columns) if columns else array for array in arrays.values()]
+                raise InputError(
+                    f"variation {name!r} has other fields than the first: {fields}; give the same "
+                    "fields in all"
+                )
         # awkward finds the fields of records by their names, in any order.
-        return ak.concatenate(each, attrs=attrs)
+        return ak.concatenate([*each.values()], attrs=attrs)
 
 
 def _as_array(objects: Any) -> ak.Array:
