@@ -88,7 +88,7 @@ BEYOND = {"x": np.asarray([2**63 + 1], np.uint64)}
 
 BAD: list[tuple[Any, Any, str]] = [
     (ROW, JETS[0, 0], r"got Record; array\[i : i \+ 1\] is an array of one record"),
-    (ROW, {"x": np.array([1.0, None])}, r"dict of arrays, got ndarray of object \[2\]$"),
+    (ROW, {"x": np.array([1.0, None])}, r"got ndarray of object \[2\]; ak.from_iter makes"),
     # Fields that are not there, or are no numbers.
     (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
     (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),

@@ -371,9 +371,11 @@ def _layout(array: Any) -> Content:
             layout = ak.to_layout(values, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
         kind = type(array).__name__
+        hint = "; array[i : i + 1] is an array of one record" * isinstance(array, ak.Record)
         if isinstance(array, (np.ndarray, np.generic)):
             kind += f" of {array.dtype} {list(array.shape)}"
-        hint = "; array[i : i + 1] is an array of one record" * isinstance(array, ak.Record)
+            # Such as uproot's lists, where NumPy arrays are asked for.
+            hint = "; ak.from_iter makes an array of objects" * (array.dtype == object)
         raise InputError(f"expected an array, or a dict of arrays, got {kind}{hint}")
     return layout
 
