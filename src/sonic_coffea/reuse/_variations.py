@@ -90,14 +90,12 @@ class Variations(dict[str, Any]):
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
         every = [array for inputs in each.values() for array in inputs.values()]
-        if read_metadata:
-            # awkward leaves out those that differ, and those of the file would take their place.
-            known = [metadata for metadata in map(metadata_of, every) if metadata is not None]
-            if any(metadata != known[0] for metadata in known):
-                raise InputError(
-                    "the variations have different metadata, which the model reads; set the number "
-                    "as a field of each variation, or score them one by one"
-                )
+        known = [*filter(None, map(metadata_of, every))] if read_metadata else []
+        if any(metadata != known[0] for metadata in known):
+            raise InputError(
+                "the variations have different metadata, which the model reads; set the number as "
+                "a field of each variation, or score them one by one"
+            )
         # awkward would take the file of the first for that of all.
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
@@ -110,6 +108,9 @@ class Variations(dict[str, Any]):
             key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key), attrs)
             for key in first
         }
+        if read_metadata:  # where there are none, the file's would be taken for them
+            own = known[0] if known else {}
+            joined = {n: ak.with_parameter(one, "metadata", own) for n, one in joined.items()}
         sizes = {}
         for name, inputs in each.items():
             sizes[name], *others = map(len, inputs.values())
