@@ -146,7 +146,7 @@ BAD: list[tuple[Any, Any, str]] = [
         "'Jet.mu' refers to no 'Muon.pt' in event 0",
     ),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
-    (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "a list in each of 2 events"),
+    (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "in each of 2 events, .* mask= leaves"),
     # Strings.
     (STRINGS, x([[1.0]]), "has type float64; expected strings"),
     (sonic.Padded("x", 2, dtype="string", sort_by="y"), x([["a"]], ["b"]), "string"),
