@@ -142,10 +142,15 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
         sonic.Row(["pt", year]).pack(ak.Array([{"pt": 1.0}]))
     other = sample(entry_stop=20, metadata={**metadata, "year": "2017"})
     with pytest.raises(InputError, match="metadata have no 'year'; give .* of one file"):
-        sonic.Row(["FatJet.pt", year]).pack(ak.concatenate([events, other]))
+        sonic.Row(["FatJet.pt", year]).pack(mixed := ak.concatenate([events, other]))
+    model = sonic.Model("m", {"x": sonic.Row(["FatJet.pt", year])}, {"y": None})
+    with pytest.raises(InputError, match="metadata have no 'year'; give .* of one file"):
+        model(sonic.Variations(nominal=mixed, up=mixed))
     model = sonic.Model("m", {"x": sonic.Row(["pt", year])}, {"y": None})
-    with pytest.raises(InputError, match="metadata have no 'year'"):
-        model(sonic.Variations(nominal=events.FatJet, up=other.FatJet))
+    later = ak.with_parameter(events.FatJet, "metadata", {**metadata, "year": "2026"})
+    for jets in (later, other.FatJet):
+        with pytest.raises(InputError, match="variations have different metadata"):
+            model(sonic.Variations(nominal=events.FatJet, up=jets))
     referred = sonic.Feature("PFCand.pt", index="FatJetPFCand.pfCandIdx")
     model = sonic.Model("m", {"x": sonic.Padded(referred, 4)}, {"y": None})
     with pytest.raises(InputError, match="variations are of several files"):

@@ -187,6 +187,10 @@ def test_variations_read_the_columns_of_the_model_alone(pool: Pool) -> None:
     scores = model(sonic.Variations(nominal=events, up=events), pool=pool)
     assert scores["up"].twice.tolist() == [[2, 4], [6]]
     assert set(read) == expected
+    # Such as the variations that coffea notes in the nominal jets.
+    noted = ak.with_field(jets, ak.zip({"up": jets}), "systematics")
+    scores = MODEL(sonic.Variations(nominal=noted, up=noted.systematics.up[["pt"]]), pool=pool)
+    assert scores["up"].twice.tolist() == scores["nominal"].twice.tolist() == [[2, 4], [6]]
 
 
 class Halved(ak.Array):
@@ -213,9 +217,18 @@ def test_variations_have_fields_in_any_order_and_methods(pool: Pool) -> None:
 
 ONE = objects([[1]])
 THREE = objects([[1], [2], [3]])
-OTHER = ak.with_field(ONE, ONE.pt, "eta")
+OTHER = ak.zip({"eta": ONE.pt})
 BOTH = {"nominal": ONE, "up": ONE}
 UNEQUAL = {"nominal": objects([[1], [2]]), "up": objects([[3], [4], [5], [6]])}
+
+
+def test_variations_with_other_metadata_are_refused_if_these_are_read(pool: Pool) -> None:
+    model = sonic.Model("m", {"x": sonic.Row([sonic.Metadata("m_x")])}, {"y": ["twice"]})
+    light, heavy = (ak.with_parameter(ONE, "metadata", {"m_x": m}) for m in (125, 250))
+    assert model(sonic.Variations(nominal=heavy, up=heavy), pool=pool)["up"].twice.tolist() == [500]
+    assert MODEL(sonic.Variations(light=light, heavy=heavy), pool=pool)["heavy"].twice.tolist()
+    with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
+        model(sonic.Variations(light=light, heavy=heavy), pool=pool)
 
 
 def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
@@ -231,7 +244,7 @@ def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
     ("array", "options", "message"),
     [
         ({}, {}, "at least one variation"),
-        ({"nominal": ONE, "up": OTHER}, {}, "variation 'up' has other fields .*: eta"),
+        ({"nominal": ONE, "up": OTHER}, {}, "variation 'up' has other fields .*: eta, pt; give"),
         ({"nominal": {"x": ONE}, "up": {"z": ONE}}, {}, "variation 'up' has other inputs"),
         ({"nominal": ONE, "up": None}, {}, "expected an array of each variation"),
         (BOTH, {"mask": {"nominal": [True]}}, "no mask for variation 'up'; there are"),

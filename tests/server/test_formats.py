@@ -122,6 +122,14 @@ def test_features_in_another_order_than_in_the_file_are_refused(served):
                 ContractError, match="feature '.*' is number .* in the model's file"
             ):
                 swapped(jets, pool=pool)
+        # The file may have the last part of a path.
+        events = ak.zip({"Jet": jets}, depth_limit=1)
+        fields = ["Jet.pt", "Jet.eta", "Jet.phi"]
+        nested = sonic.Model("pair", {"features": sonic.Row(fields)}, outputs)
+        assert nested(events, pool=pool).tolist() == right(jets, pool=pool).tolist()
+        nested = sonic.Model("pair", {"features": sonic.Row(fields[::-1])}, outputs)
+        with pytest.raises(ContractError, match="feature .Jet.phi. is number 0 .* number 2 in"):
+            nested(events, pool=pool)
         # Another name may mean the same.
         renamed = sonic.Model("pair", {"features": sonic.Row(["pt", "eta", "mass"])}, outputs)
         assert len(renamed(jets, pool=pool)) == 2

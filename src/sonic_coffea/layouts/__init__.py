@@ -43,6 +43,7 @@ from sonic_coffea.layouts._source import (
     is_lazy,
     is_tracer,
     lazy_file,
+    metadata_of,
     only_columns,
     over_partitions,
     records_of,

@@ -512,7 +512,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     if number.dtype.kind not in "iu" or not is_listed:
         raise InputError(
             f"field {name!r} is an index to {feature.text!r}: expected integers, and a list in "
-            f"each of {rows.events} events, none of them None"
+            f"each of {rows.events} events, none of them None; mask= leaves events out"
         )
     number = number.astype(np.int64)
     if absent is not None:

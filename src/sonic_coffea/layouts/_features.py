@@ -322,6 +322,12 @@ def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
     **options
         Other arguments of `Feature`, such as ``categories``.
 
+    Notes
+    -----
+    Objects have the metadata of their events' file. awkward's attributes name one file: after
+    `ak.concatenate` of several, their objects have the metadata of the first. Give such a number as
+    a field.
+
     Examples
     --------
     >>> import awkward as ak

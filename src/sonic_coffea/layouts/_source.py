@@ -120,7 +120,7 @@ class Source:
     def _constant(self, name: str) -> Structure:
         """Return a number of the events' metadata for each event."""
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
-        known: Any = next(filter(None, map(_metadata, arrays)), {})
+        known: Any = next(filter(None, map(metadata_of, arrays)), {})
         if name not in known:
             hint = "give coffea's events of one file, or ak.with_parameter(array, 'metadata', {…})"
             hint = nearest(name, known) if known else hint
@@ -229,7 +229,7 @@ def _of_objects(place: Structure, objects: Structure) -> Structure:
     return replace(place, levels=(*objects.levels, numbered(present, gap="None")))
 
 
-def _metadata(array: Any) -> Any:
+def metadata_of(array: Any) -> Any:
     """Return the metadata of coffea's events, also of objects in them; None if there are none."""
     if not isinstance(array, ak.Array):
         return None
@@ -373,9 +373,11 @@ def _layout(array: Any) -> Content:
             layout = ak.to_layout(values, primitive_policy="error", string_policy="error")
     if not isinstance(layout, Content):
         kind = type(array).__name__
+        hint = "; array[i : i + 1] is an array of one record" * isinstance(array, ak.Record)
         if isinstance(array, (np.ndarray, np.generic)):
             kind += f" of {array.dtype} {list(array.shape)}"
-        hint = "; array[i : i + 1] is an array of one record" * isinstance(array, ak.Record)
+            # Such as uproot's lists, where NumPy arrays are asked for.
+            hint = "; ak.from_iter makes an array of objects" * (array.dtype == object)
         raise InputError(f"expected an array, or a dict of arrays, got {kind}{hint}")
     return layout
 

@@ -215,11 +215,14 @@ class Declaration(WithPool):
     def _check_order(self, contract: Contract, place: Mapping[str, Any]) -> None:
         """Refuse features that the model's file has in another order."""
         ours, theirs = self._channels, contract.features
-        for number, name in enumerate(ours):
-            # Other names may mean the same.
+        lasts = [channel.rpartition(".")[2] for channel in ours]
+        for number, (channel, last) in enumerate(zip(ours, lasts, strict=True)):
+            # The file may have the last part of a path. Other names may mean the same.
+            is_path = channel not in theirs and lasts.count(last) == 1
+            name = last if is_path else channel
             if name in theirs and theirs[number : number + 1] != (name,):
                 raise ContractError(
-                    f"feature {name!r} is number {number} as declared, and number "
+                    f"feature {channel!r} is number {number} as declared, and number "
                     f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
                     f"file {', '.join(theirs)}",
                     **place,

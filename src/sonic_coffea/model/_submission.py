@@ -30,6 +30,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.layouts import (
     EVENT_ID,
+    Feature,
     Inputs,
     Int64,
     Outputs,
@@ -246,7 +247,11 @@ class Submission:
             for name, array in objects.items():
                 each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
-        together, lengths = objects.together(self._columns, follow_index=self._follow_index)
+        together, lengths = objects.together(
+            self._columns,
+            follow_index=self._follow_index,
+            read_metadata=any(term[1] == "metadata" for f in self._features for term in f.terms),
+        )
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
         pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
@@ -270,8 +275,13 @@ class Submission:
     @property
     def _follow_index(self) -> bool:
         """Whether a layout reads what an index refers to, which may count in the file."""
+        return any(feature.index is not None for feature in self._features)
+
+    @property
+    def _features(self) -> Iterator[Feature]:
+        """What the layouts of all models read."""
         layouts = (layout for model in self.models for layout in model.inputs.values())
-        return any(map(_has_index, layouts))
+        return (feature for layout in layouts for feature in _features_of(layout))
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
@@ -454,13 +464,16 @@ def _joint_tensor(model: Declaration) -> str | None:
     return next(iter(joint), None)
 
 
+def _features_of(layout: Any) -> Iterator[Feature]:
+    """Yield the channels of a layout, or of its parts, and what its elements are sorted by."""
+    for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
+        yield from part.features
+        yield from filter(None, [getattr(part, "key", None)])
+
+
 def _has_index(layout: Any) -> bool:
     """Whether a layout reads what an index refers to, which may count in the file."""
-    for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
-        read = (*part.features, getattr(part, "key", None))
-        if any(feature is not None and feature.index is not None for feature in read):
-            return True
-    return False
+    return any(feature.index is not None for feature in _features_of(layout))
 
 
 def _is_single(version: Any) -> bool:

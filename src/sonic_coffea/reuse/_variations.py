@@ -8,7 +8,7 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import array_of, has_no_data, only_columns
+from sonic_coffea.layouts import array_of, has_no_data, metadata_of, only_columns
 
 
 class Variations(dict[str, Any]):
@@ -23,8 +23,8 @@ class Variations(dict[str, Any]):
     ----------
     collections : mapping, optional
         Names, each with its objects: an awkward array, or a dict with an array for each input of
-        the model. Variations may have different objects, because cuts differ, but need the same
-        fields.
+        the model. Variations may have different objects, because cuts differ, but all have the
+        fields that the model reads.
     **named
         Further variations.
 
@@ -56,7 +56,11 @@ class Variations(dict[str, Any]):
         return bool(without)
 
     def together(
-        self, columns: Mapping[str | None, Sequence[str]], *, follow_index: bool = False
+        self,
+        columns: Mapping[str | None, Sequence[str]],
+        *,
+        follow_index: bool = False,
+        read_metadata: bool = False,
     ) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
@@ -67,11 +71,14 @@ class Variations(dict[str, Any]):
             are left out: they would be copied, and read from the file.
         follow_index : bool
             Whether the model follows an index of a file.
+        read_metadata : bool
+            Whether the model reads numbers of the events' metadata.
 
         Raises
         ------
         sonic_coffea.errors.InputError
-            If there are none, they do not have the same fields, or an index leads to several files.
+            If there are none, some lack fields of others, an index leads to several files, or the
+            metadata that are read differ.
         """
         named = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
         # Of a dict of columns, the length is that of the columns.
@@ -82,8 +89,14 @@ class Variations(dict[str, Any]):
         for name, inputs in each.items():
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
-        # awkward would take the file of the first for that of all.
         every = [array for inputs in each.values() for array in inputs.values()]
+        known = [*filter(None, map(metadata_of, every))] if read_metadata else []
+        if any(metadata != known[0] for metadata in known):
+            raise InputError(
+                "the variations have different metadata, which the model reads; set the number as "
+                "a field of each variation, or score them one by one"
+            )
+        # awkward would take the file of the first for that of all.
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
         if attrs is not None and follow_index:
@@ -95,6 +108,9 @@ class Variations(dict[str, Any]):
             key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key), attrs)
             for key in first
         }
+        if read_metadata:  # where there are none, the file's would be taken for them
+            own = known[0] if known else {}
+            joined = {n: ak.with_parameter(one, "metadata", own) for n, one in joined.items()}
         sizes = {}
         for name, inputs in each.items():
             sizes[name], *others = map(len, inputs.values())
@@ -108,14 +124,17 @@ class Variations(dict[str, Any]):
     def _joined(
         arrays: Mapping[str, ak.Array], columns: Sequence[str] | None, attrs: dict[str, Any] | None
     ) -> ak.Array:
-        first = next(iter(arrays.values()))
-        for name, array in arrays.items():
+        each = {n: only_columns(a, columns) if columns else a for n, a in arrays.items()}
+        first = next(iter(each.values()))
+        for name, array in each.items():
             if odd := set(array.fields) ^ set(first.fields):
                 fields = ", ".join(sorted(odd))
-                raise InputError(f"variation {name!r} has other fields than the first: {fields}")
-        each = [only_columns(array, columns) if columns else array for array in arrays.values()]
+                raise InputError(
+                    f"variation {name!r} has other fields than the first: {fields}; give the same "
+                    "fields in all"
+                )
         # awkward finds the fields of records by their names, in any order.
-        return ak.concatenate(each, attrs=attrs)
+        return ak.concatenate([*each.values()], attrs=attrs)
 
 
 def _as_array(objects: Any) -> ak.Array:
