@@ -245,6 +245,20 @@ def test_partitions_are_chosen_of_the_result() -> None:
             call()
 
 
+def test_events_with_a_report_of_files_keep_their_constituents() -> None:
+    """As `apply_to_fileset` reads files of which some may be missing."""
+    options = {"allow_read_errors_with_report": True}
+    events, report = sample(mode="dask", uproot_options=options)
+    found, plain = [sonic.constituents(events).pt], sample()
+    events["FatJet"] = events.FatJet[:, ::-1]
+    found.append(sonic.constituents(events).pt)
+    as_read, changed, report = dask.compute(*found, report, scheduler="sync")
+    expected = sonic.constituents(plain).pt
+    assert as_read.tolist() == expected.tolist()
+    assert changed.tolist() == expected[:, ::-1].tolist()
+    assert report.exception.tolist() == [None]
+
+
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_changed_jets_keep_their_constituents(nano: Any, is_copied: bool) -> None:
     """Also where no column of the file is left, so that they are found by their direction."""
