@@ -139,6 +139,8 @@ def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
         flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
     with pytest.raises(errors.InputError, match="'other' is not lazy"):
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
+    with pytest.raises(errors.InputError, match="'objects=' is not lazy"):
+        MODEL(lazy.jets.compute(scheduler="sync"), mask=lazy.jets.ht > 1)
     pool = sonic.connect("grpc://127.0.0.1:9")  # of this process
     with pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
         MODEL(lazy.jets, pool=pool)

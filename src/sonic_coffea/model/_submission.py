@@ -151,7 +151,7 @@ class Submission:
                 raise ConfigError("default= is the score of objects that mask= leaves out")
         if isinstance(objects, Variations):
             return self._send_variations(objects)
-        if is_lazy(objects):
+        if is_lazy(objects) or is_lazy(self._arrays):
             return self._lazy(objects)
         if is_tracer(objects):
             return Pending(self.models, ready=self._trace(objects))
