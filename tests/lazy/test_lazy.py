@@ -116,6 +116,23 @@ def test_scores_are_those_of_the_model_as_it_was() -> None:
     assert [one.tolist() for one in each] == [[1.0, 2.0], [10.0, 20.0], [20.0, 40.0]]
 
 
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_scores_are_of_the_servers_that_the_model_was_called_with(scheduler: str) -> None:
+    """Whatever is connected where, and in the thread by which, a partition is computed."""
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a"]})
+    twice = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["x"]})
+    thrice = FakeModel.of(model, lambda inputs: {"y": 3 * inputs["x"]})
+    jets = dak.from_awkward(ak.Array([{"pt": 1.0}, {"pt": 2.0}]), 2)
+    with FakeServer({"m": twice}) as one, FakeServer({"m": thrice}) as other:
+        with sonic.connect(one.url):
+            outer = model(jets).a
+            with sonic.connect(other.url):
+                inner = model(jets).a
+                each = dask.compute(outer, inner, scheduler=scheduler)
+        later = dask.compute(outer, inner, scheduler=scheduler)
+    assert [scores.tolist() for scores in (*each, *later)] == 2 * [[2.0, 4.0], [3.0, 6.0]]
+
+
 def test_arrays_that_change_names_are_another_task() -> None:
     inputs = {name: sonic.Row("x") for name in ("first", "second")}
     model = sonic.Model("m", inputs, {"y": ["difference"]})
