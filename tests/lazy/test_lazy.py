@@ -116,6 +116,23 @@ def test_scores_are_those_of_the_model_as_it_was() -> None:
     assert [one.tolist() for one in each] == [[1.0, 2.0], [10.0, 20.0], [20.0, 40.0]]
 
 
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_scores_are_of_the_servers_that_the_model_was_called_with(scheduler: str) -> None:
+    """Whatever is connected where, and in the thread by which, a partition is computed."""
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a"]})
+    twice = FakeModel.of(model, lambda inputs: {"y": 2 * inputs["x"]})
+    thrice = FakeModel.of(model, lambda inputs: {"y": 3 * inputs["x"]})
+    jets = dak.from_awkward(ak.Array([{"pt": 1.0}, {"pt": 2.0}]), 2)
+    with FakeServer({"m": twice}) as one, FakeServer({"m": thrice}) as other:
+        with sonic.connect(one.url):
+            outer = model(jets).a
+            with sonic.connect(other.url):
+                inner = model(jets).a
+                each = dask.compute(outer, inner, scheduler=scheduler)
+        later = dask.compute(outer, inner, scheduler=scheduler)
+    assert [scores.tolist() for scores in (*each, *later)] == 2 * [[2.0, 4.0], [3.0, 6.0]]
+
+
 def test_arrays_that_change_names_are_another_task() -> None:
     inputs = {name: sonic.Row("x") for name in ("first", "second")}
     model = sonic.Model("m", inputs, {"y": ["difference"]})
@@ -139,6 +156,8 @@ def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
         flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
     with pytest.raises(errors.InputError, match="'other' is not lazy"):
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
+    with pytest.raises(errors.InputError, match="'objects=' is not lazy"):
+        MODEL(lazy.jets.compute(scheduler="sync"), mask=lazy.jets.ht > 1)
     pool = sonic.connect("grpc://127.0.0.1:9")  # of this process
     with pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
         MODEL(lazy.jets, pool=pool)
@@ -243,6 +262,20 @@ def test_partitions_are_chosen_of_the_result() -> None:
     ):
         with pytest.raises(errors.InputError, match=r"of partitions .*result.partitions\[0\]"):
             call()
+
+
+def test_events_with_a_report_of_files_keep_their_constituents() -> None:
+    """As `apply_to_fileset` reads files of which some may be missing."""
+    options = {"allow_read_errors_with_report": True}
+    events, report = sample(mode="dask", uproot_options=options)
+    found, plain = [sonic.constituents(events).pt], sample()
+    events["FatJet"] = events.FatJet[:, ::-1]
+    found.append(sonic.constituents(events).pt)
+    as_read, changed, report = dask.compute(*found, report, scheduler="sync")
+    expected = sonic.constituents(plain).pt
+    assert as_read.tolist() == expected.tolist()
+    assert changed.tolist() == expected[:, ::-1].tolist()
+    assert report.exception.tolist() == [None]
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

@@ -133,6 +133,8 @@ def test_lazy_folds_are_the_eager_ones(lazy: Any, case: str, *, named: bool) -> 
         if case == "each":
             with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
                 folds(lazy, fold=whole.event % 2)
+            with pytest.raises(errors.InputError, match="is not lazy, as others are"):
+                folds({"x": whole} if named else whole, fold=lazy.event % 2)
 
 
 def test_shapes_that_graphs_have_not_promised_are_refused(lazy: Any) -> None:

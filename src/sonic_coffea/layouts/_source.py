@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -316,17 +317,18 @@ def lazy_file(array: Any) -> Any:
         return None
     layers = kept.dask.layers
     read = [name for name, layer in layers.items() if isinstance(layer, AwkwardInputLayer)]
-    if kept.name in read:
-        return kept
     if len(read) != 1:
         raise InputError(
             "the events were changed in place, and have columns of other files; set them by "
             "dask_awkward.with_field, which makes other events"
         )
     (name,) = read
-    graph = HighLevelGraph({name: layers[name]}, {name: set()})
-    meta = layers[name].io_func.mock()
-    return new_array_object(graph, name, meta=meta, divisions=kept.divisions)
+    graph, source = HighLevelGraph({name: layers[name]}, {name: set()}), layers[name].io_func
+    meta = source.mock()
+    file = new_array_object(graph, name, meta=meta, divisions=kept.divisions)
+    if getattr(source, "return_report", False):  # beside the events, of files that cannot be read
+        return file.map_partitions(itemgetter(0), meta=meta)
+    return file
 
 
 def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: Any) -> Any:

@@ -152,7 +152,7 @@ class Submission:
                 raise ConfigError("default= is the score of objects that mask= leaves out")
         if isinstance(objects, Variations):
             return self._send_variations(objects)
-        if is_lazy(objects):
+        if is_lazy(objects) or is_lazy(self._arrays):
             return self._lazy(objects)
         if is_tracer(objects):
             return Pending(self.models, ready=self._trace(objects))
@@ -306,14 +306,16 @@ class Submission:
             )
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
         own = self._arrays
-        # The models may be changed before the scores are computed.
+        # The models may be changed, and others connected, before the scores are computed.
         models = tuple(map(copy, self.models))
         alone = replace(self._with(dict.fromkeys(own)), models=models, deadline=NEVER)
         alone = replace(alone, of_partition=True)
         options = (self.on_error, alone.version, self.deduplicate, self.default)
         servers = set[Any]()  # what is persisted under a key has the scores of its servers
         with contextlib.suppress(ConfigError):
-            servers.update(model.pool_of(None).settings.servers for model in self.models)
+            for model in models:
+                model.pool_of_pickle = pool = model.pool_of(None)
+                servers.update(pool.settings.servers)
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
         if self._follow_index:
