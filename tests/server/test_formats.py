@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, ContractError, ServerStartError
+from sonic_coffea.errors import ConfigError, ContractError, InferenceError, ServerStartError
 from sonic_coffea.server import Served, build_repository, ensure, read_repository
 
 from .support import configuration, function, infer
@@ -60,6 +60,10 @@ def tracks(hits, row_splits):
 def listed(x):
     return [x]
 '''
+OBJECTS = """
+import numpy as np
+def objects(x): return {"y": np.where(x > 1, None, x.astype("O"))}
+"""
 ROWS = {"inputs": {"x": ("float32", [-1, 2])}, "outputs": {"y": ("float32", [-1, 2])}}
 GRAPH = {
     "inputs": {"hits": ("float32", [-1, 2]), "row_splits": ("int64", [-1])},
@@ -96,6 +100,9 @@ def served(tmp_path_factory, trees, tracker, serve):
         "tracks": Served(f"{tracker / 'tracker.py'}:tracks", **GRAPH, files=more),
     }
     path = build_repository(tmp_path_factory.mktemp("served") / "r", models)
+    outputs = {"y": ("bytes", ["N", 2])}
+    objects = function(trees / "objects.py", OBJECTS, outputs=outputs)
+    build_repository(path, {"objects": objects}, warmup=False)
     with serve(path) as server:
         yield path, server
 
@@ -172,6 +179,20 @@ def test_functions_run_from_their_copied_source(served, tracker):
     answer = infer(server, "tracks", hits=hits, row_splits=np.array([0, 4, 6]))
     expected = [hits[:4].mean(0) * [2, 3] + 1, hits[4:].mean(0) * [2, 3] + 1]
     np.testing.assert_allclose(answer["mean"], expected)
+
+
+def test_objects_that_are_no_strings_are_never_written_as_text(served):
+    """Triton would give the strings '1.0' and 'None'."""
+    objects = sonic.Model(
+        "objects", {"x": sonic.Row(["a", "b"])}, {"y": sonic.Output(["a", "b"], dtype="string")}
+    )
+    for place in served:
+        for a, value in ((1.0, "1.0"), (2.0, "None")):
+            with (
+                sonic.connect(place) as pool,
+                pytest.raises(InferenceError, match=f"the model returned {value}"),
+            ):
+                objects(ak.Array([{"a": a, "b": 1.0}]), pool=pool)
 
 
 def test_servers_without_a_package_say_how_to_add_it(tmp_path, serve):
