@@ -19,8 +19,6 @@ from sonic_coffea.server import LocalServer
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 
-from .support import is_gone, socket_folder
-
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 BUNDLE = "pytriton/tritonserver"
 TRITON = [
@@ -168,13 +166,14 @@ def test_users_without_a_home_name_a_directory(monkeypatch):
         install.ensure()
 
 
-@pytest.mark.usefixtures("installation")
-def test_users_without_a_home_have_logs_and_servers(light, serve, installation, monkeypatch):
-    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(installation.root.parent))
+@pytest.mark.server
+def test_users_without_a_home_have_logs(engines, light, tmp_path, monkeypatch):
     without_home(monkeypatch)
-    with serve(light) as server:
-        assert server.metadata.models[0].name == "echo"
-        assert server.log_path.is_relative_to(tempfile.gettempdir())
+    engines("apptainer", script="echo begun; exit 3\n")
+    server = LocalServer(light, runtime="apptainer", image=str(tmp_path))
+    with pytest.raises(ServerStartError, match="begun"):
+        server.start()
+    assert server.log_path.is_relative_to(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(
@@ -407,42 +406,3 @@ def test_containers_that_crash_as_they_start_are_tried_again(engines, tmp_path, 
     with pytest.raises(ServerStartError, match="ended with exit status 3"):
         LocalServer(light, runtime="apptainer", image=str(tmp_path)).start()
     assert "was ended by SIGABRT, and is started again" in caplog.text
-
-
-# What apptainer would do, without the container: its files are those of the binary.
-_ENGINE = """#!{python}
-import os, sys
-at = sys.argv.index("tritonserver")
-env = {{key.removeprefix("APPTAINERENV_"): value for key, value in os.environ.items()}}
-env.update({env!r})
-print("=== some vendor's banner ===", flush=True)
-os.execve({server!r}, [*sys.argv[at:], {backends!r}], env)
-"""
-
-
-def test_apptainer_s_command_line_serves_with_a_stand_in(
-    tmp_path, monkeypatch, installation, light
-):
-    """A real Triton, behind an executable that does with the command line what an engine does."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "apptainer"
-    script.write_text(
-        _ENGINE.format(
-            python=sys.executable,
-            env={
-                k: installation.environment()[k] for k in ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "PATH")
-            },
-            server=str(installation.tritonserver),
-            backends=f"--backend-directory={installation.backend_directory}",
-        )
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    options = {"runtime": "apptainer", "image": str(tmp_path), "stop_timeout_s": 3.0}
-    with LocalServer(light, **options) as server:
-        assert "some vendor's banner" in server.logs
-        assert [model.name for model in server.metadata.models] == ["echo"]
-        pid = server.pid
-    assert is_gone(pid)
-    assert not socket_folder(server.url).exists()
