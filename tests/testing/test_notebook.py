@@ -68,14 +68,6 @@ def test_a_bar_beside_another_does_not_end_the_call(fake: FakeServer) -> None:
         assert MODEL.submit(jets(1, 2), pool=pool).result(progress=True).twice.tolist() == [2, 4]
 
 
-def run_cells(*sources: str) -> list[list[Any]]:
-    """Return the outputs of cells in a kernel."""
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    execute(notebook, Path.cwd(), allow_errors=True)
-    return [cell.outputs for cell in notebook.cells]
-
-
 MISSPELT = """
 from coffea import processor
 from coffea.nanoevents import NanoAODSchema
@@ -105,14 +97,31 @@ files = {"QCD": {"treename": "Events", "files": [str(DATA / "QCD_1.root")]}}
 """
 
 
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Those of cells in a kernel; its podman has no image, and gets none."""
+    folder = tmp_path_factory.mktemp("podman")
+    (folder / "podman").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "podman").chmod(0o755)
+    path = sonic.build_repository(folder / "models", {"top": DATA / "toptagger.onnx"})
+    sources = [
+        *(MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"),
+        f"sonic.LocalServer({str(path)!r}, runtime='podman', image='site/triton').start()",
+    ]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+        execute(notebook, Path.cwd(), allow_errors=True)
+    return [cell.outputs for cell in notebook.cells]
+
+
 @pytest.mark.server
-def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
-    begin, on_dask, here, end = run_cells(
-        MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"
-    )
+def test_errors_show_the_frames_of_users_and_name_their_methods(outputs: list[Any]) -> None:
+    begin, on_dask, here, end, _ = outputs
     assert all(output.output_type != "error" for output in (*begin, *end)), begin
-    for outputs in (on_dask, here):
-        (error,) = (output for output in outputs if output.output_type == "error")
+    for shown_by in (on_dask, here):
+        (error,) = (output for output in shown_by if output.output_type == "error")
         shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
         assert "Cell In[" in shown
         # The last frame is shown whoever's it is: there the error is raised.
@@ -122,19 +131,8 @@ def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
 
 
 @pytest.mark.server
-def test_progress_of_an_installation_is_not_red(tmp_path: Path) -> None:
-    """A podman that has no image, and gets none, is asked for one."""
-    podman = tmp_path / "podman"
-    podman.write_text('#!/bin/sh\nif [ "$1" = image ] || [ "$1" = pull ]; then exit 1; fi\n')
-    podman.chmod(0o755)
-    sonic.build_repository(tmp_path / "models", {"top": DATA / "toptagger.onnx"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-        (outputs,) = run_cells(
-            "import sonic_coffea as sonic\n"
-            f"options = {{'runtime': 'podman', 'image': 'site/triton'}}\n"
-            f"sonic.LocalServer({str(tmp_path / 'models')!r}, **options).start()"
-        )
-    (progress,) = (output for output in outputs if output.output_type == "display_data")
+def test_progress_of_an_installation_is_not_red(outputs: list[Any]) -> None:
+    *_, installing = outputs
+    (progress,) = (output for output in installing if output.output_type == "display_data")
     assert "site/triton" in progress.data["text/plain"]
-    assert all(output.output_type != "stream" for output in outputs)
+    assert all(output.output_type != "stream" for output in installing)
