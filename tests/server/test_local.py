@@ -173,6 +173,7 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     assert not socket_folder(url).exists()
     assert not is_listed(url)
     assert not server.running
+    assert not server.ended_on_request
     assert "successfully loaded 'echo'" in server.logs
     with pytest.raises(ServerError, match="stopped"):
         _ = server.metadata
