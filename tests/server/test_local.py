@@ -29,7 +29,7 @@ from tests.scripts import python
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
-from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server import LocalServer, Served, build_repository
 from sonic_coffea.transport import Address
 
 from .support import (
@@ -387,23 +387,24 @@ def save_published(repository: Path, classifier: Path) -> Path:
 def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve):
     """As for NVIDIA's container: networks, with configurations that say more or less."""
     path = tmp_path / "r"
-    for name, rows in (("batched", 64), ("whole", 0)):
-        build_repository(path, {name: classifier}, max_batch_size=rows)
+    numbers = "(float[N] x) => (float[N] y) { y = Neg(x) }"
+    words = "(string[N, 1] x) => (string[N, 1] y) { y = Identity(x) }"
+    models = {
+        "whole": Served(classifier, max_batch_size=0),
+        "numbers": save_onnx(tmp_path / "numbers.onnx", numbers),
+        "words": save_onnx(tmp_path / "words.onnx", words),
+    }
+    build_repository(path, models)
+    for name in models:
         (path / name / "1" / "sonic-manifest.json").unlink()
         assert [p.name for p in (path / name / "1").iterdir()] == ["model.onnx"]
-    for name, graph in (
-        ("numbers", "(float[N] x) => (float[N] y) { y = Neg(x) }"),
-        ("words", "(string[N, 1] x) => (string[N, 1] y) { y = Identity(x) }"),
-    ):
-        build_repository(path, {name: save_onnx(tmp_path / f"{name}.onnx", graph)})
-        (path / name / "1" / "sonic-manifest.json").unlink()
     assert "reshape" in configuration(path, "numbers")["output"][0]
     save_published(path, classifier)
     before = files(path)
     x = np.random.default_rng(1).normal(size=(7, 8)).astype("float32")
     expected = onnxruntime.InferenceSession(str(classifier)).run(None, {"x": x})[0]
     with serve(path) as server:
-        for name in ("batched", "whole", "published"):
+        for name in ("whole", "published"):
             np.testing.assert_array_equal(infer(server, name, x=x)["scores"], expected)
         np.testing.assert_array_equal(infer(server, "numbers", x=x[:, :1])["y"], -x[:, :1])
         text = np.array([["é".encode()]], object)
