@@ -22,9 +22,6 @@ def calibrate(scores, sum):
 
 def total(raw):
     return {"sum": raw.sum(axis=1)}
-
-def split(x):
-    return {"y": x}
 """
 CHAIN = [
     ("scale", {"raw": "RAW"}, {"features": "X"}),

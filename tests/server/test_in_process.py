@@ -118,9 +118,6 @@ def masked(x):
 def swapped(x):
     return {"y": (2 * x).astype(">f4")}
 
-def lacking(x):
-    return {"y": None}
-
 def listed(x):
     return [x]
 
@@ -178,7 +175,6 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("nothing", "'y' is declared, but the model returned nothing"),
             ("listed", "expected listed to return a dict of arrays, got list"),
             ("masked", "output 'y' has masked values"),
-            ("lacking", r"is declared float32 \[-1, 1\], but the model returned bytes \[\]"),
             ("flat", r"is declared float32 \[-1, 1\], but the model returned float32 \[2\]"),
             (
                 "complexes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,35 +19,28 @@ from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.testing import FakeServer
 
-from .support import broken, function, is_listed, shared_memory, socket_folder, supervisor
-
-
-def break_code(model):
-    forget(model)
-    (model / "1" / "model.py").write_text("raise OSError('no luck')")
-
-
-def forget(model):
-    """Leave the checksums of a version's files out of its manifest."""
-    manifest = model / "1" / "sonic-manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
+from .support import function, is_listed, shared_memory, socket_folder, supervisor
 
 
 @pytest.mark.parametrize(
-    ("edit", "expected", "arguments"),
+    ("code", "configuration", "arguments", "quoted"),
     [
-        (lambda m: (m / "config.pbtxt").write_text("nonsense {"), "config.pbtxt", []),
-        (break_code, "no luck", []),
-        (lambda _: None, "no-such-option", ["--no-such-option"]),
+        ("", "nonsense {", [], "config.pbtxt"),
+        ("raise OSError('no luck')", None, [], "no luck"),
+        ("", None, ["--no-such-option"], "no-such-option"),
     ],
     ids=["bad configuration", "failing code", "bad argument"],
 )
-def test_failed_starts_quote_the_server(tmp_path, classifier, serve, edit, expected, arguments):
-    server = serve(broken(tmp_path, classifier, edit), extra_args=arguments)
+def test_failed_starts_quote_the_server(tmp_path, serve, code, configuration, arguments, quoted):
+    source = function(tmp_path / "f.py", f"{code}\ndef f(x): return {{'y': x}}\n")
+    path = build_repository(tmp_path / "repository", {"m": source})
+    if configuration is not None:
+        (path / "m" / "config.pbtxt").write_text(configuration)
+    server = serve(path, extra_args=arguments)
     with pytest.raises(ServerStartError) as caught:
         server.start()
     text = str(caught.value)
-    assert re.search(rf"(?s)It said:\n +.*{expected}.*Its log", text)
+    assert re.search(rf"(?s)It said:\n +.*{quoted}.*Its log", text)
     assert str(server.log_path) in text
     assert server.log_path.read_text()
     assert "CudaDriverHelper" not in text
