@@ -7,6 +7,7 @@ import dataclasses
 import multiprocessing
 import os
 import random
+import resource
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.doubling import MODEL, double
 from tests.layouts.test_proportional import peak
-from tests.scripts import python
+from tests.limits import limited
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -659,18 +660,12 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     assert scores["y"].tolist() == [[39.0] * 4] * 200
 
 
-FULL = """
-import pathlib, resource, sys
-import numpy as np
-from sonic_coffea.reuse import ScoreCache
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-ScoreCache(sys.argv[1], 10**6).put([([b"key"], {"y": np.ones((1, 2), np.float32)})])
-"""
-
-
-def test_files_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
-    done = python("-c", FULL, tmp_path / "scores")
-    assert "scores is not used: " in done.stderr
+def test_files_that_cannot_be_made_leave_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with limited(resource.RLIMIT_FSIZE, 8192):
+        ScoreCache(tmp_path / "scores", 10**6).put([([b"key"], {"y": np.ones((1, 2), np.float32)})])
+    assert "scores is not used: " in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import onnxruntime
 import psutil
 import pytest
+from tests.limits import without_room
 from tests.network.processes import answers, page
 from tests.onnx_files import save_onnx
 from tests.ports import held_port
@@ -202,21 +203,11 @@ def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path)
     assert (tmp_path / "listed").read_text() == "True"
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-import sonic_coffea as sonic
-try:
-    sonic.LocalServer(sys.argv[1]).start()
-except sonic.errors.ServerStartError as error:
-    print(error)
-"""
-
-
 @pytest.mark.usefixtures("installation")
 def test_full_disks_are_named(light):
-    done = python("-c", FULL, light)
-    assert "cannot write the server's log: [Errno 27] File too large" in done.stdout
+    message = r"cannot write the server's log: \[Errno 27\] File too large"
+    with without_room(), pytest.raises(ServerStartError, match=message):
+        LocalServer(light).start()
 
 
 def test_paths_may_have_characters_of_shells(light, serve, installation, tmp_path, monkeypatch):
