@@ -413,16 +413,6 @@ def test_rows_that_cannot_be_scored_or_written_are_refused(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("options", [{"collection": "FatJett"}, {"keep": ["pt", "msoftdop"]}])
-def test_names_that_no_model_reads_have_no_hint_of_constituents(
-    server: FakeServer, options: dict[str, Any], out: Path
-) -> None:
-    with pytest.raises(errors.FieldError, match="did you mean '(FatJet|msoftdrop)'") as caught:
-        sonic.score_files(MODEL, FILES, out, **{"collection": "FatJet", **options})
-    assert "constituents" not in str(caught.value)
-    assert not server.requests
-
-
 @pytest.mark.usefixtures("server")
 def test_events_without_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
     with uproot.recreate(tmp_path / "flat.root") as file:

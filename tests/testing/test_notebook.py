@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.waiting import ctrl_c_in, until
 import sonic_coffea as sonic
 from docs.notebooks import execute
 from sonic_coffea import errors
-from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeServer
 
@@ -97,42 +95,18 @@ files = {"QCD": {"treename": "Events", "files": [str(DATA / "QCD_1.root")]}}
 """
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Those of cells in a kernel; its podman has no image, and gets none."""
-    folder = tmp_path_factory.mktemp("podman")
-    (folder / "podman").write_text("#!/bin/sh\nexit 1\n")
-    (folder / "podman").chmod(0o755)
-    path = sonic.build_repository(folder / "models", {"top": DATA / "toptagger.onnx"})
-    sources = [
-        *(MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"),
-        f"sonic.LocalServer({str(path)!r}, runtime='podman', image='site/triton').start()",
-    ]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-        execute(notebook, Path.cwd(), allow_errors=True)
-    return [cell.outputs for cell in notebook.cells]
-
-
 @pytest.mark.server
-def test_errors_show_the_frames_of_users_and_name_their_methods(outputs: list[Any]) -> None:
-    begin, on_dask, here, end, _ = outputs
+def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
+    sources = MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
+    execute(notebook, Path.cwd(), allow_errors=True)
+    begin, on_dask, here, end = (cell.outputs for cell in notebook.cells)
     assert all(output.output_type != "error" for output in (*begin, *end)), begin
-    for shown_by in (on_dask, here):
-        (error,) = (output for output in shown_by if output.output_type == "error")
+    for outputs in (on_dask, here):
+        (error,) = (output for output in outputs if output.output_type == "error")
         shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
         assert "Cell In[" in shown
         # The last frame is shown whoever's it is: there the error is raised.
         assert len(re.findall(r"File \S*/sonic_coffea/", shown)) == 1
         assert "no field 'etaa'" in shown.splitlines()[-1]
     assert "in what Analysis.acquire sends to 'm'" in "".join(on_dask[-1].traceback)
-
-
-@pytest.mark.server
-def test_progress_of_an_installation_is_not_red(outputs: list[Any]) -> None:
-    *_, installing = outputs
-    (progress,) = (output for output in installing if output.output_type == "display_data")
-    assert "site/triton" in progress.data["text/plain"]
-    assert all(output.output_type != "stream" for output in installing)
