@@ -398,6 +398,8 @@ MISFIT = "expected a score for each FatJet"
         ({"model": of_fields("part_deta")}, r"no field 'part_deta'; .* features= makes other"),
         ({"model": of_fields("pdgId")}, r"no field 'pdgId'; .*constituents.NAME is a field"),
         ({"model": of_fields("msoftdop")}, "did you mean 'msoftdrop'"),
+        ({"collection": "FatJett"}, "no collection 'FatJett'; did you mean 'FatJet'"),
+        ({"keep": ["pt", "msoftdop"]}, "keep: there is no field 'msoftdop'; did you mean 'msoftdr"),
         ({"features": "jets"}, "features: expected a function, got 'jets'"),
         ({"model": "mass"}, "expected a Model, Folds or Choice, got 'mass'"),
         ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
