@@ -600,11 +600,9 @@ def another_database(path: Path) -> None:
     [
         another_database,
         lambda path: path.write_bytes(b"root\0\0" + bytes(1000)),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.mkdir(),
         os.mkfifo,
     ],
-    ids=["database", "file", "empty", "folder", "pipe"],
+    ids=["database", "file", "pipe"],
 )
 def test_other_files_are_left_as_they_are(server: FakeServer, tmp_path: Path, make: Any) -> None:
     path = tmp_path / "scores"
