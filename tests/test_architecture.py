@@ -22,7 +22,7 @@ LAYERS = (
     *("testing", "_pytest_plugin", "demo", "scoring", "cli", "__main__"),
 )
 # Each pair that must not meet, whatever the order.
-STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
+STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("dask", "model")]
 HOMES = {
     "tritonclient": {"transport", "testing"},
     "grpc": {"transport", "testing"},

@@ -80,12 +80,6 @@ def test_hints_name_the_nearest(name: str, known: list[str], hint: str) -> None:
     assert errors.nearest(name, known) == hint
 
 
-def test_unknown_names_are_refused_with_the_nearest() -> None:
-    errors.require(["Jet", "Muon"], ["Jet", "Muon", "Tau"], "no collection")
-    with pytest.raises(errors.FieldError, match=r"no collection 'Jets'; did you mean 'Jet'\?"):
-        errors.require(["Muon", "Jets"], ["Jet", "Muon"], "no collection", errors.FieldError)
-
-
 @pytest.mark.parametrize("change", ["at", "because", "within"])
 def test_errors_with_more_context_keep_what_the_server_said(change: str) -> None:
     overload = errors.OverloadError("the queue is full")

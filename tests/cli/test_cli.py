@@ -25,8 +25,9 @@ def test_version() -> None:
     assert run("--version").stdout == f"sonic-coffea {sonic.__version__}\n"
 
 
+@pytest.mark.server
 def test_errors_are_a_line_and_an_exit_code(tmp_path: Path) -> None:
-    done = in_a_process("serve", f"{tmp_path}/nowhere")
+    done = run("serve", tmp_path / "nowhere")
     assert done.returncode == 2
     assert done.stderr.startswith("error: expected a model repository, got ")
     assert "nowhere" in done.stderr
@@ -64,11 +65,9 @@ def test_help_lists_the_commands_and_says_what_options_are() -> None:
         ("demon",),
         ("serve",),
         ("models", "grpc://x:y:z"),
-        ("models", "http://server"),
         ("models", "grpc://s:1", "--token-file", "nowhere"),
         ("repository", "show"),
         ("repository", "build", "r"),
-        ("repository", "build", "r", "model.onnx"),
         ("repository", "build", "r", "a=x.onnx", "a=y.onnx"),
         ("repository", "build", "r", "a=x.onnx", "--max-batch-size", "-1"),
         ("repository", "build", "r", "a=x.onnx", "--version", "²"),
@@ -79,12 +78,9 @@ def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
 
 
-def test_pairs_are_shown_unless_they_may_hold_a_secret() -> None:
+def test_pairs_that_hold_no_secret_are_shown() -> None:
     shown = run("repository", "build", "r", "model.onnx").stderr
     assert shown == "error: expected NAME=FILE, got 'model.onnx'\n"
-    hidden = run("models", "grpc://s:1", "--header", "authorization: Bearer abc").stderr
-    assert "expected --header NAME=VALUE" in hidden
-    assert "abc" not in hidden
 
 
 def test_grpc_writes_nothing_to_the_terminal() -> None:

@@ -113,18 +113,19 @@ def test_printed_declarations_score(tmp_path: Path) -> None:
     assert scores.label_1.tolist() == scores.pt.tolist()
 
 
-def test_unknown_models_are_named(server: FakeServer) -> None:
-    done = run("scaffold", server.url, "weavr")
-    assert done.returncode == 1
-    assert "did you mean 'weaver'" in done.stderr
-
-
-def test_servers_that_list_no_tensors_are_named() -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("weavr", "did you mean 'weaver'"),
+        ("weaver", "does not list what the model takes and gives"),
+    ],
+)
+def test_models_that_cannot_be_declared_are_named(name: str, message: str) -> None:
     unlisted = FakeModel.of(MODELS["weaver"], lists_tensors=False)
     with FakeServer({"weaver": unlisted}) as server:
-        done = run("scaffold", server.url, "weaver")
+        done = run("scaffold", server.url, name)
     assert done.returncode == 1
-    assert "does not list what the model takes and gives" in done.stderr
+    assert message in done.stderr
 
 
 def test_errors_show_the_declaration_that_would_fit(server: FakeServer) -> None:

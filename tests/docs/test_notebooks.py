@@ -12,8 +12,6 @@ import nbformat
 import pytest
 from tests.commands import run
 
-from sonic_coffea.demo.samples import DATA
-
 from .support import execute
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -21,7 +19,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-SAMPLE = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
 
 # What the numbers of the sample make of each; blanks stand for any, and for lines of tables.
 EXPECTED = {

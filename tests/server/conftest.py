@@ -62,10 +62,7 @@ def never_ready(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def serve(installation):
     """Make servers that end at once and for good, unless a test says otherwise."""
-    # A model's process that stands still on a loaded machine would end its server.
-    env = {"SONIC_COFFEA_STALL_S": "30"}
-    options = {"threads": 1, "stop_timeout_s": 0.0, "restart": False, "env": env}
-    return functools.partial(LocalServer, **options)
+    return functools.partial(LocalServer, threads=1, stop_timeout_s=0.0, restart=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Asking the operating system about processes, and making, breaking and trying models."""
+"""Asking the operating system about processes, and making and trying models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from sonic_coffea.server import Served, build_repository, local_servers
+from sonic_coffea.server import Served, local_servers
 from sonic_coffea.transport import read_model_config
 
 
@@ -58,13 +58,6 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
-
-
-def broken(tmp_path, classifier, edit):
-    """A repository of one model that `edit`, given its folder, has broken."""
-    path = build_repository(tmp_path / "repository", {"top": classifier}, platform="python")
-    edit(path / "top")
-    return path
 
 
 def files(root):

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import Ensemble, Served, build_repository
 
 from .support import configuration, infer
@@ -22,9 +22,6 @@ def calibrate(scores, sum):
 
 def total(raw):
     return {"sum": raw.sum(axis=1)}
-
-def split(x):
-    return {"y": x}
 """
 CHAIN = [
     ("scale", {"raw": "RAW"}, {"features": "X"}),
@@ -121,11 +118,3 @@ def test_unknown_tensors_of_ensembles_are_named(tmp_path, models, ensemble, mess
     with pytest.raises(ConfigError, match=message):
         build_repository(tmp_path / "r", {**models, "chain": Ensemble(**ensemble)})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tensors_that_do_not_connect_are_named_by_the_server(tmp_path, classifier, serve):
-    first, second = ({"x": "RAW"}, {"scores": "TWO"}), ({"x": "TWO"}, {"scores": "S"})
-    steps = [("network", *first), ("network", *second)]
-    chain = {"network": classifier, "chain": Ensemble(steps=steps)}
-    with pytest.raises(ServerStartError, match=r"(?s)chain.*TWO"):
-        serve(build_repository(tmp_path / "r", chain)).start()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError, ContractError, ServerStartError
+from sonic_coffea.errors import ConfigError, ContractError, InferenceError, ServerStartError
 from sonic_coffea.server import Served, build_repository, ensure, read_repository
 
 from .support import configuration, function, infer
@@ -28,21 +28,17 @@ import lightgbm, xgboost
 pair = xgboost.train({"objective": "binary:logistic", "nthread": 1},
     xgboost.DMatrix(x, kind > 0, feature_names=["pt", "eta", "phi"]), 5)
 pair.save_model(f"{folder}/pair.json")
-three = xgboost.train({"objective": "multi:softprob", "num_class": 3, "nthread": 1},
-    xgboost.DMatrix(x, kind), 5)
-three.save_model(f"{folder}/three.ubj")
-stopped = xgboost.train({"objective": "binary:logistic", "nthread": 1, "eta": 1},
-    xgboost.DMatrix(x[:200], kind[:200] > 0), 60, early_stopping_rounds=5, verbose_eval=False,
-    evals=[(xgboost.DMatrix(x[200:], kind[200:] > 0), "test")])
-stopped.save_model(f"{folder}/stopped.json")
+three = {"objective": "multi:softprob", "num_class": 3, "nthread": 1, "eta": 1}
+stopped = xgboost.train(three, xgboost.DMatrix(x[:200], kind[:200]), 60, early_stopping_rounds=5,
+    verbose_eval=False, evals=[(xgboost.DMatrix(x[200:], kind[200:]), "test")])
+stopped.save_model(f"{folder}/stopped.ubj")
 best = stopped.inplace_predict(x, iteration_range=(0, stopped.best_iteration + 1))
 assert (abs(best - stopped.inplace_predict(x)) > 1e-3).any()
 light = lightgbm.train({"objective": "multiclass", "num_class": 3, "verbose": -1, "num_threads": 1},
     lightgbm.Dataset(x, kind), 5)
 light.save_model(f"{folder}/light.txt")
 np.savez(f"{folder}/expected.npz", x=x, pair=pair.inplace_predict(x)[:, None],
-    stopped=best[:, None],
-    three=three.inplace_predict(x), light=light.predict(x))
+    stopped=best, light=light.predict(x))
 """
 TRACKER = '''
 import numpy as np
@@ -60,6 +56,10 @@ def tracks(hits, row_splits):
 def listed(x):
     return [x]
 '''
+OBJECTS = """
+import numpy as np
+def objects(x): return {"y": np.where(x > 1, None, x.astype("O"))}
+"""
 ROWS = {"inputs": {"x": ("float32", [-1, 2])}, "outputs": {"y": ("float32", [-1, 2])}}
 GRAPH = {
     "inputs": {"hits": ("float32", [-1, 2]), "row_splits": ("int64", [-1])},
@@ -96,11 +96,14 @@ def served(tmp_path_factory, trees, tracker, serve):
         "tracks": Served(f"{tracker / 'tracker.py'}:tracks", **GRAPH, files=more),
     }
     path = build_repository(tmp_path_factory.mktemp("served") / "r", models)
+    outputs = {"y": ("bytes", ["N", 2])}
+    objects = function(trees / "objects.py", OBJECTS, outputs=outputs)
+    build_repository(path, {"objects": objects}, warmup=False)
     with serve(path) as server:
         yield path, server
 
 
-@pytest.mark.parametrize("name", ["pair", "three", "stopped", "light"])
+@pytest.mark.parametrize("name", ["pair", "stopped", "light"])
 def test_trees_score_as_their_package_does(served, trees, name):
     expected = np.load(trees / "expected.npz")
     (scores,) = infer(served[1], name, features=expected["x"]).values()
@@ -180,6 +183,20 @@ def test_functions_run_from_their_copied_source(served, tracker):
     answer = infer(server, "tracks", hits=hits, row_splits=np.array([0, 4, 6]))
     expected = [hits[:4].mean(0) * [2, 3] + 1, hits[4:].mean(0) * [2, 3] + 1]
     np.testing.assert_allclose(answer["mean"], expected)
+
+
+def test_objects_that_are_no_strings_are_never_written_as_text(served):
+    """Triton would give the strings '1.0' and 'None'."""
+    objects = sonic.Model(
+        "objects", {"x": sonic.Row(["a", "b"])}, {"y": sonic.Output(["a", "b"], dtype="string")}
+    )
+    for place in served:
+        for a, value in ((1.0, "1.0"), (2.0, "None")):
+            with (
+                sonic.connect(place) as pool,
+                pytest.raises(InferenceError, match=f"the model returned {value}"),
+            ):
+                objects(ak.Array([{"a": a, "b": 1.0}]), pool=pool)
 
 
 def test_servers_without_a_package_say_how_to_add_it(tmp_path, serve):

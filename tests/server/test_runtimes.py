@@ -168,13 +168,14 @@ def test_users_without_a_home_name_a_directory(monkeypatch):
         install.ensure()
 
 
-@pytest.mark.usefixtures("installation")
-def test_users_without_a_home_have_logs_and_servers(light, serve, installation, monkeypatch):
-    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(installation.root.parent))
+@pytest.mark.server
+def test_users_without_a_home_have_logs(engines, light, tmp_path, monkeypatch):
     without_home(monkeypatch)
-    with serve(light) as server:
-        assert server.metadata.models[0].name == "echo"
-        assert server.log_path.is_relative_to(tempfile.gettempdir())
+    engines("apptainer", script="echo begun; exit 3\n")
+    server = LocalServer(light, runtime="apptainer", image=str(tmp_path))
+    with pytest.raises(ServerStartError, match="begun"):
+        server.start()
+    assert server.log_path.is_relative_to(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def model_process(server: sonic.LocalServer) -> psutil.Process:
 @pytest.mark.parametrize(("seconds", "is_asked"), [(0.8, True), (1.2, False)])
 def test_a_process_that_stood_still_ends_its_server(light, serve, seconds, is_asked):
     """With a request, even for less than the second after which Triton gives the request up."""
-    with serve(light, env={}) as server, ThreadPoolExecutor() as thread:
+    with serve(light) as server, ThreadPoolExecutor() as thread:
         process = model_process(server)
         time.sleep(0.5)  # since the request by which it was warmed up
         process.suspend()
@@ -63,7 +63,7 @@ def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
                 np.testing.assert_array_equal(scores.a, values)
                 calls.append(first)
 
-    with serve(light, env={}, restart=True) as server, ThreadPoolExecutor() as threads:
+    with serve(light, restart=True) as server, ThreadPoolExecutor() as threads:
         scoring = [threads.submit(score, 1000 * k) for k in range(4)]
         try:
             until(lambda: len(calls) > 20, what="a call")

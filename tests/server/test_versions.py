@@ -84,38 +84,28 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
         server.wait_for("m")
 
 
-def test_versions_that_are_added_at_the_same_time_do_not_replace_each_other(tmp_path, monkeypatch):
-    one, two, three = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2, 3))
-    path = build_repository(tmp_path / "r", {"m": one})
-    copy, others = shutil.copyfile, [two]
-
-    def interrupted(source, target):
-        if others:
-            build_repository(path, {"m": others.pop()}, version="next")
-        return copy(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", interrupted)
-    with pytest.raises(ConfigError, match="another process has just written .*/m/2"):
-        build_repository(path, {"m": three}, version="next")
-    assert (path / "m" / "2" / "model.onnx").read_bytes() == two.read_bytes()
-    assert [entry["changes"] for entry in read_repository(path)] == [[], []]
-    build_repository(path, {"m": three}, version="next")
-    assert [entry["version"] for entry in read_repository(path)] == [1, 2, 3]
-
-
-def test_what_another_process_builds_at_the_same_time_is_left_as_it_is(tmp_path, monkeypatch):
-    one, two = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2))
-    path, copy, others = tmp_path / "r", shutil.copyfile, [two]
-
-    def interrupted(source, target):
-        if others:
-            build_repository(path, {"m": others.pop()})
-        return copy(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", interrupted)
-    with pytest.raises(ConfigError, match="another process has just written .*/m"):
+@pytest.mark.parametrize(("version", "written"), [(None, "m"), ("next", "m/2")])
+def test_what_another_process_builds_at_the_same_time_is_left_as_it_is(
+    tmp_path, monkeypatch, version, written
+):
+    one, theirs, ours = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2, 3))
+    path, copy, others = tmp_path / "r", shutil.copyfile, [theirs]
+    if version:
         build_repository(path, {"m": one})
-    assert (path / "m" / "1" / "model.onnx").read_bytes() == two.read_bytes()
+
+    def interrupted(source, target):
+        if others:
+            build_repository(path, {"m": others.pop()}, version=version)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(ConfigError, match=f"another process has just written .*/{written}"):
+        build_repository(path, {"m": ours}, version=version)
+    *_, last = read_repository(path)
+    assert (path / "m" / str(last["version"]) / "model.onnx").read_bytes() == theirs.read_bytes()
+    assert last["changes"] == []
+    build_repository(path, {"m": ours}, version="next")
+    assert read_repository(path)[-1]["version"] == last["version"] + 1
 
 
 def test_new_versions_leave_the_others_as_they_are(tmp_path):
@@ -192,6 +182,3 @@ def test_models_without_a_manifest_are_listed(tmp_path):
     (tmp_path / "r" / "m" / "4").mkdir(parents=True)
     (entry,) = read_repository(tmp_path / "r")
     assert entry == {"model": "m", "version": 4, "changes": []}
-    (tmp_path / "r" / "m" / "4" / "sonic-manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be read: KeyError"):
-        read_repository(tmp_path / "r")

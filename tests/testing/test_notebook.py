@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.waiting import ctrl_c_in, until
 import sonic_coffea as sonic
 from docs.notebooks import execute
 from sonic_coffea import errors
-from sonic_coffea.demo.samples import DATA
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeServer
 
@@ -68,14 +66,6 @@ def test_a_bar_beside_another_does_not_end_the_call(fake: FakeServer) -> None:
         assert MODEL.submit(jets(1, 2), pool=pool).result(progress=True).twice.tolist() == [2, 4]
 
 
-def run_cells(*sources: str) -> list[list[Any]]:
-    """Return the outputs of cells in a kernel."""
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    execute(notebook, Path.cwd(), allow_errors=True)
-    return [cell.outputs for cell in notebook.cells]
-
-
 MISSPELT = """
 from coffea import processor
 from coffea.nanoevents import NanoAODSchema
@@ -107,9 +97,10 @@ files = {"QCD": {"treename": "Events", "files": [str(DATA / "QCD_1.root")]}}
 
 @pytest.mark.server
 def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
-    begin, on_dask, here, end = run_cells(
-        MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"
-    )
+    sources = MISSPELT, "run(files, Analysis())", 'model({"pt": [1.0]})', "client.close()"
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
+    execute(notebook, Path.cwd(), allow_errors=True)
+    begin, on_dask, here, end = (cell.outputs for cell in notebook.cells)
     assert all(output.output_type != "error" for output in (*begin, *end)), begin
     for outputs in (on_dask, here):
         (error,) = (output for output in outputs if output.output_type == "error")
@@ -119,22 +110,3 @@ def test_errors_show_the_frames_of_users_and_name_their_methods() -> None:
         assert len(re.findall(r"File \S*/sonic_coffea/", shown)) == 1
         assert "no field 'etaa'" in shown.splitlines()[-1]
     assert "in what Analysis.acquire sends to 'm'" in "".join(on_dask[-1].traceback)
-
-
-@pytest.mark.server
-def test_progress_of_an_installation_is_not_red(tmp_path: Path) -> None:
-    """A podman that has no image, and gets none, is asked for one."""
-    podman = tmp_path / "podman"
-    podman.write_text('#!/bin/sh\nif [ "$1" = image ] || [ "$1" = pull ]; then exit 1; fi\n')
-    podman.chmod(0o755)
-    sonic.build_repository(tmp_path / "models", {"top": DATA / "toptagger.onnx"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-        (outputs,) = run_cells(
-            "import sonic_coffea as sonic\n"
-            f"options = {{'runtime': 'podman', 'image': 'site/triton'}}\n"
-            f"sonic.LocalServer({str(tmp_path / 'models')!r}, **options).start()"
-        )
-    (progress,) = (output for output in outputs if output.output_type == "display_data")
-    assert "site/triton" in progress.data["text/plain"]
-    assert all(output.output_type != "stream" for output in outputs)

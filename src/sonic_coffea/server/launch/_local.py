@@ -237,8 +237,8 @@ class LocalServer:
             self._tell(json.dumps(job))
         except BaseException as error:
             if supervisor is not None:
-                supervisor.kill()
-                supervisor.wait()
+                with supervisor:  # which closes its pipes
+                    supervisor.kill()
             self._state = "stopped"
             folders.remove_folder(folder)  # the next start makes it again
             if isinstance(error, OSError | RuntimeError):  # no more processes, files or threads
