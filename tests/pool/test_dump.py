@@ -113,7 +113,7 @@ def same(decision: list[Any]) -> Any:
 
 def test_dumps_replay_each_decision(servers: dict[str, ScriptedServer], tmp_path: Path) -> None:
     one, two = servers.values()
-    with pool_of(*servers, hedge_after_s=0.05, retry_timeout_s=5.0) as pool:
+    with pool_of(*servers, hedge_after_s=0.05, retry_timeout_s=5.0, channels=2) as pool:
         assert twice(MODEL(jets(*range(100)), pool=pool)) == list(range(100))
         one.gate.clear()
         assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
@@ -121,20 +121,11 @@ def test_dumps_replay_each_decision(servers: dict[str, ScriptedServer], tmp_path
         two.behaviour = lambda *_: errors.OverloadError("full")
         assert twice(MODEL(jets(*range(100)), pool=pool)) == list(range(100))
         pool.dump(tmp_path / "dump")
-    assert Replay((tmp_path / "dump").read_text().splitlines()).run() > 100
-
-
-def test_dumps_have_all_numbers_of_the_settings(
-    servers: dict[str, ScriptedServer], tmp_path: Path
-) -> None:
-    with pool_of(*servers, channels=2, hedge_after_s=0.5, balance="priority") as pool:
-        pool.dump(tmp_path / "dump")
-        start = json.loads((tmp_path / "dump").read_text().splitlines()[0])
         options = pool.settings.options()
+    lines = (tmp_path / "dump").read_text().splitlines()
     numbers = {name: value for name, value in options.items() if isinstance(value, (int, float))}
-    assert {"channels", "hedge_after_s", "retry_timeout_s"} <= numbers.keys()
-    assert numbers.items() <= start.items()
-    assert start["balance"] == "priority"
+    assert numbers.items() <= json.loads(lines[0]).items()
+    assert Replay(lines).run() > 100
 
 
 def test_dumps_have_no_rows_and_no_secrets(

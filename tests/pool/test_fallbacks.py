@@ -21,11 +21,6 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.testing import FakeServer
 
-TAGGER = sonic.Model(
-    "tagger",
-    inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
-    outputs={"scores": ["qcd", "top"]},
-)
 CONSTITUENTS = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
 
 
@@ -182,20 +177,22 @@ def test_fallbacks_that_nothing_can_open_fail_in_time(
 
 @pytest.mark.parametrize("as_path", [True, False])
 def test_this_process_takes_over_with_a_repository(
-    repository: Path, as_path: bool, caplog: pytest.LogCaptureFixture
+    repository: Path, tagger: sonic.Model, as_path: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fallback = repository if as_path else str(repository)
     with sonic.connect("grpc://127.0.0.1:9", fallback=fallback, fallback_after_s=0.1) as pool:
-        scores = TAGGER(CONSTITUENTS)
+        scores = tagger(CONSTITUENTS)
         scored = {server: tally.rows for (server, *_), tally in pool.statistics}
     assert scored == {repository.as_uri(): 3}
     with sonic.connect(repository):
-        assert TAGGER(CONSTITUENTS).tolist() == scores.tolist()
+        assert tagger(CONSTITUENTS).tolist() == scores.tolist()
     assert "rows are scored by the fallback file://" in caplog.text
 
 
 @pytest.mark.server
-def test_running_fallbacks_load_models_when_needed(repository: Path, installation: Any) -> None:
+def test_running_fallbacks_load_models_when_needed(
+    repository: Path, installation: Any, tagger: sonic.Model
+) -> None:
     def states() -> list[str]:
         return [model.state for model in local.metadata.models]
 
@@ -203,10 +200,10 @@ def test_running_fallbacks_load_models_when_needed(repository: Path, installatio
     with sonic.LocalServer(repository, extra_args=explicit, stop_timeout_s=0.0) as local:
         assert "READY" not in states()
         with sonic.connect("grpc://127.0.0.1:9", fallback=local.url, fallback_after_s=0.1):
-            scores = TAGGER(CONSTITUENTS)
+            scores = tagger(CONSTITUENTS)
         assert states() == ["READY"]
     with sonic.connect(repository):
-        assert ak.almost_equal(TAGGER(CONSTITUENTS), scores)
+        assert ak.almost_equal(tagger(CONSTITUENTS), scores)
 
 
 def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:

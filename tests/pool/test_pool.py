@@ -15,7 +15,7 @@ from tests.pool.scripted import ONE, Behaviour, ScriptedServer, connect, pool_of
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import Pending, errors
-from sonic_coffea.pool import Call, Deadline, Pool, Settings
+from sonic_coffea.pool import Deadline, Pool, Settings
 from sonic_coffea.reporting import Statistics
 
 
@@ -92,25 +92,6 @@ def test_answers_that_do_not_fit_are_errors(
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
         assert pool.statistics.total().rows == 0
         assert pool.statistics.total().requests >= 1
-
-
-def test_contracts_that_answers_do_not_fit_are_forgotten_before_the_call_is_over(
-    one: ScriptedServer,
-) -> None:
-    """Who hears of the error may call again at once."""
-    one.behaviour = lambda _: {"y": None}
-    with pool_of(ONE) as pool:
-        known: list[Any] = []
-        inputs, contract = MODEL.bind(jets(0)), pool.contract("m", None)
-        end = lambda: known.append(pool.last_contract("m", None)[0])  # noqa: E731
-        call = Call(contract, inputs, refused, ["y"], version=None, ended=end)
-        pool.submit(call)
-        assert call.wait(10)
-        assert known == [None]
-
-
-def refused(*_: Any) -> None:
-    raise errors.ResponseError("it does not fit")
 
 
 def cancelled(pending: Pending) -> None:
