@@ -237,7 +237,7 @@ def test_messages_are_protobuf_s(tensors: list[np.ndarray]) -> None:
 def test_a_server_may_be_far_away() -> None:
     """A connection takes several trips; each has to wait for its turn."""
     with FakeServer(SERVED) as server, ToxicProxy(server.url) as proxy:
-        proxy.latency_s = 0.3
+        proxy.latency_s = 0.1
         # 0.0.0.0 leads to this machine, and is no loopback address.
         for host, far in (("0.0.0.0", True), ("127.0.0.1", False)):  # noqa: S104
             with connect_transport(proxy.url.replace("127.0.0.1", host)) as connection:
