@@ -175,12 +175,10 @@ def test_fallbacks_that_nothing_can_open_fail_in_time(
     assert "no fallback: an error in this process: RuntimeError" in caplog.text
 
 
-@pytest.mark.parametrize("as_path", [True, False])
 def test_this_process_takes_over_with_a_repository(
-    repository: Path, tagger: sonic.Model, as_path: bool, caplog: pytest.LogCaptureFixture
+    repository: Path, tagger: sonic.Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fallback = repository if as_path else str(repository)
-    with sonic.connect("grpc://127.0.0.1:9", fallback=fallback, fallback_after_s=0.1) as pool:
+    with sonic.connect("grpc://127.0.0.1:9", fallback=repository, fallback_after_s=0.1) as pool:
         scores = tagger(CONSTITUENTS)
         scored = {server: tally.rows for (server, *_), tally in pool.statistics}
     assert scored == {repository.as_uri(): 3}

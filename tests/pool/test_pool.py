@@ -253,28 +253,21 @@ def test_a_transport_with_threads_infers_several_requests_at_the_same_time(
 def test_the_switch_interval_is_short_while_a_pool_is_in_use_unless_the_user_set_it(
     one: ScriptedServer,
 ) -> None:
-    default_s, intervals_s = sys.getswitchinterval(), []
-
-    def note() -> None:
-        intervals_s.append(sys.getswitchinterval())
-
+    default_s = sys.getswitchinterval()
     try:
         with pool_of(ONE) as pool:
-            note()
+            assert sys.getswitchinterval() == 0.005
             MODEL(jets(0), pool=pool)
             with pool_of(ONE) as other:
                 MODEL(jets(0), pool=other)
-            note()
-        note()
-        assert intervals_s == [0.005, 0.0005, 0.005]
+            assert sys.getswitchinterval() == 0.0005
+        assert sys.getswitchinterval() == 0.005
         with pool_of(ONE) as pool:
             MODEL(jets(0), pool=pool)
             sys.setswitchinterval(0.003)
-        note()
         with pool_of(ONE) as pool:
             MODEL(jets(0), pool=pool)
-            note()
-        note()
-        assert intervals_s[3:] == [0.003] * 3
+            assert sys.getswitchinterval() == 0.003
+        assert sys.getswitchinterval() == 0.003
     finally:
         sys.setswitchinterval(default_s)
