@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,52 +76,34 @@ def test_fallbacks_score_from_the_loss_of_the_servers_until_one_is_back(
         assert rows(local) == before
 
 
-def test_fallbacks_score_models_that_no_server_has(remote: FakeServer, local: FakeServer) -> None:
-    remote.unload("m")
-    with pool_of(remote, lambda: local.url, fallback_after_s=1000) as pool:
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        remote.load("m")
-
-
-@contextlib.contextmanager
-def with_digests(
-    servers: str, fallback: str, **options: float
-) -> Iterator[tuple[Pool, FakeServer]]:
-    """Yield a pool whose server is lost after its first rows, and the fallback."""
-
-    def of(digest: str) -> FakeServer:
-        return FakeServer({"m": replace(served(max_rows=4)["m"], digest=digest)})
-
-    with (
-        of(servers) as remote,
-        of(fallback) as local,
-        pool_of(remote, lambda: local.url, **options) as pool,
-    ):
-        assert twice(MODEL(jets(*range(4)), pool=pool)) == list(range(4))
-        remote.stop()
-        yield pool, local
-
-
 @pytest.mark.parametrize(
     ("servers", "fallback", "warnings"),
-    [("one", "one", 0), ("one", "", 1), ("", "two", 1), ("", "", 1)],
+    [("one", "one", 0), ("one", "", 1), ("", "two", 1), ("", "", 1), ("one", "two", 0)],
 )
 def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     servers: str, fallback: str, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with with_digests(servers, fallback) as (pool, local):
-        for _ in range(2):
-            assert twice(MODEL(jets(*range(20)), pool=pool)) == list(range(20))
-        assert rows(local) == 40
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=0.1, retry_timeout_s=1)
+    scenario.served = {ONE: contract(digest=servers), TWO: contract(digest=fallback)}
+    slices = scenario.submit(20, contract=scenario.ask().outcome)
+    scenario.served[ONE] = LOST
+    scenario.lose(ONE)
+    scenario.wait(0.5)
+    scenario.tell(PoolCore.fallback_started, url=TWO)
+    for _ in range(2):
+        scenario.answer_all()
+        scenario.wait(2)
+        slices += scenario.submit(4, contract=contract(digest=servers))
+    scenario.answer_all()
+    scenario.wait(2)
     assert caplog.text.count("cannot be compared") == warnings
-
-
-def test_fallbacks_with_another_digest_are_refused() -> None:
-    message = "fallback has another model: its files have the digest two, those of the servers one"
-    with with_digests("one", "two", retry_timeout_s=1) as (pool, local):
-        with pytest.raises(errors.ContractError, match=message):
-            MODEL(jets(*range(40)), pool=pool)
-        assert rows(local) == 0
+    if servers and fallback and fallback != servers:
+        scenario.assert_failed(slices, errors.ContractError)
+        message = "its files have the digest two, those of the servers one"
+        assert all(message in str(error) for error in scenario.failed.values())
+    else:
+        assert set(scenario.delivered) == set(slices)
+        assert set(scenario.delivered.values()) == {TWO}
 
 
 def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
