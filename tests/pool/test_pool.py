@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.doubling import MODEL, jets, twice
 from tests.limits import without_threads
-from tests.pool.scripted import ONE, Behaviour, ScriptedServer, connect, pool_of
+from tests.pool.scripted import ONE, TWO, Behaviour, ScriptedServer, connect, pool_of
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import Pending, errors
@@ -56,19 +56,17 @@ class Indivisible(int):
 
 
 def test_errors_inside_the_pool_fail_the_calls_until_then(
-    servers: dict[str, ScriptedServer],
+    one: ScriptedServer, two: ScriptedServer
 ) -> None:
     """And nothing else: neither are rows masked, nor does a later call hang."""
-    for server in servers.values():
-        server.max_rows = Indivisible(4)
-    with pool_of(*servers) as pool:
+    one.max_rows = two.max_rows = Indivisible(4)
+    with pool_of(ONE, TWO) as pool:
         pending = MODEL.submit(jets(*range(40)), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
         assert caught.value.events == (0, 40)
         assert all(s.in_flight == 0 for s in pool.servers)
-        for server in servers.values():
-            server.max_rows = 4
+        one.max_rows = two.max_rows = 4
         assert twice(MODEL(jets(*range(40)), pool=pool, timeout_s=20)) == list(range(40))
 
 
@@ -166,51 +164,50 @@ def test_close_is_final_idempotent_and_leaves_nothing(one: ScriptedServer) -> No
     until(lambda: threading.active_count() <= before)
 
 
-def test_calls_that_come_as_the_pool_closes_are_refused(servers: dict[str, ScriptedServer]) -> None:
+def test_calls_that_come_as_the_pool_closes_are_refused(one: ScriptedServer) -> None:
     class Closing(Pool):
         def submit(self, call: Any) -> None:
             self.close()
             super().submit(call)
 
     with (
-        Closing(Settings.make(tuple(servers)), connect=connect) as pool,
+        Closing(Settings.make(ONE), connect=connect) as pool,
         pytest.raises(errors.ConfigError, match="has been closed"),
     ):
         MODEL(jets(*range(4)), pool=pool, timeout_s=20, on_error="mask")
 
 
-def test_pools_recover_from_a_moment_without_threads(servers: dict[str, ScriptedServer]) -> None:
-    with pool_of(*servers) as pool:
+def test_pools_recover_from_a_moment_without_threads(one: ScriptedServer) -> None:
+    with pool_of(ONE) as pool:
         with without_threads(), pytest.raises(RuntimeError, match="thread"):
             MODEL.submit(jets(*range(4)), pool=pool)
         assert twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
 
-def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
-    with pool_of(*servers) as pool:
-        pending = [MODEL.submit(jets(*range(n)), pool=pool) for n in (100, 1, 57)]
-        for one, n in zip(pending, (100, 1, 57), strict=True):
-            assert twice(one.result(timeout_s=30)) == list(range(n))
-        each = Statistics()
-        for one in pending:
-            each += one.statistics
+def test_calls_share_the_pool(one: ScriptedServer, two: ScriptedServer) -> None:
+    with pool_of(ONE, TWO) as pool:
+        calls = {n: MODEL.submit(jets(*range(n)), pool=pool) for n in (100, 1, 57)}
+        for n, call in calls.items():
+            assert twice(call.result(timeout_s=30)) == list(range(n))
+        each = sum((call.statistics for call in calls.values()), Statistics())
         whole, parts = pool.statistics.total(), each.total()
         assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
         assert whole.latencies.sum() == 41
 
 
 @pytest.mark.parametrize("blocking", ["infer", "metadata", "live", "close"])
-def test_stopped_servers_delay_no_other(servers: dict[str, ScriptedServer], blocking: str) -> None:
+def test_stopped_servers_delay_no_other(
+    one: ScriptedServer, two: ScriptedServer, blocking: str
+) -> None:
     """It blocks where its token, its shared memory or its connection is needed."""
-    one, two = servers.values()
-    with pool_of(*servers) as pool:
+    with pool_of(ONE, TWO) as pool:
         if blocking != "metadata":
             MODEL.check(pool)
         one.blocks = blocking
         if blocking == "live":
             one.gate.clear()  # it is probed after some silence
         if blocking == "close":
-            pool.set_servers(str(two.address))
+            pool.set_servers(TWO)
         try:
             pending = [MODEL.submit(jets(*range(4)), pool=pool) for _ in range(20)]
             assert one.blocked.wait(20)
