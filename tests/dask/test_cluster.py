@@ -173,11 +173,11 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: FakeServer) -
         cluster.scale(2)
         client.wait_for_workers(2)
         until(lambda: client.run_on_scheduler(joined) == 2)
-        futures = client.map(chunk, range(120))
+        futures = client.map(chunk, range(60))
         until(lambda: client.run_on_scheduler(asking) == 2)
         os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         scores = [out[2] for out in client.gather(futures)]
-        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(120)]
+        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(60)]
         cluster.scale(1)
         until(lambda: client.run_on_scheduler(joined) == 1)
 
