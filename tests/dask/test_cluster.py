@@ -454,15 +454,6 @@ def test_a_token_reaches_the_workers_and_no_result(one_worker: Client) -> None:
         assert b"hush" not in pickle.dumps(scores)
 
 
-def test_ctrl_c_is_for_the_process_of_the_client() -> None:
-    """A terminal sends it to all; the workers go on until their client stops them."""
-    with cluster_of_processes(1) as client:
-        (pid,) = client.run(os.getpid).values()
-        os.kill(pid, signal.SIGINT)
-        assert client.submit(int).result() == 0
-        assert list(client.run(os.getpid).values()) == [pid]
-
-
 def test_its_client_is_the_current_one(one_worker: Client) -> None:
     """coffea's progress bar would wait for ever for the tasks of another cluster."""
     with one_worker.as_current(), cluster_of_processes(1) as client:
