@@ -31,5 +31,5 @@ def test_ctrl_c_is_for_the_process_of_the_client(client: Client) -> None:
     """A terminal sends it to all; the workers go on until their client stops them."""
     (pid,) = client.run(os.getpid).values()
     os.kill(pid, signal.SIGINT)
-    assert client.submit(int, pure=False).result() == 0
+    assert client.submit(int, pure=False).result(60) == 0
     assert list(client.run(os.getpid).values()) == [pid]
