@@ -174,11 +174,11 @@ def test_clients_that_begin_together_do_not_queue(servers: int) -> None:
 
 
 def test_a_proxy_that_refuses_is_not_stormed() -> None:
-    simulation, throughput, evenness = simulate(100, Work(), until=24, warm=12, max_requests=32)
+    simulation, throughput, evenness = simulate(100, Work(), until=16, warm=10, max_requests=32)
     assert throughput > 0.95
     assert evenness > 0.95
     begun = simulation.refused
-    simulation.run(36)
+    simulation.run(20)
     assert simulation.refused == begun < 1000
 
 

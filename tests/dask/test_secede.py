@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 from distributed import Client, secede
-from tests.dask.conftest import connected_cluster, fake_server, local_cluster
-from tests.doubling import MODEL, jets, multiplier, twice
+from tests.dask.conftest import fake_server, local_cluster
+from tests.doubling import MODEL, jets, twice
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -134,7 +134,9 @@ def score_in_a_forked_child() -> tuple[list[float], list[str]]:
     return scores, of_dask
 
 
-def test_forked_children_of_a_task_wait_without_the_threads_of_its_worker() -> None:
-    with multiplier(2) as server, connected_cluster(server.url, processes=True) as (_, client, _):
-        tasks = [client.submit(score_in_a_forked_child, pure=False) for _ in range(3)]
-        assert client.gather(tasks) == [([2.0, 4.0], [])] * 3
+def test_forked_children_of_a_task_wait_without_the_threads_of_its_worker(
+    one_worker: Client,
+) -> None:
+    with fake_server(one_worker):
+        tasks = [one_worker.submit(score_in_a_forked_child, pure=False) for _ in range(3)]
+        assert one_worker.gather(tasks) == [([2.0, 4.0], [])] * 3

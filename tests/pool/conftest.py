@@ -1,4 +1,4 @@
-"""The pool with scripted servers in place of connections."""
+"""Scripted servers in place of connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tests.pool.scripted import ONE, TWO, ScriptedServer
 
 
 @pytest.fixture
-def servers() -> Iterator[dict[str, ScriptedServer]]:
-    scripted = {url: ScriptedServer(url) for url in (ONE, TWO)}
-    yield scripted
-    for server in scripted.values():
-        server.gate.set()
+def one() -> Iterator[ScriptedServer]:
+    server = ScriptedServer(ONE)
+    yield server
+    server.gate.set()
 
 
 @pytest.fixture
-def one(servers: dict[str, ScriptedServer]) -> ScriptedServer:
-    return servers[ONE]
+def two() -> Iterator[ScriptedServer]:
+    server = ScriptedServer(TWO)
+    yield server
+    server.gate.set()

@@ -20,15 +20,14 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
 
-def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
+def test_servers_are_changed_while_rows_are_out(one: ScriptedServer, two: ScriptedServer) -> None:
     one.gate.clear()
-    with pool_of(str(one.address), max_in_flight=2) as pool:
+    with pool_of(ONE, max_in_flight=2) as pool:
         pending = MODEL.submit(jets(*range(40)), pool=pool)
         until(lambda: one.out == 2)
-        pool.set_servers(str(two.address))
+        pool.set_servers(TWO)
         until(lambda: len(two.requests) == 8)
-        assert [s.url for s in pool.servers] == [str(two.address)]
+        assert [s.url for s in pool.servers] == [TWO]
         assert not one.closed
         one.gate.set()
         assert twice(pending.result()) == list(range(40))
@@ -38,7 +37,7 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServe
         with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
             pool.set_servers("s1:8001")
     with pytest.raises(errors.ConfigError, match="the pool has been closed"):
-        pool.set_servers(str(one.address))
+        pool.set_servers(ONE)
 
 
 class HeldLog(logging.Handler):
@@ -53,12 +52,11 @@ class HeldLog(logging.Handler):
         self.released.wait(60)
 
 
-def test_servers_are_named_again_while_they_drain(servers: dict[str, ScriptedServer]) -> None:
+def test_servers_are_named_again_while_they_drain(one: ScriptedServer, two: ScriptedServer) -> None:
     """The last response comes while the pool takes the new list."""
-    one, two = servers.values()
     two.gate.clear()
     named, held, log = threading.Event(), HeldLog(), logging.getLogger("sonic_coffea.pool")
-    with pool_of(*servers, max_in_flight=1) as pool, ThreadPoolExecutor(1) as threads:
+    with pool_of(ONE, TWO, max_in_flight=1) as pool, ThreadPoolExecutor(1) as threads:
         pending = MODEL.submit(jets(*range(40)), pool=pool)
         until(lambda: two.out == 1)
         pool.set_servers(ONE)
@@ -90,21 +88,18 @@ def written(path: Path, text: str | bytes) -> None:
 
 
 @pytest.fixture
-def listed(tmp_path: Path) -> Path:
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of servers, which is looked at all the time."""
+    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
     path = tmp_path / "servers.txt"
     written(path, "grpc://s1:8001\n")
     return path
 
 
 def test_servers_set_before_the_first_call_stay_until_the_file_changes(
-    servers: dict[str, ScriptedServer],
-    listed: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    one: ScriptedServer, two: ScriptedServer, listed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
-    one, two = servers.values()
-    with Pool(Settings.make(listed), connect=lambda url, **_: servers[url]) as pool:
+    with Pool(Settings.make(listed), connect=connect) as pool:
         pool.set_servers("grpc://s2:8001")
         for _ in range(20):
             assert twice(MODEL(jets(1.0), pool=pool, timeout_s=20)) == [1.0]
@@ -118,10 +113,9 @@ def test_servers_set_before_the_first_call_stay_until_the_file_changes(
 
 
 def test_files_of_servers_are_read_again_when_another_file_is_as_old(
-    servers: dict[str, ScriptedServer], listed: Path, monkeypatch: pytest.MonkeyPatch
+    one: ScriptedServer, two: ScriptedServer, listed: Path
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
-    with Pool(Settings.make(listed), connect=lambda url, **_: servers[url]) as pool:
+    with Pool(Settings.make(listed), connect=connect) as pool:
         assert twice(MODEL(jets(1.0), pool=pool)) == [1.0]
         written(listed, "grpc://s1:8001\ngrpc://s2:8001\n")
         until(lambda: len(pool.settings.servers) == 2)
@@ -142,20 +136,17 @@ def test_files_of_servers_are_read_again_when_another_file_is_as_old(
     ],
 )
 def test_unusable_files_of_servers_change_nothing(
-    servers: dict[str, ScriptedServer],
+    one: ScriptedServer,
+    two: ScriptedServer,
     listed: Path,
     text: str | bytes,
     reason: str,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.pool._engine.WATCH_INTERVAL_S", 0.001)
-    _, two = servers.values()
-
     def connecting(url: str, **_: Any) -> ScriptedServer:
-        if url not in servers:
+        if url not in (ONE, TWO):
             raise OSError("the certificate is gone")
-        return servers[url]
+        return one if url == ONE else two
 
     def scored() -> bool:
         return twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
@@ -177,9 +168,7 @@ def test_unusable_files_of_servers_change_nothing(
         assert pool.settings.servers == ("grpc://s2:8001",)
 
 
-def test_unreachable_files_of_servers_hold_up_nobody(
-    servers: dict[str, ScriptedServer], listed: Path
-) -> None:
+def test_unreachable_files_of_servers_hold_up_nobody(one: ScriptedServer, listed: Path) -> None:
     """To read a pipe blocks, as on a file system that hangs."""
 
     def reading() -> bool:

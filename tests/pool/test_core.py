@@ -132,6 +132,18 @@ def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     assert set(scenario.delivered.values()) == {TWO}
 
 
+def test_servers_that_are_lost_and_answer_again_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scenario = Scenario(ONE, lives=LOST)
+    scenario.submit(1)
+    scenario.wait(SILENCE_S + 0.1)
+    assert "nothing gets through, and requests are sent again for up to 60 s" in caplog.text
+    scenario.wait(1.0)
+    scenario.answer_all()
+    assert f"{ONE} answers again" in caplog.text
+
+
 def test_slow_servers_that_live_are_waited_for() -> None:
     scenario = Scenario(ONE, lives=True)
     (slow,) = scenario.submit(1)

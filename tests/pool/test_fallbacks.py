@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,6 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.testing import FakeServer
 
-TAGGER = sonic.Model(
-    "tagger",
-    inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
-    outputs={"scores": ["qcd", "top"]},
-)
 CONSTITUENTS = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
 
 
@@ -83,52 +76,34 @@ def test_fallbacks_score_from_the_loss_of_the_servers_until_one_is_back(
         assert rows(local) == before
 
 
-def test_fallbacks_score_models_that_no_server_has(remote: FakeServer, local: FakeServer) -> None:
-    remote.unload("m")
-    with pool_of(remote, lambda: local.url, fallback_after_s=1000) as pool:
-        assert twice(MODEL(jets(*range(40)), pool=pool)) == list(range(40))
-        remote.load("m")
-
-
-@contextlib.contextmanager
-def with_digests(
-    servers: str, fallback: str, **options: float
-) -> Iterator[tuple[Pool, FakeServer]]:
-    """Yield a pool whose server is lost after its first rows, and the fallback."""
-
-    def of(digest: str) -> FakeServer:
-        return FakeServer({"m": replace(served(max_rows=4)["m"], digest=digest)})
-
-    with (
-        of(servers) as remote,
-        of(fallback) as local,
-        pool_of(remote, lambda: local.url, **options) as pool,
-    ):
-        assert twice(MODEL(jets(*range(4)), pool=pool)) == list(range(4))
-        remote.stop()
-        yield pool, local
-
-
 @pytest.mark.parametrize(
     ("servers", "fallback", "warnings"),
-    [("one", "one", 0), ("one", "", 1), ("", "two", 1), ("", "", 1)],
+    [("one", "one", 0), ("one", "", 1), ("", "two", 1), ("", "", 1), ("one", "two", 0)],
 )
 def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     servers: str, fallback: str, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with with_digests(servers, fallback) as (pool, local):
-        for _ in range(2):
-            assert twice(MODEL(jets(*range(20)), pool=pool)) == list(range(20))
-        assert rows(local) == 40
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=0.1, retry_timeout_s=1)
+    scenario.served = {ONE: contract(digest=servers), TWO: contract(digest=fallback)}
+    slices = scenario.submit(20, contract=scenario.ask().outcome)
+    scenario.served[ONE] = LOST
+    scenario.lose(ONE)
+    scenario.wait(0.5)
+    scenario.tell(PoolCore.fallback_started, url=TWO)
+    for _ in range(2):
+        scenario.answer_all()
+        scenario.wait(2)
+        slices += scenario.submit(4, contract=contract(digest=servers))
+    scenario.answer_all()
+    scenario.wait(2)
     assert caplog.text.count("cannot be compared") == warnings
-
-
-def test_fallbacks_with_another_digest_are_refused() -> None:
-    message = "fallback has another model: its files have the digest two, those of the servers one"
-    with with_digests("one", "two", retry_timeout_s=1) as (pool, local):
-        with pytest.raises(errors.ContractError, match=message):
-            MODEL(jets(*range(40)), pool=pool)
-        assert rows(local) == 0
+    if servers and fallback and fallback != servers:
+        scenario.assert_failed(slices, errors.ContractError)
+        message = "its files have the digest two, those of the servers one"
+        assert all(message in str(error) for error in scenario.failed.values())
+    else:
+        assert set(scenario.delivered) == set(slices)
+        assert set(scenario.delivered.values()) == {TWO}
 
 
 def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
@@ -180,22 +155,22 @@ def test_fallbacks_that_nothing_can_open_fail_in_time(
     assert "no fallback: an error in this process: RuntimeError" in caplog.text
 
 
-@pytest.mark.parametrize("as_path", [True, False])
 def test_this_process_takes_over_with_a_repository(
-    repository: Path, as_path: bool, caplog: pytest.LogCaptureFixture
+    repository: Path, tagger: sonic.Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fallback = repository if as_path else str(repository)
-    with sonic.connect("grpc://127.0.0.1:9", fallback=fallback, fallback_after_s=0.1) as pool:
-        scores = TAGGER(CONSTITUENTS)
+    with sonic.connect("grpc://127.0.0.1:9", fallback=repository, fallback_after_s=0.1) as pool:
+        scores = tagger(CONSTITUENTS)
         scored = {server: tally.rows for (server, *_), tally in pool.statistics}
     assert scored == {repository.as_uri(): 3}
     with sonic.connect(repository):
-        assert TAGGER(CONSTITUENTS).tolist() == scores.tolist()
+        assert tagger(CONSTITUENTS).tolist() == scores.tolist()
     assert "rows are scored by the fallback file://" in caplog.text
 
 
 @pytest.mark.server
-def test_running_fallbacks_load_models_when_needed(repository: Path, installation: Any) -> None:
+def test_running_fallbacks_load_models_when_needed(
+    repository: Path, installation: Any, tagger: sonic.Model
+) -> None:
     def states() -> list[str]:
         return [model.state for model in local.metadata.models]
 
@@ -203,10 +178,10 @@ def test_running_fallbacks_load_models_when_needed(repository: Path, installatio
     with sonic.LocalServer(repository, extra_args=explicit, stop_timeout_s=0.0) as local:
         assert "READY" not in states()
         with sonic.connect("grpc://127.0.0.1:9", fallback=local.url, fallback_after_s=0.1):
-            scores = TAGGER(CONSTITUENTS)
+            scores = tagger(CONSTITUENTS)
         assert states() == ["READY"]
     with sonic.connect(repository):
-        assert ak.almost_equal(TAGGER(CONSTITUENTS), scores)
+        assert ak.almost_equal(tagger(CONSTITUENTS), scores)
 
 
 def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:

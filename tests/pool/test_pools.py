@@ -34,9 +34,15 @@ def factor(scores: Any) -> float:
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[FakeServer, FakeServer]]:
-    with multiplier(2) as one, multiplier(3) as other:
-        yield one, other
+def one() -> Iterator[FakeServer]:
+    with multiplier(2) as server:
+        yield server
+
+
+@pytest.fixture
+def other() -> Iterator[FakeServer]:
+    with multiplier(3) as server:
+        yield server
 
 
 @pytest.fixture
@@ -75,55 +81,54 @@ def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
     assert asyncio.run(main()) == [[number] * 8 for number in range(2, 6)]
 
 
-def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, FakeServer]) -> None:
+def test_event_loops_carry_no_block_into_other_threads(one: FakeServer, other: FakeServer) -> None:
     """A callback runs in the context that it was made in; dask starts tasks in callbacks."""
-    inner, outer = two
-    with sonic.connect(inner.url), ThreadPoolExecutor(1) as thread:
+    with sonic.connect(one.url), ThreadPoolExecutor(1) as thread:
         context = contextvars.copy_context()
-        plain = thread.submit(sonic.connect, outer.url).result()
+        plain = thread.submit(sonic.connect, other.url).result()
         assert factor(thread.submit(context.run, MODEL, JETS).result()) == 3
         assert factor(context.run(MODEL, JETS)) == 2
     assert factor(context.run(MODEL, JETS)) == 3
     assert not plain.closed
 
 
-def test_a_block_leaves_other_threads_their_connection(two: tuple[FakeServer, FakeServer]) -> None:
+def test_a_block_leaves_other_threads_their_connection(one: FakeServer, other: FakeServer) -> None:
     connected, ask = threading.Event(), threading.Event()
-    pool = sonic.connect(two[0].url)
+    pool = sonic.connect(one.url)
 
-    def other() -> float:
-        sonic.connect(two[0].url)
+    def score() -> float:
+        sonic.connect(one.url)
         connected.set()
         assert ask.wait(60)
         return factor(MODEL(JETS))
 
     with ThreadPoolExecutor(1) as threads:
-        of_other = threads.submit(other)
+        of_other = threads.submit(score)
         assert connected.wait(60)
         with pool:
             pass
-        sonic.connect(two[1].url)
+        sonic.connect(other.url)
         ask.set()
         assert of_other.result() == 2
 
 
 def test_threads_stay_connected_to_the_servers_that_they_named_last(
-    two: tuple[FakeServer, FakeServer],
+    one: FakeServer, other: FakeServer
 ) -> None:
     def connect(*urls: str) -> None:
         with ThreadPoolExecutor(1) as threads:
             threads.submit(lambda: [sonic.connect(url) for url in urls]).result()
 
-    sonic.connect(two[0].url)
-    sonic.connect(two[1].url)
-    connect(two[0].url)
+    sonic.connect(one.url)
+    sonic.connect(other.url)
+    connect(one.url)
     assert factor(MODEL(JETS)) == 3
     connect(*(f"grpc://127.0.0.1:{port}" for port in range(1, 9)))
     gc.collect()
     assert factor(MODEL(JETS)) == 3
 
 
-def test_threads_are_not_taken_for_earlier_ones(two: tuple[FakeServer, FakeServer]) -> None:
+def test_threads_are_not_taken_for_earlier_ones(one: FakeServer, other: FakeServer) -> None:
     """The system gives the number of a thread that has ended to another one."""
 
     def run(work: Any) -> Any:
@@ -131,14 +136,14 @@ def test_threads_are_not_taken_for_earlier_ones(two: tuple[FakeServer, FakeServe
             return threads.submit(work).result()
 
     for _ in range(5):
-        run(lambda: sonic.connect(two[0].url))
-    sonic.connect(two[1].url)
+        run(lambda: sonic.connect(one.url))
+    sonic.connect(other.url)
     assert {run(lambda: factor(MODEL(JETS))) for _ in range(20)} == {3}
 
 
-def test_pools_close_when_the_last_block_ends(two: tuple[FakeServer, FakeServer]) -> None:
-    with sonic.connect(two[0].url) as outer:
-        with sonic.connect(two[0].url) as inner:
+def test_pools_close_when_the_last_block_ends(one: FakeServer) -> None:
+    with sonic.connect(one.url) as outer:
+        with sonic.connect(one.url) as inner:
             assert inner is outer
         assert factor(MODEL(JETS)) == 2
         with outer:
@@ -163,8 +168,7 @@ def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
     assert factor(MODEL(JETS)) == 3
 
 
-def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
-    one, other = two
+def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
     sonic.connect(other.url)
     with sonic.connect(one.url):
         with sonic.connect(other.url):
@@ -179,10 +183,9 @@ def test_the_innermost_block_counts(two: tuple[FakeServer, FakeServer]) -> None:
 
 
 def test_threads_do_not_guess_between_the_block_around_and_another_connection(
-    two: tuple[FakeServer, FakeServer],
+    one: FakeServer, other: FakeServer
 ) -> None:
     """An executor's threads are not in the block in which it was made, and they pickle, too."""
-    one, other = two
     sonic.connect(other.url)
     with sonic.connect(one.url), ThreadPoolExecutor(1) as thread:
         for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
@@ -193,10 +196,9 @@ def test_threads_do_not_guess_between_the_block_around_and_another_connection(
 
 
 def test_threads_do_not_guess_beside_a_block_of_a_pool_that_was_pickled(
-    two: tuple[FakeServer, FakeServer],
+    one: FakeServer, other: FakeServer
 ) -> None:
     """And after more connections than are kept, too: the pool is none of those connected last."""
-    one, other = two
     with sonic.connect(one.url) as pool:
         sent = pickle.dumps(pool)
     sonic.connect(other.url)
@@ -208,9 +210,8 @@ def test_threads_do_not_guess_beside_a_block_of_a_pool_that_was_pickled(
 
 
 def test_blocks_of_pickled_pools_do_not_replace_the_servers_of_the_configuration(
-    two: tuple[FakeServer, FakeServer],
+    one: FakeServer, other: FakeServer
 ) -> None:
-    one, other = two
     with sonic.connect(one.url) as pool:
         sent = pickle.dumps(pool)
     with (
@@ -222,8 +223,7 @@ def test_blocks_of_pickled_pools_do_not_replace_the_servers_of_the_configuration
         assert factor(MODEL(JETS)) == 2
 
 
-def test_blocks_of_other_threads_do_not_count(two: tuple[FakeServer, FakeServer]) -> None:
-    one, other = two
+def test_blocks_of_other_threads_do_not_count(one: FakeServer, other: FakeServer) -> None:
     sonic.connect(other.url)
     entered, asked = threading.Barrier(2), threading.Event()
 
@@ -242,9 +242,8 @@ def test_blocks_of_other_threads_do_not_count(two: tuple[FakeServer, FakeServer]
 
 @pytest.mark.parametrize("elsewhere", ["nothing", "plainly", "block"])
 def test_pickles_are_scored_by_the_servers_of_their_sender(
-    two: tuple[FakeServer, FakeServer], elsewhere: str
+    one: FakeServer, other: FakeServer, elsewhere: str
 ) -> None:
-    one, other = two
     folds = sonic.Folds([MODEL, MODEL], fold=None)
     sent = pickled(one.url, MODEL, folds, Times())
     with ExitStack() as stack:
@@ -261,20 +260,17 @@ def test_pickles_are_scored_by_the_servers_of_their_sender(
             assert factor(model(JETS, pool=sonic.connect(other.url))) == 3
 
 
-def test_pickles_of_many_settings_leave_few_threads() -> None:
+def test_pickles_of_many_settings_leave_few_threads(one: FakeServer) -> None:
     before = threading.active_count()
-    with multiplier(2) as one:
-        serving = threading.active_count() - before
-        for number in range(12):
-            with sonic.connect(one.url, max_in_flight=number + 1):
-                sent = pickle.dumps(MODEL)
-            assert factor(pickle.loads(sent)(JETS)) == 2
-        until(lambda: bool(gc.collect()) or threading.active_count() - before - serving <= 16)
+    for number in range(12):
+        with sonic.connect(one.url, max_in_flight=number + 1):
+            sent = pickle.dumps(MODEL)
+        assert factor(pickle.loads(sent)(JETS)) == 2
+    until(lambda: bool(gc.collect()) or threading.active_count() - before <= 16)
 
 
-def test_scores_on_their_way_keep_their_pool(two: tuple[FakeServer, FakeServer]) -> None:
+def test_scores_on_their_way_keep_their_pool(one: FakeServer, other: FakeServer) -> None:
     """Also when nobody refers to it, and many others have been opened since."""
-    one, other = two
     one.hold()
     (model,) = pickle.loads(pickled(one.url, MODEL))
     pending = model.submit(JETS)
@@ -300,8 +296,7 @@ def test_pickles_with_other_tokens_have_pools_of_their_own() -> None:
             MODEL(JETS)
 
 
-def test_pickles_follow_a_change_of_servers(two: tuple[FakeServer, FakeServer]) -> None:
-    one, other = two
+def test_pickles_follow_a_change_of_servers(one: FakeServer, other: FakeServer) -> None:
     with sonic.connect(one.url) as pool:
         assert factor(MODEL(JETS)) == 2
         pool.set_servers(other.url)
@@ -311,23 +306,23 @@ def test_pickles_follow_a_change_of_servers(two: tuple[FakeServer, FakeServer]) 
     assert factor(pickle.loads(sent)(JETS)) == 3
 
 
-def test_copies_are_no_pickles(two: tuple[FakeServer, FakeServer]) -> None:
-    with sonic.connect(two[0].url):
+def test_copies_are_no_pickles(one: FakeServer, other: FakeServer) -> None:
+    with sonic.connect(one.url):
         copies = copy.copy(MODEL), copy.deepcopy(MODEL)
         sent = pickle.loads(pickle.dumps(MODEL))
-    with sonic.connect(two[1].url):
+    with sonic.connect(other.url):
         assert [factor(model(JETS)) for model in copies] == [3, 3]
         assert factor(copy.deepcopy(sent)(JETS)) == 2
 
 
-def test_calls_leave_the_keys_of_tasks_as_they_are(two: tuple[FakeServer, FakeServer]) -> None:
+def test_calls_leave_the_keys_of_tasks_as_they_are(one: FakeServer, other: FakeServer) -> None:
     """dask would compute what it has computed for the same model."""
-    with sonic.connect(two[0].url):
+    with sonic.connect(one.url):
         model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
         key = tokenize(model)
         assert factor(model(JETS)) == 2
         assert tokenize(model) == tokenize(pickle.loads(pickle.dumps(model))) == key
-    with sonic.connect(two[1].url):
+    with sonic.connect(other.url):
         assert tokenize(model) != key
 
 
@@ -345,8 +340,10 @@ def test_deep_copies_refer_to_themselves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_forked_children_use_a_pool_that_they_are_given(caplog: pytest.LogCaptureFixture) -> None:
-    with multiplier(2) as one, sonic.connect(one.url) as pool:
+def test_forked_children_use_a_pool_that_they_are_given(
+    one: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sonic.connect(one.url) as pool:
         assert factor(MODEL(JETS)) == 2
         context = multiprocessing.get_context("fork")
         queue = context.SimpleQueue()
@@ -365,10 +362,10 @@ def test_forked_children_use_a_pool_that_they_are_given(caplog: pytest.LogCaptur
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_children_cannot_wait_for_their_parents_call(
-    caplog: pytest.LogCaptureFixture,
+    one: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does it cancel the call, whose scores come where it began."""
-    with multiplier(2) as one, sonic.connect(one.url):
+    with sonic.connect(one.url):
         assert factor(MODEL(JETS)) == 2
         one.hold()
         pending = MODEL.submit(JETS)
@@ -402,7 +399,9 @@ def test_forked_children_cannot_wait_for_their_parents_call(
         assert child.exitcode == 0
 
 
-def test_ctrl_c_while_a_thread_starts_leaves_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_thread_starts_leaves_one_engine(
+    one: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -411,7 +410,7 @@ def test_ctrl_c_while_a_thread_starts_leaves_one_engine(monkeypatch: pytest.Monk
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    with multiplier(2) as one, sonic.connect(one.url) as pool:
+    with sonic.connect(one.url) as pool:
         before = threading.enumerate()
         monkeypatch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from coffea.processor import accumulate
+from tests.doubling import MODEL, Doubling, jets, served
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -87,17 +88,12 @@ def test_servers_that_alone_have_another_model_get_no_rows() -> None:
     assert set(scenario.delivered) == set(slices)
 
 
-MODEL = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
-JETS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [], [{"pt": 3.0}]])
+JETS = ak.unflatten(jets(1.0, 2.0, 3.0), [2, 0, 1])
 
 
-def fake(digest: str, score: float) -> FakeModel:
-    return FakeModel(
-        inputs={"x": ("float32", (1,))},
-        outputs={"y": ("float32", (1,))},
-        function=lambda inputs: {"y": np.full((len(inputs["x"]), 1), score, np.float32)},
-        digest=digest,
-    )
+def fake(digest: str, factor: float = 2.0) -> FakeModel:
+    model = served(lambda inputs: {"y": factor * inputs["x"]})["m"]
+    return dataclasses.replace(model, digest=digest)
 
 
 def digest_of(scores: ak.Array) -> str:
@@ -106,7 +102,7 @@ def digest_of(scores: ak.Array) -> str:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer({"tagger": fake("a", 0.25)}) as running:
+    with FakeServer({"m": fake("a")}) as running:
         yield running
 
 
@@ -119,16 +115,16 @@ def pool(server: FakeServer) -> Iterator[sonic.Pool]:
 def test_provenance_of_a_server_that_was_started_anew(server: FakeServer, pool: sonic.Pool) -> None:
     assert digest_of(MODEL(JETS, pool=pool)) == "a"
     server.stop()
-    server.models["tagger"] = fake("b", 0.75)
+    server.models["m"] = fake("b", 3.0)
     server.start()
     # `check` asks in any case.
     assert MODEL.check(pool).digest == "b"
     assert digest_of(MODEL(JETS, pool=pool)) == "b"
-    server.models["tagger"] = fake("c", 0.5)
+    server.models["m"] = fake("c", 5.0)
     time.sleep(QUIET_S)
     scores = MODEL(JETS, pool=pool)
     assert digest_of(scores) == "c"
-    assert scores.top.tolist() == [[0.5, 0.5], [], [0.5]]
+    assert scores.twice.tolist() == [[5.0, 10.0], [], [15.0]]
 
 
 def test_calls_do_not_see_replacements_after_their_last_row(
@@ -136,57 +132,52 @@ def test_calls_do_not_see_replacements_after_their_last_row(
 ) -> None:
     pending = MODEL.submit(JETS, pool=pool)
     until(pending.done)
-    server.models["tagger"] = fake("b", 0.75)
+    server.models["m"] = fake("b", 3.0)
     assert MODEL.check(pool).digest == "b"
     assert digest_of(pending.result()) == "a"
 
 
 def replaced_after(server: FakeServer, requests: int, new: FakeModel) -> None:
     """Replace the model as the server is about to answer a request."""
-    old = server.models["tagger"]
+    old = server.models["m"]
 
     def function(inputs: object) -> object:
         if len(server.requests) >= requests:
-            server.models["tagger"] = new
+            server.models["m"] = new
         return old.function(inputs)  # type: ignore[arg-type]
 
-    server.models["tagger"] = dataclasses.replace(old, function=function, max_rows=1)
+    server.models["m"] = dataclasses.replace(old, function=function, max_rows=1)
 
 
 def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
     with sonic.connect(server.url, max_in_flight=1) as pool:
-        replaced_after(server, 2, fake("b", 0.75))
+        replaced_after(server, 2, fake("b", 3.0))
         server.hold()
         pending = MODEL.submit(JETS, pool=pool)
         time.sleep(QUIET_S)
         server.release()
         for file in ("b", "a"):  # also when the first is back before the scores are asked for again
-            server.models["tagger"] = fake(file, 0.75)
+            server.models["m"] = fake(file, 3.0)
             with pytest.raises(errors.ContractError, match="digest a before .* has b now"):
                 pending.result()
-        server.models["tagger"] = fake("b", 0.75)
+        server.models["m"] = fake("b", 3.0)
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
 
 
-class Tagging(sonic.SonicProcessor):
-    models = {"tagger": MODEL}  # noqa: RUF012  as users write it
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        return {"tagger": events}
-
+class Listing(Doubling):
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        return {"top": ak.flatten(scores["tagger"].top).tolist()}
+        return {"scores": ak.flatten(scores["m"].twice).tolist()}
 
 
 def test_reports_of_runs_that_see_two_files_say_so(server: FakeServer, pool: sonic.Pool) -> None:
     """Each chunk is scored by one file, and the sum of the chunks by both."""
-    chunks = [Tagging().process(JETS)]
-    server.models["tagger"] = fake("b", 0.75)
+    chunks = [Listing().process(JETS)]
+    server.models["m"] = fake("b", 3.0)
     assert MODEL.check(pool).digest == "b"
-    chunks += [Tagging().process(JETS), Tagging().process(JETS)]
+    chunks += [Listing().process(JETS), Listing().process(JETS)]
     out = accumulate(chunks)
-    assert out["top"] == 3 * [0.25] + 6 * [0.75]
-    assert any("tagger v1 had 2 files" in advice for advice in sonic.report(out).advice)
+    assert out["scores"] == [2.0, 4.0, 6.0] + 2 * [3.0, 6.0, 9.0]
+    assert any("m v1 had 2 files" in advice for advice in sonic.report(out).advice)
     assert sonic.report(accumulate(chunks[1:])).advice == []
 
 
@@ -196,18 +187,18 @@ def test_calls_that_two_versions_score_name_both(
     """If no server has the first any more."""
     other = "2\n\x1b[2J"
     with sonic.connect(server.url, max_in_flight=1) as pool:
-        replaced_after(server, 2, dataclasses.replace(fake("b", 0.75), versions=(other,)))
+        replaced_after(server, 2, dataclasses.replace(fake("b", 3.0), versions=(other,)))
         scores = MODEL(JETS, pool=pool)
-    assert scores.top.tolist() == [[0.25, 0.25], [], [0.75]]
+    assert scores.twice.tolist() == [[2.0, 4.0], [], [9.0]]
     assert scores.attrs["sonic"]["version"] == f"1, {other}"
-    assert caplog.text.count("no server has version '1' of model 'tagger' any more") == 1
+    assert caplog.text.count("no server has version '1' of model 'm' any more") == 1
     assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_all_processes_choose_the_newest_version(server: FakeServer) -> None:
     """Each pool asks the servers in an order of its own."""
-    newer = dataclasses.replace(fake("b", 0.75), versions=("9", "10"))
-    with FakeServer({"tagger": newer}) as other:
+    newer = dataclasses.replace(fake("b", 3.0), versions=("9", "10"))
+    with FakeServer({"m": newer}) as other:
         for _ in range(8):
             with sonic.connect([server.url, other.url]) as pool:
                 made_by = MODEL(JETS, pool=pool).attrs["sonic"]
@@ -224,7 +215,7 @@ def test_the_digest_is_unknown_if_no_server_tells_it_after_a_long_call(
     server.refuse("ModelConfig", grpc.StatusCode.UNAVAILABLE, "not now")
     server.release()
     scores = pending.result()
-    assert scores.top.tolist() == [[0.25, 0.25], [], [0.25]]
+    assert scores.twice.tolist() == [[2.0, 4.0], [], [6.0]]
     assert scores.attrs["sonic"]["digest"] is None
     provenance.to_parquet(scores, tmp_path / "scores.parquet", scores)
     (record,) = provenance.read(tmp_path / "scores.parquet")["models"]
@@ -241,7 +232,7 @@ def test_the_digest_is_unknown_if_the_deadline_passes_before_a_server_tells_it()
                 told.wait(60)
             return super().answer(method, request, context)
 
-    with Slow({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+    with Slow({"m": fake("a")}) as server, sonic.connect(server.url) as pool:
         server.hold()
         pending = MODEL.submit(JETS, pool=pool)
         time.sleep(QUIET_S)
@@ -255,10 +246,10 @@ def test_the_digest_is_unknown_if_the_deadline_passes_before_a_server_tells_it()
 
 
 def test_servers_that_join_without_a_digest_make_it_unknown() -> None:
-    one = dataclasses.replace(fake("a", 0.25), max_rows=1)
+    one = dataclasses.replace(fake("a"), max_rows=1)
     with (
-        FakeServer({"tagger": one}) as server,
-        FakeServer({"tagger": dataclasses.replace(one, digest="")}) as other,
+        FakeServer({"m": one}) as server,
+        FakeServer({"m": dataclasses.replace(one, digest="")}) as other,
         sonic.connect(server.url, max_in_flight=1) as pool,
     ):
         assert digest_of(MODEL(JETS, pool=pool)) == "a"
@@ -275,10 +266,10 @@ def test_servers_that_join_without_a_digest_make_it_unknown() -> None:
 def test_responses_that_do_not_fit_have_the_contract_asked_anew(
     server: FakeServer, pool: sonic.Pool
 ) -> None:
-    server.models["tagger"] = fake("", 0.25)
+    server.models["m"] = fake("")
     MODEL(JETS, pool=pool)
-    server.models["tagger"] = dataclasses.replace(
-        fake("", 0.25),
+    server.models["m"] = dataclasses.replace(
+        fake(""),
         outputs={"y": ("float32", (2,))},
         function=lambda inputs: {"y": np.zeros((len(inputs["x"]), 2), np.float32)},
     )
@@ -288,12 +279,12 @@ def test_responses_that_do_not_fit_have_the_contract_asked_anew(
 
 
 def test_models_that_did_not_fit_are_asked_for_again(server: FakeServer) -> None:
-    server.models["other"] = dataclasses.replace(fake("c", 0.5), outputs={"z": ("float32", (1,))})
+    server.models["other"] = dataclasses.replace(fake("c", 5.0), outputs={"z": ("float32", (1,))})
     other = sonic.Model("other", MODEL.inputs, MODEL.outputs)
     with sonic.connect(server.url) as pool:
         with pytest.raises(errors.ContractError, match="has no output 'y'"):
             other(JETS, pool=pool)
-        server.models["other"] = fake("c", 0.5)
+        server.models["other"] = fake("c", 5.0)
         MODEL(JETS, pool=pool)
         assert digest_of(other(JETS, pool=pool)) == "c"
 
@@ -301,7 +292,7 @@ def test_models_that_did_not_fit_are_asked_for_again(server: FakeServer) -> None
 def test_another_version_than_was_asked_for_is_refused(
     server: FakeServer, pool: sonic.Pool
 ) -> None:
-    pinned = sonic.Model("tagger", MODEL.inputs, MODEL.outputs, version=1)
+    pinned = sonic.Model("m", MODEL.inputs, MODEL.outputs, version=1)
     server.answer_wrongly(lambda answer: setattr(answer, "model_version", "2"))
     with pytest.raises(errors.ResponseError, match="version 2 answered, and version 1") as caught:
         pinned(JETS, pool=pool)
@@ -310,15 +301,15 @@ def test_another_version_than_was_asked_for_is_refused(
 
 def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> None:
     """Requests go to one and to the other by turns, those for the digest too."""
-    pods = itertools.cycle([fake("a", 0.25), fake("b", 0.75)])
+    pods = itertools.cycle([fake("a"), fake("b", 3.0)])
 
     class Balanced(FakeServer):
         def answer(self, method: str, request: Any, context: Any) -> Any:
-            self.models["tagger"] = next(pods)
+            self.models["m"] = next(pods)
             return super().answer(method, request, context)
 
     with (
-        Balanced({"tagger": fake("a", 0.25)}) as server,
+        Balanced({"m": fake("a")}) as server,
         sonic.connect(server.url, cache=tmp_path / "scores") as pool,
     ):
         for _ in range(6):

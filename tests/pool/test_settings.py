@@ -26,35 +26,23 @@ MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 S = "grpc://s:1"
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ("triton", {}, "did you mean 'grpc://triton:8001'"),
-    ("htp://triton", {}, "expected a server as grpc://host:port, or grpcs:// for TLS"),
     ([], {}, "at least one server"),
     (S, {"max_in_fligt": 3}, "no option 'max_in_fligt'; did you mean 'max_in_flight'"),
     (S, {"max_in_flight": 0}, "max_in_flight: expected a whole number"),
-    (S, {"retry_timeout_s": -1}, "a number of seconds from 0.001 to 604800 .*, got -1"),
     (S, {"cache_bytes": "1e9"}, "cache_bytes: expected a number of bytes"),
     (S, {"max_in_flight_bytes": float("inf")}, "max_in_flight_bytes: expected a number of bytes"),
-    (S, {"headers": None}, "headers: expected a mapping"),
     (S, {"headers": b"hush"}, "headers: expected .*, got bytes$"),
     (S, {"token": b"hush"}, "token: expected .*, got bytes$"),
-    (S, {"token": ""}, "the token has characters, .* or none"),
-    (S, {"token": "hush ä"}, "such as a line break, that no token has"),
     (S, {"token": "hush\n"}, "such as a line break, that no token has"),
     (S, {"token_file": 5}, "token_file: expected a path, got int"),
     (S, {"token_file": ""}, "token_file: expected a path, got str"),
-    *(
-        (S, {"headers": {"a": value}}, f"headers: expected .* got 'a' with a value of type {kind}")
-        for value, kind in ((1, "int"), (None, "NoneType"))
-    ),
+    (S, {"headers": {"a": 1}}, "headers: expected .* got 'a' with a value of type int"),
     *(
         (S, {"headers": {name: "hush"}}, f"headers: expected names of letters, .* got {name!r}")
-        for name in (1, "a b", ":path")
+        for name in (1, "a b")
     ),
     (S, {"headers": {"a": "hush\n"}}, "headers: expected .* printable ASCII, .* got 'a'"),
-    (
-        S,
-        {"headers": {"a-bin": "hush"}},
-        "headers: expected .* got 'a-bin' with a value of type str",
-    ),
+    (S, {"headers": {"a-bin": "hush"}}, "expected .* got 'a-bin' with a value of type str"),
     *(
         (S, {"headers": {"Authorization": "hush", **more}, **options}, "authorization is given")
         for more, options in (({"authorization": "hush"}, {}), ({}, {"token": "hush"}))
@@ -68,12 +56,10 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
         for fallback, message in (
             ("", "at least one server"),
             ("s:8001", "did you mean 'grpc://s:8001'"),
-            ("http://s:8000", "Triton's HTTP endpoint"),
             ("grpc://me:hush@s:1", "must not hold a secret"),
         )
     ),
     (S, {"token": "hush", "token_file": "t"}, "expected a token or a token_file, got both"),
-    (S, {"headers": {1: "hush", "x-user": "hush"}}, "headers: expected names of letters"),
     (S, {"max_request_bytes": 2**31}, "expected from 1 .* less than 2 GiB"),
     (S, {"shared_memory": "auto"}, "shared_memory"),
     *(
@@ -87,12 +73,13 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ("grpcs://s:1", {"tls_key": "a.key"}, "tls_cert is missing"),
     ("grpcs://s:1", {"tls_root": 5}, "tls_root: expected a path .*, got 5"),
     *(
-        (S, {option: value}, f"{option}: expected .*a number of seconds from")
-        for option in ("request_timeout_s", "metadata_timeout_s", "retry_timeout_s")
-        for value in (float("inf"), 1e12, float("nan"), 0, True, "60", [60])
+        (S, {"retry_timeout_s": value}, "expected a number of seconds from 0.001 to 604800")
+        for value in (float("inf"), float("nan"), 0, True, "60")
     ),
-    (S, {"hedge_after_s": "60"}, "hedge_after_s: expected .*a number of seconds from"),
-    (S, {"fallback_after_s": "60"}, "fallback_after_s: expected .*a number of seconds from"),
+    *(
+        (S, {f"{option}_s": "60"}, f"{option}_s: expected .*a number of seconds from")
+        for option in ("request_timeout", "metadata_timeout", "hedge_after", "fallback_after")
+    ),
 ]
 
 
@@ -226,24 +213,16 @@ def test_headers_are_those_of_the_time_of_connecting() -> None:
     assert sonic.connect("grpc://s:1", headers=headers) is not pool
 
 
-def test_the_folder_of_a_fallback_stays_the_same_in_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("option", "as_it_is"), [("fallback", "unix:/s"), ("cache", "~/scores")])
+def test_paths_stay_the_same_in_another_folder(
+    option: str, as_it_is: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "models").mkdir()
+    (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
-    for fallback in ("models", Path("models")):
-        settings = Settings.make("grpc://s:1", fallback=fallback)
-        assert settings.fallback == str(tmp_path / "models")
-    assert Settings.make("grpc://s:1", fallback="unix:/s").fallback == "unix:/s"
-
-
-def test_the_file_of_a_cache_stays_the_same_in_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for cache in ("scores", Path("scores")):
-        assert Settings.make("grpc://s:1", cache=cache).cache == str(tmp_path / "scores")
-    assert Settings.make("grpc://s:1", cache="~/scores").cache == "~/scores"
+    expected = {"here": str(tmp_path / "here"), as_it_is: as_it_is}
+    for path in ("here", Path("here"), as_it_is):
+        settings = Settings.make(S, **{option: path})
+        assert getattr(settings, option) == expected[str(path)]
 
 
 def test_servers_without_tls_do_not_replace_servers_with_it(tmp_path: Path) -> None:
@@ -348,14 +327,8 @@ LAB = {"profile": "lab"}
         ({"token": "/t/${SONIC_UNSET}"}, {}, "sonic.token: .* no variable 'SONIC_UNSET'"),
         ({"token": "hush", "token-file": "/t"}, {}, "a token or a token_file, got both"),
         ({"servers-file": "/s"}, {}, "servers or a servers_file, got both"),
-        (
-            {"profiles": {"lab": {"servers": S, "servers_file": "/s"}}},
-            LAB,
-            "servers or a servers_file, got both",
-        ),
         ({"profiles": PROFILES}, {"profile": "sit"}, "no profile 'sit'; did you mean 'site'"),
         ({"profiles": PROFILES}, {"servers": S, **LAB}, "servers or a profile, got both"),
-        ({"profiles": {"lab": None}}, LAB, "expected a mapping of options under sonic"),
         ({"profiles": ["lab"]}, LAB, "profiles: expected a mapping of names to options"),
         ({"servers": S, 3: 4}, {}, "connect has no option '3'"),
         ({"profiles": {"lab": "grpc://a:1"}}, LAB, "expected a mapping of options under sonic"),

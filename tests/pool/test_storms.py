@@ -45,11 +45,11 @@ def test_failures_that_come_at_once_are_no_storm(
     scenario = Scenario(*urls, served=served, retry_timeout_s=6, request_timeout_s=6)
     scenario.submit(rows=rows, nbytes=100 * rows, whole=whole)
     first = failed(scenario, FAILURES[name], 1.0)
-    then = failed(scenario, FAILURES[name], 5.0)
+    then = failed(scenario, FAILURES[name], 2.0)
     # The retry budget of each server is 32 requests, and a model is missed 16 times at once. Rows
     # may be tried in parts: of 64 rows there are 127.
     assert first <= 2 * rows + 70 * len(urls)
-    assert then <= 2 * rows + 5.0 * 16 * len(urls)
+    assert then <= 2 * rows + 2.0 * 16 * len(urls)
     failed(scenario, FAILURES[name], 20.0, 0.1)
     assert scenario.failed
     assert not scenario.delivered

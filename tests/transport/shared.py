@@ -1,22 +1,16 @@
-"""Large tensors, regions of shared memory, certificates, and a model of fake servers."""
+"""Large tensors, certificates, and a model of fake servers."""
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-import glob
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
 import numpy as np
 import trustme
-from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
-from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import Pool
 from sonic_coffea.server import Served
 from sonic_coffea.testing import FakeModel
 
@@ -84,36 +78,6 @@ def write_models(
             max_batch_size=rows,
             dynamic_batching=dynamic_batching,
         )
-
-
-def pool_of(server: Any, **options: Any) -> Pool:
-    return Pool(Settings.make(server, **{"shared_memory": True, **options}))
-
-
-def _names(pid: int | str | None) -> str:
-    """Return the pattern of the names of a process's regions; by default, of this one."""
-    return f"sonic-coffea-client-{os.getpid() if pid is None else pid}-*"
-
-
-def files(pid: int | None = None) -> list[str]:
-    """Return the files of a process's regions: other processes may run tests, too."""
-    # The servers of other tests may go meanwhile, at which a path of pathlib would raise.
-    return sorted(
-        Path(path).name
-        for folder in (".", "sonic-coffea-*")  # a local server has a folder of its own
-        for path in glob.glob(f"/dev/shm/{folder}/{_names(pid)}")  # noqa: PTH207, S108
-    )
-
-
-@contextlib.contextmanager
-def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
-    """Return a function that asks the server for the regions of a process."""
-    with InferenceServerClient(server.url) as client:
-
-        def regions(pid: int | str | None = None) -> list[str]:
-            return fnmatch.filter(client.get_system_shared_memory_status().regions, _names(pid))
-
-        yield regions
 
 
 def write_certificate(folder: Path, issued: trustme.LeafCert, name: str) -> tuple[Path, Path]:

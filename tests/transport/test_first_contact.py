@@ -18,6 +18,12 @@ from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers that were never there be given up soon."""
+    monkeypatch.setattr("sonic_coffea.pool._tuning.FIRST_CONTACT_S", 0.1)
+
+
 @contextlib.contextmanager
 def as_another_user() -> Iterator[None]:
     """If this is root, be nobody, as no folder is closed to root."""

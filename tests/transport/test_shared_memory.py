@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import glob
 import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,88 @@ import awkward as ak
 import numpy as np
 import pytest
 from tests.limits import without_room
-from tests.transport.shared import check, files, model, objects, pool_of, registered, write_models
+from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.server import Served
 from sonic_coffea.testing import FakeModel, FakeServer
+
+# The model works on a request until a file is removed, and creates another when it begins.
+_HELD = """open("{folder}/begun", "w").close()
+    while os.path.exists("{folder}/held"):
+        time.sleep(0.002)
+"""
+_FLAT = """
+import numpy as np
+
+def flat(hits, row_splits, x):
+    return {"y": (x.sum(axis=1) + np.diff(row_splits)).astype("float32")}
+"""
+_FLAT_TENSORS: dict[str, Any] = {
+    "inputs": {
+        "hits": ("float32", ["hits", 1]),
+        "row_splits": ("int64", ["splits"]),
+        "x": ("float32", ["rows", 256]),
+    },
+    "outputs": {"y": ("float32", ["rows"])},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wide")
+
+
+@pytest.fixture(scope="module")
+def wide_server(folder: Path, installation: Any) -> Iterator[sonic.LocalServer]:
+    repository, code = folder / "repository", folder / "flat.py"
+    write_models(repository, "one", "two")
+    write_models(repository, "held", work=_HELD.format(folder=folder))
+    code.write_text(_FLAT)
+    sonic.build_repository(repository, {"flat": Served(f"{code}:flat", **_FLAT_TENSORS)})
+    with sonic.LocalServer(repository, stop_timeout_s=0.1) as running:
+        yield running
+
+
+def pool_of(server: Any, **options: Any) -> Pool:
+    return Pool(Settings.make(server, **{"shared_memory": True, **options}))
+
+
+def _names(pid: int | str | None) -> str:
+    """Return the pattern of the names of a process's regions; by default, of this one."""
+    return f"sonic-coffea-client-{os.getpid() if pid is None else pid}-*"
+
+
+@contextlib.contextmanager
+def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
+    """Return a function that asks the server for the regions of a process."""
+    with InferenceServerClient(server.url) as client:
+
+        def regions(pid: int | str | None = None) -> list[str]:
+            return fnmatch.filter(client.get_system_shared_memory_status().regions, _names(pid))
+
+        yield regions
+
+
+def files() -> list[str]:
+    """Return the files of this process's regions: other processes may run tests, too."""
+    # The servers of other tests may go meanwhile, at which a path of pathlib would raise.
+    return [
+        path
+        for folder in (".", "sonic-coffea-*")  # a local server has a folder of its own
+        for path in glob.glob(f"/dev/shm/{folder}/{_names(None)}")  # noqa: PTH207, S108
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert files() == []
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -44,31 +119,12 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> Non
         until(lambda: regions() == [])
 
 
-@pytest.mark.server
-def test_rows_without_elements_travel_with_large_ones(tmp_path: Path) -> None:
-    code = """
-import numpy as np
-
-def f(hits, row_splits, x):
-    return {"y": (x.sum(axis=1) + np.diff(row_splits)).astype("float32")}
-"""
-    (tmp_path / "f.py").write_text(code)
-    tensors: Any = {
-        "inputs": {
-            "hits": ("float32", ["hits", 1]),
-            "row_splits": ("int64", ["splits"]),
-            "x": ("float32", ["rows", 256]),
-        },
-        "outputs": {"y": ("float32", ["rows"])},
-    }
-    path = sonic.build_repository(
-        tmp_path / "r", {"f": Served(f"{tmp_path / 'f.py'}:f", **tensors)}
-    )
+def test_rows_without_elements_travel_with_large_ones(wide_server: sonic.LocalServer) -> None:
     inputs = {"hits": sonic.Flat("hits"), "x": sonic.Dense("x", (256,))}
-    flat = sonic.Model("f", inputs, {"y": None})
+    flat = sonic.Model("flat", inputs, {"y": None})
     sent = objects(1000)
     sent = ak.with_field(sent, sent.n[:, :0], "hits")
-    with sonic.LocalServer(path, stop_timeout_s=0.1) as server, pool_of(server) as pool:
+    with pool_of(wide_server) as pool:
         np.testing.assert_array_equal(flat(sent, pool=pool), ak.to_numpy(sent.x).sum(axis=1))
 
 
@@ -161,26 +217,13 @@ def test_memory_that_cannot_be_used_is_an_error(
     assert files() == []
 
 
-# The model works on a request until a file is removed, and creates another when it begins.
-_HELD = """open("{begun}", "w").close()
-    while os.path.exists("{held}"):
-        time.sleep(0.002)
-"""
-
-
-@pytest.mark.server
-def test_what_was_abandoned_is_not_used_again(tmp_path: Path) -> None:
-    repository, begun, held = (tmp_path / name for name in ("repository", "begun", "held"))
-    write_models(repository, "one", work=_HELD.format(begun=begun, held=held))
-    with (
-        sonic.LocalServer(repository, stop_timeout_s=0.1) as server,
-        pool_of(server) as pool,
-        registered(server) as regions,
-    ):
-        model()(objects(1), pool=pool)
+def test_what_was_abandoned_is_not_used_again(wide_server: sonic.LocalServer, folder: Path) -> None:
+    held, begun, slow = folder / "held", folder / "begun", model("held")
+    with pool_of(wide_server) as pool, registered(wide_server) as regions:
+        slow(objects(1), pool=pool)
         begun.unlink()
         held.touch()
-        pending = model().submit(objects(2000), pool=pool)
+        pending = slow.submit(objects(2000), pool=pool)
         until(begun.exists)
         (abandoned,) = regions()
         pending.cancel()
@@ -189,41 +232,30 @@ def test_what_was_abandoned_is_not_used_again(tmp_path: Path) -> None:
 
         def another() -> bool:
             """Whether a request has a region of its own; on a busy machine, some take messages."""
-            assert len(model()(objects(2000), pool=pool)) == 2000
+            assert len(slow(objects(2000), pool=pool)) == 2000
             return bool(set(regions()) - {abandoned})
 
         until(another)
 
 
 @pytest.mark.server
-def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
+def test_a_server_that_is_started_anew_knows_no_regions(tmp_path: Path) -> None:
+    """Even if it crashes twice in a minute."""
+    write_models(tmp_path / "repository", "one")
     sent = objects(12_000)
     with (
-        sonic.LocalServer(wide, stop_timeout_s=0.1) as server,
-        pool_of(server, retry_timeout_s=60) as pool,
-    ):
-        check(model()(sent[:4000], pool=pool), sent[:4000])
-        pending = model().submit(sent, pool=pool)
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        check(pending.result(timeout_s=100), sent)
-        check(model()(sent[:4000], pool=pool), sent[:4000])
-
-
-@pytest.mark.server
-def test_a_server_may_crash_twice_in_a_minute(wide: Path) -> None:
-    sent = objects(4000)
-    with (
-        sonic.LocalServer(wide, stop_timeout_s=0.1) as server,
+        sonic.LocalServer(tmp_path / "repository", stop_timeout_s=0.1) as server,
         pool_of(server, retry_timeout_s=60) as pool,
     ):
         for _ in range(2):
-            check(model()(sent, pool=pool), sent)
+            check(model()(sent[:4000], pool=pool), sent[:4000])
+            pending = model().submit(sent, pool=pool)
             crashed = server.pid
             assert crashed is not None
             os.kill(crashed, signal.SIGKILL)
+            check(pending.result(timeout_s=100), sent)
             until(lambda crashed=crashed: server.pid not in (None, crashed))
-        check(model()(sent, pool=pool), sent)
+        check(model()(sent[:4000], pool=pool), sent[:4000])
 
 
 _ENDS = """

@@ -150,14 +150,19 @@ def test_a_function_is_called_once_until_its_token_is_near_its_end(
         assert (len(called) == 1) is once
 
 
-def test_a_token_that_no_server_ever_took_is_an_error_at_once() -> None:
+@pytest.mark.parametrize(
+    ("token", "message"), [("wrong", "token_file= reads a new one"), (lambda: "wrong", "")]
+)
+def test_a_token_that_no_server_ever_took_is_an_error_at_once(token: Any, message: str) -> None:
     with (
         guarded("right") as server,
-        sonic.connect(server.url, token=lambda: "wrong", retry_timeout_s=1000.0) as pool,
+        sonic.connect(server.url, token=token, retry_timeout_s=1000.0) as pool,
         pytest.raises(errors.AccessError) as caught,
     ):
         score(pool)
+    assert message in str(caught.value)
     assert not isinstance(caught.value, errors.TokenExpiredError)
+    assert pool.statistics.total().retries == 0
 
 
 def test_a_function_that_exits_ends_its_call_only() -> None:

@@ -56,10 +56,8 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("grpc://me:hush@h:1", "me:hush@h:1", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
-        *("grpcc://me:hush@h", "grpc://hush@h:1", "grpc://me:hush@h:1/m", "me:hush@h:443"),
-        *("me:hush@h:1/m", "me:hush@h/"),
-        *("grpc://h:1?token=hush", "grpc://h:1/?hush", "h:443?token=hush", "grpc://h:1#hush"),
+        *("grpc://me:hush@h:1", "me:hush@h:443", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
+        *("me:hush@h/", "grpc://h:1?token=hush", "h:443?token=hush", "grpc://h:1#hush"),
     ],
 )
 def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, caplog: Any) -> None:
@@ -73,9 +71,7 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, caplog: Any) -> No
     [
         ("host:1", "expected a server as grpc://host:port, .* did you mean 'grpc://host:1'"),
         ("h:443", "did you mean 'grpcs://h:443'"),
-        *((url, "grpc://host:port") for url in ("grpc://", "grpc://h:port", "grpc://h/model")),
-        *((url, "grpc://host:port") for url in ("grpc://::1:8001", "grpc://[::1:8001")),
-        ("http://host", "HTTP endpoint; expected its gRPC endpoint"),
+        *((url, "grpc://host:port") for url in ("grpc://h:port", "grpc://h/model", "grpc://::1:1")),
         ("http://triton.example:8000", "HTTP endpoint; expected its gRPC endpoint"),
         ("triton+http://h:8000/m/1", "HTTP endpoint; expected its gRPC endpoint"),
         ("grpc://h:0", "expected a port from 1 to 65535, got 0"),
@@ -237,7 +233,7 @@ def test_messages_are_protobuf_s(tensors: list[np.ndarray]) -> None:
 def test_a_server_may_be_far_away() -> None:
     """A connection takes several trips; each has to wait for its turn."""
     with FakeServer(SERVED) as server, ToxicProxy(server.url) as proxy:
-        proxy.latency_s = 0.3
+        proxy.latency_s = 0.1
         # 0.0.0.0 leads to this machine, and is no loopback address.
         for host, far in (("0.0.0.0", True), ("127.0.0.1", False)):  # noqa: S104
             with connect_transport(proxy.url.replace("127.0.0.1", host)) as connection:
