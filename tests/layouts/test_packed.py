@@ -232,28 +232,18 @@ def test_requests_are_planned_by_the_longest_string() -> None:
 
 # Arrays of fixed shape are sent in the declared shape, and in no other with as many numbers.
 
-SAME = [
-    *((given, given) for given in ((2, 3, 4), (3, 4), (12,))),
-    *(((3, 4), declared) for declared in ((1, 3, 4), (3, 4, 1), (3, 1, 4))),
-    *(((12,), declared) for declared in ((1, 12), (12, 1), (1, 12, 1))),
-]
-OTHER = [
-    *(((2, 3, 4), s) for s in ((2, 4, 3), (3, 2, 4), (3, 4, 2), (4, 2, 3), (4, 3, 2))),
-    *(((2, 3, 4), s) for s in ((24,), (4, 6), (2, 12), (3, 8), (2, 2, 6), (2, 2, 3, 2), (24, 1))),
-]
 
-
-@pytest.mark.parametrize(("given", "declared"), SAME)
-def test_axes_of_one_are_added(given: Any, declared: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("declared", [(3, 4), (1, 3, 4), (3, 4, 1), (3, 1, 4)])
+def test_axes_of_one_are_added(declared: tuple[int, ...]) -> None:
     """Of one channel, channels first and channels last are the same numbers in the same order."""
-    images = np.arange(5 * np.prod(given), dtype=np.float32).reshape(5, *given)
+    images = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
     tensor = sonic.Dense("x", declared).pack({"x": images})
     np.testing.assert_array_equal(tensor, images.reshape(5, *declared))
 
 
-@pytest.mark.parametrize(("given", "declared"), OTHER)
-def test_other_shapes_are_refused(given: Any, declared: tuple[int, ...]) -> None:
-    images = np.zeros((5, *given), np.float32)
+@pytest.mark.parametrize("declared", [(2, 4, 3), (4, 3, 2), (24,), (2, 12), (2, 2, 3, 2), (24, 1)])
+def test_other_shapes_are_refused(declared: tuple[int, ...]) -> None:
+    images = np.zeros((5, 2, 3, 4), np.float32)
     for column in (images, ak.from_regular(ak.Array(images), axis=None)):
         with pytest.raises(InputError, match=rf"field 'x' .*expected \[{declared[0]}.*"):
             sonic.Dense("x", declared).pack({"x": column})
