@@ -74,7 +74,8 @@ def test_certificates_are_those_of_the_folder_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wrapper = Raw("triton+grpc://h:1/m", {"root_certificates": "ca.pem"})
+    options = {"root_certificates": "ca.pem", "verbose": False, "private_key": None}
+    wrapper = Raw("triton+grpc://h:1/m", options)
     monkeypatch.chdir("/")
     assert wrapper.pool.settings.tls_root == str(tmp_path / "ca.pem")
 
@@ -218,13 +219,6 @@ def test_misfits_are_named_before_they_are_sent(
     assert connected.statistics.total().requests == 0
 
 
-def test_numpy_calls_lose_no_rows(url: str) -> None:
-    """They are public, too, and the first array does not say how many rows there are."""
-    inputs = {"mask": ONES[:2, :1], "features": ONES}
-    with pytest.raises(errors.InputError, match="different numbers of rows: mask 2, features 3"):
-        Raw(url, PLAIN).numpy_call(["scores"], inputs)
-
-
 @pytest.mark.parametrize("dtype", ["float64", ">f4", "bool"])
 def test_other_numbers_are_converted_with_a_warning(
     url: str, arrays: dict[str, Any], dtype: str
@@ -318,8 +312,6 @@ def test_client_arguments_become_settings() -> None:
     url = "triton+grpc://triton.example/m/1"
     assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
     assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
-    certified = Raw(url, {"root_certificates": "ca.pem", "verbose": False, "private_key": None})
-    assert certified.pool.settings.tls_root == str(Path("ca.pem").absolute())
     with pytest.raises(errors.ConfigError, match="did you mean 'root_certificates'"):
         Raw(url, {"root_certificate": "ca.pem"})
 
