@@ -401,14 +401,6 @@ def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
 
-def test_two_objects_may_choose_a_model(server: FakeServer) -> None:
-    directions = [[(0.0, 0.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 3.0)]]
-    jets = [[{"eta": eta, "phi": phi} for eta, phi in each] for each in directions]
-    events = ak.zip({"pt": [1.0, 2.0], "Jet": jets}, depth_limit=1)
-    choice = sonic.Choice({0: ONE, 1: TWO}, by="delta_r(Jet[0], Jet[1]) > 2.")
-    assert choice(events).b.tolist() == [1.0, 3.0]
-
-
 def test_outputs_may_be_in_another_order() -> None:
     inputs, names = {"x": sonic.Row("pt")}, ("y", "z")
     models = [
@@ -427,37 +419,26 @@ def test_outputs_may_be_in_another_order() -> None:
 
 
 def test_models_of_different_shapes_are_refused() -> None:
-    models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (2, 3)]
+    one, two, three = (sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (1, 2, 3))
     served = {
         f"m{n}": FakeModel(
             inputs={"x": ("float32", (1,))},
             outputs={"y": ("float32", (n,))},
             function=lambda inputs, n=n: {"y": np.tile(inputs["x"], n)},
         )
-        for n in (2, 3)
+        for n in (1, 2, 3)
     }
-    choice = sonic.Choice(dict(zip("AB", models, strict=True)), by="region")
+    choice, mean = sonic.Choice({"A": two, "B": three}, by="region"), sonic.Folds([one, three])
+    jets = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}])
     with FakeServer(served) as running, sonic.connect(running.url):
         assert choice(EVENTS[3:]).tolist() == [[[4.0, 4.0]]]
-        with pytest.raises(errors.ContractError, match="scores of different types"):
-            choice(EVENTS)
-
-
-def test_numbers_and_arrays_have_no_mean() -> None:
-    models = [sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (1, 3)]
-    served = {
-        f"m{n}": FakeModel(
-            inputs={"x": ("float32", (1,))},
-            outputs={"y": ("float32", (n,))},
-            function=lambda inputs, n=n: {"y": np.tile(inputs["x"], n)},
-        )
-        for n in (1, 3)
-    }
-    three = ak.Array([{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}])
-    with FakeServer(served) as running, sonic.connect(running.url):
-        for jets in (three, three[:2]):
+        for refused in (
+            lambda: choice(EVENTS),
+            lambda: mean(jets, fold=None),  # of a number and three, also for three objects
+            lambda: mean(jets[:2], fold=None),
+        ):
             with pytest.raises(errors.ContractError, match="scores of different types"):
-                sonic.Folds(models, fold=None)(jets)
+                refused()
 
 
 def test_pools_check_declarations(server: FakeServer) -> None:

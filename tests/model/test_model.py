@@ -37,16 +37,6 @@ def test_scores_are_those_of_direct_inference(
     assert total.requests == -(-total.rows // 64)
 
 
-def test_several_outputs_are_one_record(connected: sonic.Pool, jets: ak.Array) -> None:
-    weights = sonic.Output(["pt", "eta"], per="constituent")
-    inputs = {"features": sonic.Padded(["pt", "eta"], 4), "mask": sonic.Mask(4)}
-    result = sonic.Model("tagger", inputs, {"scores": None, "weights": weights})(jets)
-    kept = ak.local_index(jets, axis=2) < 4
-    assert ak.all(ak.drop_none(result.weights.pt, axis=2) == jets.pt[kept])
-    assert ak.all(ak.is_none(result.weights, axis=2) == ~kept)
-    assert ak.all(ak.num(ak.drop_none(result.scores, axis=1), axis=2) == 2, axis=None)
-
-
 def test_no_objects_need_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
     with sonic.connect("grpc://127.0.0.1:9"):
         for nothing in (jets[:0], jets[ak.num(jets) == 0], jets[:, :0]):

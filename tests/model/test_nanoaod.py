@@ -139,8 +139,7 @@ def calibrated(events: ak.Array) -> ak.Array:
 CHANGES = {
     "calibrated": calibrated,
     "cut": lambda events: ak.with_field(events, events.FatJet[events.FatJet.pt > 300], "FatJet"),
-    "of some events": lambda events: calibrated(events[events.event % 2 == 0]),
-    "events backwards": lambda events: calibrated(events)[::-1],
+    "of some events, backwards": lambda events: calibrated(events[events.event % 2 == 0])[::-1],
     "twice": lambda events: ak.with_field(
         events, ak.concatenate([events.FatJet, events.FatJet], axis=1), "FatJet"
     ),
