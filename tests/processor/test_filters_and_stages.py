@@ -92,14 +92,11 @@ def test_columns_of_no_events_are_not_read() -> None:
     "decision",
     [
         np.array([True]),
-        [[True]] * 1000,
-        None,
         np.ones(1000, int),  # would be the numbers of events
         [None] + [True] * 999,
         np.bool_(True),  # of ak.any without axis=1
-        np.full(1000, True, object),
     ],
-    ids=["few", "lists", "none", "numbers", "with None", "one for all", "Python objects"],
+    ids=["few", "numbers", "with None", "one for all"],
 )
 def test_bad_decisions_are_refused(decision: Any) -> None:
     class Wrong(Hard):
