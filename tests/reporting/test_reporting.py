@@ -93,13 +93,6 @@ def test_plain_forms_add_by_the_rules_of_coffea() -> None:
     assert repr(forms) == repr(before)
 
 
-def test_statistics_of_the_same_requests_are_equal() -> None:
-    first, second = some_statistics(), some_statistics()
-    assert first == second == first.copy()
-    second.record("grpc://s:1", "m", "1", Tally(rows=1))
-    assert first != second
-
-
 def test_snapshots_while_another_thread_records() -> None:
     """A snapshot is one state: as many rows as requests, and no server appears while it is read."""
     statistics, over = Statistics(), threading.Event()
