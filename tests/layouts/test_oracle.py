@@ -211,7 +211,7 @@ def test_every_option_is_tried(kind: Any) -> None:
     drawn: set[tuple[str, str]] = set()
     names = [option.name for option in dataclasses.fields(kind) if option.init]
 
-    @settings(max_examples=100, phases=[Phase.generate], derandomize=True, database=None)
+    @settings(max_examples=60, phases=[Phase.generate], derandomize=True, database=None)
     @given(LAYOUTS[kind])
     def draw(layout: Any) -> None:
         drawn.update((name, repr(getattr(layout, name))) for name in names)
