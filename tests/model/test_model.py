@@ -45,29 +45,6 @@ def test_no_objects_need_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
             assert str(scores.type).endswith("var * ?{qcd: float32, top: float32}")
 
 
-def test_hundreds_of_labels_are_not_all_printed() -> None:
-    few, many = (
-        sonic.Model("m", {"x": sonic.Row("pt")}, {"y": [f"v{n}" for n in range(number)]})
-        for number in (12, 300)
-    )
-    assert "v10, v11)" in repr(few)
-    assert "v8, v9, ..., v299: 300 labels" in repr(many)
-    assert "v10" not in repr(many)
-
-
-def test_pending_calls_may_be_asked_again(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array
-) -> None:
-    pending = tagger.submit(jets)
-    assert "tagger" in repr(pending)
-    scores = pending.result(timeout_s=60)
-    assert pending.done()
-    assert pending.result().top.tolist() == scores.top.tolist()
-    assert "done" in repr(pending)
-    pending.cancel()
-    assert pending.result().top.tolist() == scores.top.tolist()
-
-
 def test_the_hash_is_that_of_the_declaration_as_it_is() -> None:
     model = declared()
     hashes = [model.config_hash]
