@@ -22,7 +22,7 @@ from rich.console import Console
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.reporting import STATISTICS_KEY, Statistics, Tally, tables
+from sonic_coffea.reporting import STATISTICS_KEY, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ModelStatistics
 
@@ -178,13 +178,6 @@ def test_quantiles_of_few_requests_are_not_shown() -> None:
     assert " s " in p50
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(5e-6, "5.00 µs"), (0.25, "250.00 ms"), (90.0, "1.50 min")]
-)
-def test_times_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
-    assert tables.duration(seconds) == shown
-
-
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
 
 
@@ -303,13 +296,11 @@ def test_pages_are_files_of_their_own(tmp_path: Path) -> None:
     assert links <= {"www.w3.org", "purl.org", "creativecommons.org"}
     report.save(tmp_path / "report.json")
     saved = json.loads((tmp_path / "report.json").read_text())
-    # It says of what it is, follows the reader's colours, and fits a phone.
+    # It says of what it is.
     assert saved["title"] == report.title == "Scores of m for TTbar and data"
     for shown in (report.title, "TTbar (7 events)", saved["host"], "coffea 20"):
         assert shown in page, shown
     assert saved["date"][:10] in page
-    assert "prefers-color-scheme: dark" in page
-    assert 'name="viewport"' in page
     assert saved["advice"] == report.advice
     with pytest.raises(errors.ConfigError, match=r"ends in .html or .json, got report.pdf"):
         report.save(tmp_path / "report.pdf")
