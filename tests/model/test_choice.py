@@ -332,7 +332,9 @@ def test_changed_outputs_are_those_of_each_model(server: FakeServer) -> None:
     assert choice(EVENTS).b.tolist() == [[1.0, 1.5], [], [None, None], [4.0]]
 
 
-def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own() -> None:
+def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own(
+    sonic_server: Any,
+) -> None:
     parts = {name: sonic.Padded(name, 2) for name in ("a", "b")}
     inputs = {**parts, "m": sonic.Mask()}
     turned = {name: inputs[name] for name in ("b", "a", "m")}
@@ -346,13 +348,12 @@ def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own()
         return {"n": inputs["m"].sum(axis=2), "w": inputs["b"][:, 0]}
 
     events = ak.Array([{"a": [1.0, 2.0], "b": [3.0]}, {"a": [], "b": [4.0, 5.0]}])
-    functions = {model.name: FakeModel.of(model, served) for model in models}
-    with FakeServer(functions) as server, sonic.connect(server.url):
-        expected = [{"n": {"n": 1.0}, "w": [3.0]}, {"n": {"n": 2.0}, "w": [4.0, 5.0]}]
-        assert models[1](events).tolist() == expected
-        assert sonic.Folds(models)(events, fold=[1, 1]).tolist() == expected
-        without_lists = [sonic.Model(model.name, model.inputs, {"n": ["n"]}) for model in models]
-        means = sonic.Folds(without_lists, fold=None)(events)
+    sonic_server(*models, functions=dict.fromkeys(("of_a", "of_b"), served))
+    expected = [{"n": {"n": 1.0}, "w": [3.0]}, {"n": {"n": 2.0}, "w": [4.0, 5.0]}]
+    assert models[1](events).tolist() == expected
+    assert sonic.Folds(models)(events, fold=[1, 1]).tolist() == expected
+    without_lists = [sonic.Model(model.name, model.inputs, {"n": ["n"]}) for model in models]
+    means = sonic.Folds(without_lists, fold=None)(events)
     assert means.n.tolist() == [(2 + 1) / 2, (0 + 2) / 2]
 
 
@@ -401,7 +402,7 @@ def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
 
-def test_outputs_may_be_in_another_order() -> None:
+def test_outputs_may_be_in_another_order(sonic_server: Any) -> None:
     inputs, names = {"x": sonic.Row("pt")}, ("y", "z")
     models = [
         sonic.Model("first", inputs, dict.fromkeys(names)),
@@ -411,11 +412,10 @@ def test_outputs_may_be_in_another_order() -> None:
     def function(inputs: Any) -> dict[str, np.ndarray]:
         return {"y": inputs["x"], "z": 10 * inputs["x"]}
 
-    served = {model.name: FakeModel.of(model, function) for model in models}
+    sonic_server(*models, functions=dict.fromkeys(("first", "second"), function))
     jets = ak.Array([{"pt": 1.0, "n": 0}, {"pt": 2.0, "n": 1}])
-    with FakeServer(served) as running, sonic.connect(running.url):
-        for asked in (sonic.Folds(models, fold=None), sonic.Folds(models, fold="n")):
-            assert asked(jets).tolist() == [{"y": 1.0, "z": 10.0}, {"y": 2.0, "z": 20.0}]
+    for asked in (sonic.Folds(models, fold=None), sonic.Folds(models, fold="n")):
+        assert asked(jets).tolist() == [{"y": 1.0, "z": 10.0}, {"y": 2.0, "z": 20.0}]
 
 
 def test_models_of_different_shapes_are_refused() -> None:
@@ -490,7 +490,7 @@ def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
             ONE(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0]}), mask=wrong)
 
 
-def test_defaults_are_for_numbers() -> None:
+def test_defaults_are_for_numbers(sonic_server: Any) -> None:
     outputs = {"each": sonic.Output(["a"], per="constituent"), "vector": sonic.Output(shape=(2,))}
     lists = sonic.Model("lists", {"x": sonic.Padded("x", 3)}, outputs)
     vector = sonic.Model("lists", lists.inputs, {"vector": outputs["vector"]})
@@ -499,12 +499,11 @@ def test_defaults_are_for_numbers() -> None:
     def function(inputs: Any) -> Any:
         return {"each": inputs["x"].transpose(0, 2, 1), "vector": inputs["x"][:, 0, :2]}
 
-    fake = FakeModel.of(lists, function)
-    with FakeServer({"lists": fake}) as server, sonic.connect(server.url):
-        assert vector(objects, mask=mask, default=-1.0).tolist() == [[1.0, 2.0], [-1.0, -1.0]]
-        assert lists(objects, mask=mask).each.a.tolist() == [[1.0, 2.0], None]
-        with pytest.raises(errors.ConfigError, match="numbers, and not for lists or strings"):
-            lists(objects, mask=mask, default=-1.0)
+    sonic_server(lists, functions={"lists": function})
+    assert vector(objects, mask=mask, default=-1.0).tolist() == [[1.0, 2.0], [-1.0, -1.0]]
+    assert lists(objects, mask=mask).each.a.tolist() == [[1.0, 2.0], None]
+    with pytest.raises(errors.ConfigError, match="numbers, and not for lists or strings"):
+        lists(objects, mask=mask, default=-1.0)
 
 
 LISTS = "the folds do not have the same objects"

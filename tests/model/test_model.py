@@ -45,6 +45,11 @@ def test_no_objects_need_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
             assert str(scores.type).endswith("var * ?{qcd: float32, top: float32}")
 
 
+def test_hundreds_of_labels_are_not_all_printed() -> None:
+    many = declared(outputs={"y": [f"v{n}" for n in range(300)]})
+    assert "v8, v9, ..., v299: 300 labels" in repr(many)
+
+
 def test_the_hash_is_that_of_the_declaration_as_it_is() -> None:
     model = declared()
     hashes = [model.config_hash]

@@ -199,17 +199,6 @@ def test_calls_that_are_over_are_awaited_again(pool: Pool) -> None:
     asyncio.run(main())
 
 
-def test_failures_are_raised_where_they_are_awaited(sonic_server: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(errors.ServerLostError):
-            await MODEL.submit(jets(1))
-
-    server = sonic_server(MODEL, retry_timeout_s=0.1)
-    MODEL(jets(1))
-    server.stop()
-    asyncio.run(main())
-
-
 def test_cancelled_waits_cancel_their_call(server: FaultServer, pool: Pool) -> None:
     async def main() -> None:
         server.hold()
