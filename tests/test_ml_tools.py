@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -74,24 +75,32 @@ def test_certificates_are_those_of_the_folder_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wrapper = Raw("triton+grpc://h:1/m", {"root_certificates": "ca.pem"})
+    options = {"root_certificates": "ca.pem", "verbose": False, "private_key": None}
+    wrapper = Raw("triton+grpc://h:1/m", options)
     monkeypatch.chdir("/")
     assert wrapper.pool.settings.tls_root == str(tmp_path / "ca.pem")
 
 
-def test_no_rows_have_the_type_of_rows() -> None:
-    bfloat16 = np.dtype("bfloat16")
-    half = FakeModel(
-        inputs={"x": (np.float32, (2,))},
-        outputs={"y": (bfloat16, (2,))},
-        function=lambda inputs: {"y": inputs["x"].astype(bfloat16)},
+@contextmanager
+def converting(takes: str, gives: Any = "float32", **options: Any) -> Iterator[Raw]:
+    """Yield the wrapper of a model that returns its one number in another type."""
+    model = FakeModel(
+        inputs={"x": (takes, (1,))},
+        outputs={"y": (gives, (1,))},
+        function=lambda inputs: {"y": inputs["x"].astype(gives)},
+        **options,
     )
-    with FakeServer({"half": half}) as fake:
-        model = Raw(f"triton+{fake.url}/half", PLAIN)
-        rows = np.ones((2, 2), np.float32)
-        scores, nothing = (model(["y"], {"x": x})["y"] for x in (rows, rows[:0]))
+    with FakeServer({"m": model}) as server:
+        yield Raw(f"triton+{server.url}/m/1", PLAIN)
+        assert all(request.inputs["x"].dtype == takes for request in server.requests)
+
+
+def test_no_rows_have_the_type_of_rows() -> None:
+    rows = np.ones((2, 1), np.float32)
+    with converting("float32", np.dtype("bfloat16")) as wrapper:
+        scores, nothing = (wrapper(["y"], {"x": x})["y"] for x in (rows, rows[:0]))
     assert scores.dtype == nothing.dtype
-    assert nothing.shape == (0, 2)
+    assert nothing.shape == (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -218,22 +227,26 @@ def test_misfits_are_named_before_they_are_sent(
     assert connected.statistics.total().requests == 0
 
 
-def test_numpy_calls_lose_no_rows(url: str) -> None:
-    """They are public, too, and the first array does not say how many rows there are."""
-    inputs = {"mask": ONES[:2, :1], "features": ONES}
-    with pytest.raises(errors.InputError, match="different numbers of rows: mask 2, features 3"):
-        Raw(url, PLAIN).numpy_call(["scores"], inputs)
-
-
-@pytest.mark.parametrize("dtype", ["float64", ">f4", "bool"])
+@pytest.mark.parametrize(
+    ("takes", "dtype", "lists_tensors"),
+    [
+        ("float32", "float64", True),
+        ("float32", ">f4", True),
+        ("float32", ">f4", False),  # a server that does not say what it takes
+        ("float32", "bool", True),
+        ("object", "int64", True),  # a model of strings
+    ],
+)
 def test_other_numbers_are_converted_with_a_warning(
-    url: str, arrays: dict[str, Any], dtype: str
+    takes: str, dtype: str, lists_tensors: bool
 ) -> None:
     # A masked array in which no value is masked is as good as any.
-    mask = np.ma.MaskedArray(arrays["mask"].astype(dtype), mask=False)
-    with pytest.warns(UserWarning, match=f"'mask' .* is {mask.dtype} .* converted to float32"):
-        scores = Raw(url, PLAIN)(["scores"], {**arrays, "mask": mask})
-    np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
+    x = np.ma.MaskedArray(np.asarray([[0], [1]]).astype(dtype), mask=False)
+    with (
+        converting(takes, lists_tensors=lists_tensors) as wrapper,
+        pytest.warns(UserWarning, match=f"'x' .* is {x.dtype} and is converted to {takes}"),
+    ):
+        assert wrapper(["y"], {"x": x})["y"].tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -241,38 +254,9 @@ def test_other_numbers_are_converted_with_a_warning(
     [("int32", 2**40), ("int32", 1.5), ("int64", np.nan), ("uint8", -1), ("float32", 1e300)],
 )
 def test_numbers_that_the_model_cannot_hold_are_refused(dtype: str, number: float) -> None:
-    of_type = {"x": (dtype, (1,))}
-    model = FakeModel(inputs=of_type, outputs=of_type, function=lambda inputs: inputs)
-    with FakeServer({"m": model}) as server:
-        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
-        with pytest.raises(errors.InputError, match=f"'x' has .*, which {dtype} cannot hold"):
-            wrapper(["x"], {"x": np.asarray([[1], [number]])})
-        assert not server.requests
-
-
-def test_numbers_are_sent_as_strings_to_a_model_of_strings() -> None:
-    model = FakeModel(
-        inputs={"x": (object, (1,))},
-        outputs={"y": ("int32", (1,))},
-        function=lambda inputs: {"y": inputs["x"].astype(np.int32)},
-    )
-    with FakeServer({"m": model}) as server:
-        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
-        with pytest.warns(UserWarning, match="'x' .* is int64 and is converted"):
-            scores = wrapper(["y"], {"x": np.asarray([[7], [12]])})
-    assert scores["y"].tolist() == [[7], [12]]
-
-
-def test_numbers_of_another_byte_order_are_sent_as_they_are() -> None:
-    of_type = {"x": (np.float32, (1,))}
-    model = FakeModel(
-        inputs=of_type, outputs=of_type, function=lambda inputs: inputs, lists_tensors=False
-    )
-    with FakeServer({"m": model}) as server:
-        wrapper = Raw(f"triton+{server.url}/m/1", PLAIN)
-        with pytest.warns(UserWarning, match="'x' .* is >f4 and is converted to float32"):
-            scores = wrapper(["x"], {"x": np.asarray([[1], [3]], ">f4")})
-        assert scores["x"].tolist() == [[1], [3]]
+    message = f"'x' has .*, which {dtype} cannot hold"
+    with converting(dtype) as wrapper, pytest.raises(errors.InputError, match=message):
+        wrapper(["y"], {"x": np.asarray([[1], [number]])})
 
 
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
@@ -318,8 +302,6 @@ def test_client_arguments_become_settings() -> None:
     url = "triton+grpc://triton.example/m/1"
     assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
     assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
-    certified = Raw(url, {"root_certificates": "ca.pem", "verbose": False, "private_key": None})
-    assert certified.pool.settings.tls_root == str(Path("ca.pem").absolute())
     with pytest.raises(errors.ConfigError, match="did you mean 'root_certificates'"):
         Raw(url, {"root_certificate": "ca.pem"})
 

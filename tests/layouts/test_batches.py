@@ -14,12 +14,14 @@ from sonic_coffea.layouts import bind_inputs, declared
 def test_groups_with_lengths_of_their_own() -> None:
     """A row's padding depends on its own counts: the largest step that any of its groups needs."""
     counts = [(3, 0), (13, 1), (5, 2), (100, 9), (0, 4), (48, 0), (12, 1)]
-    array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m} for n, m in counts])
+    array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m, "met": 1.0} for n, m in counts])
     layouts = {
         "pf": sonic.Bucketed("pf", (12, 24, 48)),
         "pf mask": sonic.Mask(beside="pf"),
         "sv": sonic.Bucketed("sv", (1, 4), axis_order="LF"),
         "sv mask": sonic.Mask(of="sv", beside=None, length=6),
+        "met": sonic.Row("met"),
+        "met mask": sonic.Mask(beside="met", axis_order="L"),
     }
     expected = {0: (12, 1), 1: (24, 4), 2: (48, 4)}
     by_hand = [0, 1, 1, 2, 1, 2, 0]
@@ -38,7 +40,8 @@ def test_groups_with_lengths_of_their_own() -> None:
             for name, axis, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
                 kept = [float(min(counts[row][axis], length)) for row in rows]
                 assert sent[name].sum(axis=(1, 2)).tolist() == kept
-            assert segment.row_bytes == 4 * (2 * pf + sv + 6)
+            assert sent["met mask"].tolist() == [[1]] * len(rows)
+            assert segment.row_bytes == 4 * (2 * pf + sv + 6 + 2)
         assert levels == {int(row): by_hand[row] for row in wanted}
     pairs = [
         (row[k], expected[n][k]) for row, n in zip(counts, by_hand, strict=True) for k in (0, 1)
@@ -58,25 +61,6 @@ def test_declared_tensors_have_the_shape_of_a_row() -> None:
     shapes = {name: shape for name, (_, shape) in declared(layouts).items()}
     without_axes = dict.fromkeys(("splits", "row", "flat", "row_splits"), ())
     assert shapes == {"x": (2,), "y": (1, -1), **without_axes}
-
-
-def test_masks_have_the_length_of_what_they_stand_beside() -> None:
-    array = {"a": ak.Array([[1.0, 2.0, 3.0], [4.0]]), "b": ak.Array([[1.0], [2.0, 3.0]])}
-    layouts = {
-        "x": sonic.Bucketed("a", (2, 4), axis_order="L"),
-        "v": sonic.Padded("b", 3),
-        "r": sonic.Row("a[0]"),
-        "of b": sonic.Mask(3, of="b"),
-        "beside v": sonic.Mask(beside="v"),
-        "beside x": sonic.Mask(beside="x"),
-        "beside r": sonic.Mask(beside="r", axis_order="L"),
-    }
-    inputs = bind_inputs(layouts, array)
-    sent = [inputs.pack(s.start, s.stop) for s in inputs.segments]
-    for name in ("of b", "beside v"):
-        assert [t[name].tolist() for t in sent] == [[[[1, 1, 0]]], [[[1, 0, 0]]]]
-    assert [t["beside x"].tolist() for t in sent] == [[[[1, 0]]], [[[1, 1, 1, 0]]]]
-    assert [t["beside r"].tolist() for t in sent] == [[[1]], [[1]]]
 
 
 def test_rows_may_have_lists_of_constituents() -> None:

@@ -63,14 +63,6 @@ def test_coffea_finds_the_branches_of_a_model(
     assert traced == {"nFatJet", *branches.split()}
 
 
-def test_only_the_named_columns_are_read() -> None:
-    log: list[Any] = []
-    array = sample(access_log=log, entry_stop=200)
-    sonic.Row(["pt", "msoftdrop"]).pack(array.FatJet)
-    read = {getattr(entry, "branch", entry) for entry in log}
-    assert read == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}
-
-
 def test_variations_with_an_index_read_the_collections_of_the_model() -> None:
     log: list[Any] = []
     events = sample(access_log=log, entry_stop=50)

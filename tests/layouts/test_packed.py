@@ -74,7 +74,6 @@ MUON_OF_JET = ak.Array(
         {"Jet": [{"mu": {"pt": 6.0}}]},
     ]
 )
-NONE_IN_TURN = {"a": ak.Array([1, None, None, 5])[:3], "b": ak.Array([None, 2, None])}
 WITH_FLAVOUR = ak.Array(
     [{"Jet": [{"f": "b"}, {"f": "µ"}], "era": None}, {"Jet": [], "era": "2018"}]
 )
@@ -114,7 +113,6 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Mask(2, of="Jet[0].pf", axis_order="L"), NO_JET, [[1, 1], [0, 0], [0, 0]]),
     (Padded("Jet[0].x", 2, missing=-1.0), OF_NONE, [[[1, 2]], [[0, 0]]]),
     (Row(["Jet[0].pt", "met"], missing=-9.0), LACK, [[-9, 1], [3, 2]]),
-    (Row(["a", "b"], missing=[-1, -2]), NONE_IN_TURN, [[1, -2], [-1, 2], [-1, -2]]),
     (Row("MET.pt", missing=-9.0), LACK, [[5], [-9]]),
     (Row(sonic.Feature("MET.pt", 1.0, 2.0), missing=-9.0, pad="before"), LACK, [[8], [-20]]),
     (
@@ -126,7 +124,6 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row("Jet[0].mu.pt"), MUON_OF_JET, [[5], [6]]),
     (Row(["Jet[0].mu.pt", "Jet[-1].mu.pt"]), MUON_OF_JET, [[5, 5], [6, 6]]),
     # Numbers of events, and arrays of fixed length.
-    (Row(["Jet.pt", "MET.pt"]), EVENTS, [[50, 80], [30, 80], [40, 10]]),
     (
         Padded(["Jet.pt", "Jet.v[:2]"], 2, axis_order="LF"),
         EVENTS,
@@ -160,6 +157,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),
     (Row(feature(replace={-1: 1e-6})), {"x": np.asarray([2, -1], "float16")}, [[2], [1e-6]]),
+    (Row(feature(function="log"), missing=-9), x(1.0, None), [[0], [-9]]),
     (Padded("x", 3, 9, missing=NAN), x([None, 2.0], []), [[[NAN, 2, 9]], [[9, 9, 9]]]),
     (Padded(["x", "x"], 2, [NAN, -INF]), x([7]), [[[7, NAN], [7, -INF]]]),
     # Expressions.
@@ -183,7 +181,6 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # Names in tuples, and expressions that are no path.
     (Row([("Jet", np.int64(0), "pt"), ("Jet", 0, "pt")], missing=0), EVENTS[:1], [[50, 50]]),
     (Padded("x", 2, sort_by="2. * x"), x([1.0, 2.0]), [[[2, 1]]]),
-    (Padded("x", 2, sort_by=".5 * x"), x([1.0, 2.0]), [[[2, 1]]]),
     # Other orders of axes, lists that share elements, and bytes in another order.
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),
     (Flat("x", axis_order="L"), x([2, 1], []), [2, 1]),
@@ -206,7 +203,6 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[b"+", b"0", b"0", b""], [b""] * 4],
     ),
     (Row("x", dtype="string"), x(b"\xff\x00", b""), [[b"\xff\x00"], [b""]]),
-    (Padded("x", 3, dtype="string", pad_mode="wrap"), x(["a", "b"]), [[[b"a", b"b", b"a"]]]),
     # Nothing, of a type that nobody knows.
     (Padded(["x", "y"], 2), UNKNOWN, np.zeros((2, 2, 2))),
     (Padded("x", 2), x(), np.zeros((0, 1, 2))),
@@ -232,28 +228,18 @@ def test_requests_are_planned_by_the_longest_string() -> None:
 
 # Arrays of fixed shape are sent in the declared shape, and in no other with as many numbers.
 
-SAME = [
-    *((given, given) for given in ((2, 3, 4), (3, 4), (12,))),
-    *(((3, 4), declared) for declared in ((1, 3, 4), (3, 4, 1), (3, 1, 4))),
-    *(((12,), declared) for declared in ((1, 12), (12, 1), (1, 12, 1))),
-]
-OTHER = [
-    *(((2, 3, 4), s) for s in ((2, 4, 3), (3, 2, 4), (3, 4, 2), (4, 2, 3), (4, 3, 2))),
-    *(((2, 3, 4), s) for s in ((24,), (4, 6), (2, 12), (3, 8), (2, 2, 6), (2, 2, 3, 2), (24, 1))),
-]
 
-
-@pytest.mark.parametrize(("given", "declared"), SAME)
-def test_axes_of_one_are_added(given: Any, declared: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("declared", [(3, 4), (1, 3, 4), (3, 4, 1), (3, 1, 4)])
+def test_axes_of_one_are_added(declared: tuple[int, ...]) -> None:
     """Of one channel, channels first and channels last are the same numbers in the same order."""
-    images = np.arange(5 * np.prod(given), dtype=np.float32).reshape(5, *given)
+    images = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
     tensor = sonic.Dense("x", declared).pack({"x": images})
     np.testing.assert_array_equal(tensor, images.reshape(5, *declared))
 
 
-@pytest.mark.parametrize(("given", "declared"), OTHER)
-def test_other_shapes_are_refused(given: Any, declared: tuple[int, ...]) -> None:
-    images = np.zeros((5, *given), np.float32)
+@pytest.mark.parametrize("declared", [(2, 4, 3), (4, 3, 2), (24,), (2, 12), (2, 2, 3, 2), (24, 1)])
+def test_other_shapes_are_refused(declared: tuple[int, ...]) -> None:
+    images = np.zeros((5, 2, 3, 4), np.float32)
     for column in (images, ak.from_regular(ak.Array(images), axis=None)):
         with pytest.raises(InputError, match=rf"field 'x' .*expected \[{declared[0]}.*"):
             sonic.Dense("x", declared).pack({"x": column})

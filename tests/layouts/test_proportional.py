@@ -26,7 +26,6 @@ EACH_ONE = Index64(np.arange(len(NUMBERS)))
 NONE_MISSING = Index8(np.zeros(len(NUMBERS), np.int8))
 COLUMNS = {
     "float32": NumpyArray(NUMBERS),
-    "strided": NumpyArray(np.repeat(NUMBERS, 2)[::2]),
     "optional": ByteMaskedArray(NONE_MISSING, NumpyArray(NUMBERS), valid_when=False),
     "mixed": UnionArray(HALF, EACH_ONE, [NumpyArray(NUMBERS.astype(t)) for t in ("f4", "i8")]),
 }

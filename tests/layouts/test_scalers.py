@@ -52,15 +52,6 @@ def test_channels_are_scaled_as_a_scaler_of_scikit_learn_does(
     assert sonic.Scaled(scaler.fit(TRAINED.to_numpy()), list(TRAINED)) == named
 
 
-def test_scaled_channels_may_be_of_any_layout() -> None:
-    scaler = new("StandardScaler").fit(np.log(TRAINED[["pt"]]))
-    log_pt = sonic.Feature("pf.pt", function="log")
-    layout = sonic.Padded(sonic.Scaled(scaler, [log_pt]), 3)
-    packed = layout.pack(ak.Array([{"pf": [{"pt": 50.0}, {"pt": 20.0}]}]))
-    expected = [*((np.log([50.0, 20.0]) - scaler.mean_) / scaler.scale_), 0.0]
-    np.testing.assert_allclose(packed[0, 0], expected, rtol=1e-5)
-
-
 def test_statistics_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "scaler.json"
     file.write_text(json.dumps(STATISTICS))

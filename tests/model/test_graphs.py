@@ -72,11 +72,6 @@ def test_numbers_that_refer_to_nothing_are_refused() -> None:
             MODEL.pack(arrays)
 
 
-def test_numbers_that_refer_to_an_input_are_not_packed_without_it() -> None:
-    with pytest.raises(ConfigError, match=r"refer to input 'x'.*Model\.pack"):
-        EDGES.pack(graphs()["edge_index"])
-
-
 def test_inputs_that_refer_to_each_other_are_packed_in_any_order() -> None:
     arrays = {"x": ak.Array([[1.0, 2.0], [3.0]]), "e": ak.Array([[0, 1, 1], [0]])}
     arrays["f"] = ak.Array([[2, 0], [0]])
@@ -315,6 +310,7 @@ def packed(inputs: dict[str, Any], array: Any = EVENTS, **options: Any) -> dict[
         (lambda: sonic.Flat("a", "s", batch="s"), "two inputs, got 's' for both"),
         (lambda: sonic.Output(of="tracks"), "needs per='constituent'"),
         (lambda: OF_OTHERS(graphs()), "did you mean 'edge_index'"),
+        (lambda: EDGES.pack(graphs()["edge_index"]), r"refer to input 'x'.*Model\.pack"),
         *(
             (lambda inputs=inputs, per=per: packed(inputs, one_request_per=per), SAME_NAME)
             for inputs in (
@@ -351,7 +347,7 @@ def test_inputs_share_their_offsets_if_their_elements_are_the_same(option: str) 
         packed({"x": sonic.Flat("a", **names), "z": sonic.Flat("b", **names)})
 
 
-def test_servers_that_would_stack_graphs_are_refused(installation: Any, tmp_path: Path) -> None:
+def test_servers_that_would_stack_graphs_are_refused(tmp_path: Path) -> None:
     """A file calls its first axes by one name, as if its rows were independent."""
     graph = """(float[N, 1] x, int64[N] row) => (float[N, 1] y, int64[N] r) {
         y = Identity(x)
@@ -363,10 +359,7 @@ def test_servers_that_would_stack_graphs_are_refused(installation: Any, tmp_path
     sonic.build_repository(tmp_path / "served", {"stacked": file})
     sonic.build_repository(tmp_path / "served", {"whole": file}, max_batch_size=0)
     stacked, whole = (sonic.Model(name, inputs, outputs) for name in ("stacked", "whole"))
-    with (
-        sonic.LocalServer(tmp_path / "served", stop_timeout_s=0.0) as server,
-        sonic.connect(server),
-    ):
+    with sonic.connect(tmp_path / "served"):
         with pytest.raises(ContractError, match="serve the model with max_batch_size: 0"):
             stacked(array)
         assert whole(array).tolist() == array.r.tolist()

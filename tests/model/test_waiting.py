@@ -190,21 +190,12 @@ def test_calls_that_are_over_are_awaited_again(pool: Pool) -> None:
     async def main() -> None:
         call = MODEL.submit(jets(1, 2), pool=pool)
         assert (await call).twice.tolist() == (await call).twice.tolist() == [2.0, 4.0]
+        call.cancel()
+        assert call.result().twice.tolist() == [2.0, 4.0]
         assert len(await MODEL.submit(jets(), pool=pool)) == 0
         varied = sonic.Variations(one=jets(1), other=jets(3))
         assert (await MODEL.submit(varied, pool=pool))["other"].twice.tolist() == [6.0]
 
-    asyncio.run(main())
-
-
-def test_failures_are_raised_where_they_are_awaited(sonic_server: Any) -> None:
-    async def main() -> None:
-        with pytest.raises(errors.ServerLostError):
-            await MODEL.submit(jets(1))
-
-    server = sonic_server(MODEL, retry_timeout_s=0.1)
-    MODEL(jets(1))
-    server.stop()
     asyncio.run(main())
 
 
