@@ -344,12 +344,24 @@ def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> Non
         assert Extended().process(jets) == [5]
 
 
-def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_run() -> None:
+PRODUCE = "    def produce(self, events, scores): return "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PRODUCE + "model(events).twice.tolist()",
+        "    def __init__(self): self.models = {'m': model}\n"
+        + PRODUCE
+        + "scores['m'].twice.tolist()",
+    ],
+    ids=["called", "of the instance"],
+)
+def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_run(
+    body: str,
+) -> None:
     """Methods of a class that was unpickled here name copies of the notebook's globals."""
-    cell = (
-        "class Local(Doubling):\n"
-        "    def produce(self, events, scores): return model(events).twice.tolist()"
-    )
+    cell = f"class Local(Doubling):\n{body}"
     notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
     notebook["model"] = Doubling.models["m"]
     jets = ak.Array([{"pt": 1.0}])
@@ -363,7 +375,7 @@ def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_
             assert run() == [2]
         with sonic.connect(other.url):
             with pytest.raises(
-                errors.ConfigError, match=rf"{one.url}, and .* with {other.url}: put"
+                errors.ConfigError, match=rf"{one.url}, and .* with {other.url}: let acquire"
             ):
                 run()
             exec(cell, notebook)  # noqa: S102

@@ -164,12 +164,12 @@ class WithPool:
         pool = current(self.pool_of_pickle)
         around = blocks_around()
         if self.process_of_pickle and around and around[-1].sender == self.process_of_pickle:
-            servers = [", ".join(each.settings.servers) for each in (pool, around[-1].pool)]
-            if servers[0] != servers[1]:
+            own, its = pool.settings.servers, around[-1].pool.settings.servers
+            if set(own) != set(its):
                 raise ConfigError(
-                    f"this model was pickled with {servers[0]}, and the processor that calls it "
-                    f"with {servers[1]}: put it into the processor's models, or run the cell of a "
-                    "notebook that defines the processor's class again"
+                    f"this model was pickled with {', '.join(own)}, and the processor that calls "
+                    f"it with {', '.join(its)}: let acquire send it, as one of the class's models, "
+                    "or run the cell of a notebook that defines the class again"
                 )
         return pool
 

@@ -298,12 +298,14 @@ def _submit(
             options.setdefault("events", events)
         # coffea pickles a class of a notebook, and unpickling it here replaces its attributes: its
         # models would stay with the servers of that run.
-        is_replaced = "models" not in vars(processor) and name not in processor._pickled_models  # noqa: SLF001
-        if is_replaced and _is_pickled(model) and not has_no_data(events):
+        is_of_class = "models" not in vars(processor)
+        keeps_servers = is_of_class and name in processor._pickled_models  # noqa: SLF001
+        is_replaced = is_of_class and not keeps_servers and _is_pickled(model)
+        if is_replaced and not has_no_data(events):
             options.setdefault("pool", current())
         try:
-            # Its place in `models` says which servers it has; a global model is not there.
-            with using(processor.pool_of_pickle):
+            # A block of its own does not compare the servers of a model that keeps them.
+            with using(processor.pool_of_pickle if keeps_servers else None):
                 pending[name] = model.submit(request.objects, **options)
         except InputError as error:
             where = f"{kind}.{method}"
