@@ -228,8 +228,26 @@ def test_variations_with_other_metadata_are_refused_if_these_are_read(pool: Pool
     light, heavy = (ak.with_parameter(ONE, "metadata", {"m_x": m}) for m in (125, 250))
     assert model(sonic.Variations(nominal=heavy, up=heavy), pool=pool)["up"].twice.tolist() == [500]
     assert MODEL(sonic.Variations(light=light, heavy=heavy), pool=pool)["heavy"].twice.tolist()
-    with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
-        model(sonic.Variations(light=light, heavy=heavy), pool=pool)
+    for up in (light, ONE):
+        with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
+            model(sonic.Variations(nominal=heavy, up=up), pool=pool)
+    # Such as the number of a block's last event, which objects of its events do not have.
+    block = ak.with_parameter(ONE, "metadata", {"m_x": 250, "entrystop": 10})
+    both = sonic.Variations(nominal=heavy, up=block)
+    assert model(both, pool=pool)["up"].twice.tolist() == [500]
+
+
+def test_inputs_of_variations_have_metadata_of_their_own(sonic_server: Any) -> None:
+    """As in a block of a chunk: its events say where it ends, and their objects where the chunk."""
+    year = sonic.Row([sonic.Metadata("year")])
+    model = sonic.Model("m", {"a": year, "b": year}, {"y": ["sum"]})
+    sonic_server(model, functions={"m": lambda inputs: {"y": inputs["a"] + inputs["b"]}})
+    events = {
+        name: ak.with_parameter(ak.Array([{"pt": 1.0}]), "metadata", {"year": 8, "entrystop": stop})
+        for name, stop in (("a", 10), ("b", 20))
+    }
+    scores = model(sonic.Variations(nominal=events, up=events))
+    assert scores["up"]["sum"].tolist() == [16]
 
 
 def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:

@@ -159,6 +159,11 @@ class Feature:
         return (*(path for path, how in self.terms if how != "metadata"), *refers)
 
     @property
+    def metadata(self) -> tuple[str, ...]:
+        """The names of the events' metadata that are read."""
+        return tuple(text_of(path) for path, how in self.terms if how == "metadata")
+
+    @property
     def options(self) -> dict[str, Any]:
         """What is declared beside the name."""
         values = ((f, getattr(self, f.name)) for f in fields(self)[1:] if f.init)

@@ -250,7 +250,7 @@ class Submission:
         together, lengths = objects.together(
             self._columns,
             follow_index=self._follow_index,
-            read_metadata=any(term[1] == "metadata" for f in self._features for term in f.terms),
+            metadata=[name for feature in self._features for name in feature.metadata],
         )
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))

@@ -60,7 +60,7 @@ class Variations(dict[str, Any]):
         columns: Mapping[str | None, Sequence[str]],
         *,
         follow_index: bool = False,
-        read_metadata: bool = False,
+        metadata: Sequence[str] = (),
     ) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
@@ -71,8 +71,8 @@ class Variations(dict[str, Any]):
             are left out: they would be copied, and read from the file.
         follow_index : bool
             Whether the model follows an index of a file.
-        read_metadata : bool
-            Whether the model reads numbers of the events' metadata.
+        metadata : sequence of str
+            The names of the events' metadata that the model reads.
 
         Raises
         ------
@@ -90,12 +90,6 @@ class Variations(dict[str, Any]):
             if inputs.keys() != first.keys():
                 raise InputError(f"variation {name!r} has other inputs than the first")
         every = [array for inputs in each.values() for array in inputs.values()]
-        known = [*filter(None, map(metadata_of, every))] if read_metadata else []
-        if any(metadata != known[0] for metadata in known):
-            raise InputError(
-                "the variations have different metadata, which the model reads; set the number as "
-                "a field of each variation, or score them one by one"
-            )
         # awkward would take the file of the first for that of all.
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
@@ -105,12 +99,11 @@ class Variations(dict[str, Any]):
                 "score them one by one"
             )
         joined = {
-            key: self._joined({n: one[key] for n, one in each.items()}, columns.get(key), attrs)
+            key: self._joined(
+                {n: one[key] for n, one in each.items()}, columns.get(key), attrs, metadata
+            )
             for key in first
         }
-        if read_metadata:  # where there are none, the file's would be taken for them
-            own = known[0] if known else {}
-            joined = {n: ak.with_parameter(one, "metadata", own) for n, one in joined.items()}
         sizes = {}
         for name, inputs in each.items():
             sizes[name], *others = map(len, inputs.values())
@@ -122,7 +115,10 @@ class Variations(dict[str, Any]):
 
     @staticmethod
     def _joined(
-        arrays: Mapping[str, ak.Array], columns: Sequence[str] | None, attrs: dict[str, Any] | None
+        arrays: Mapping[str, ak.Array],
+        columns: Sequence[str] | None,
+        attrs: dict[str, Any] | None,
+        metadata: Sequence[str],
     ) -> ak.Array:
         each = {n: only_columns(a, columns) if columns else a for n, a in arrays.items()}
         first = next(iter(each.values()))
@@ -134,7 +130,17 @@ class Variations(dict[str, Any]):
                     "fields in all"
                 )
         # awkward finds the fields of records by their names, in any order.
-        return ak.concatenate([*each.values()], attrs=attrs)
+        joined = ak.concatenate([*each.values()], attrs=attrs)
+        if not metadata:
+            return joined
+        known = [metadata_of(array) or {} for array in arrays.values()]
+        if any(one.get(name) != known[0].get(name) for one in known for name in metadata):
+            raise InputError(
+                "the variations have different metadata, which the model reads; set the number as "
+                "a field of each variation, or score them one by one"
+            )
+        # Where there are none, the file's would be taken for them.
+        return ak.with_parameter(joined, "metadata", known[0])
 
 
 def _as_array(objects: Any) -> ak.Array:
