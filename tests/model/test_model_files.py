@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,19 @@ def test_masks_of_one_of_several_inputs_are_asked_for(tmp_path: Path) -> None:
         sonic.Model.from_onnx(save_onnx(tmp_path / "m.onnx", graph))
 
 
+def test_paths_are_compared_with_names_of_branches(trees: Path, tmp_path: Path) -> None:
+    content = json.loads(trees.read_text())
+    content["learner"]["feature_names"] = [f"Photon_{name}" for name in NAMES]
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps(content))
+    paths = {f"Photon_{name}": f"Photon.{name}" for name in NAMES}
+    assert sonic.Model.from_xgboost("m", file, fields=paths).inputs
+    first, second, *_ = paths
+    swapped = {first: paths[second], second: paths[first]}
+    with pytest.raises(ContractError, match="'Photon.eta' is number 0 .*, and number 1"):
+        sonic.Model.from_xgboost("m", file, fields=paths | swapped)
+
+
 def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
     import xgboost
 
@@ -143,6 +157,9 @@ def test_trees_declare_their_features(trees: Path, tmp_path: Path) -> None:
         assert ak.flatten(renamed(events)).tolist() == expected.tolist()
     with pytest.raises(ConfigError, match="EB.json has 3 features: 'pt', .*; got 'eta', 'pt'"):
         sonic.Model.from_xgboost("id_EB", trees, fields=["eta", "pt", "phi"])
+    # A path whose last part is the name of another feature.
+    named = {"pt": "lead", "eta": "other.pt"}
+    assert len(sonic.Model.from_xgboost("id_EB", trees, fields=named).inputs) == 1
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected XGBoost trees in"):
         sonic.Model.from_xgboost("id_EB", tmp_path / "no.json")

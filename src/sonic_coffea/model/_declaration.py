@@ -217,10 +217,13 @@ class Declaration(WithPool):
         ours, theirs = self._channels, contract.features
         lasts = [channel.rpartition(".")[2] for channel in ours]
         for number, (channel, last) in enumerate(zip(ours, lasts, strict=True)):
-            # The file may have the last part of a path. Other names may mean the same.
-            is_path = channel not in theirs and lasts.count(last) == 1
-            name = last if is_path else channel
-            if name in theirs and theirs[number : number + 1] != (name,):
+            there, names = theirs[number : number + 1], [channel, channel.replace(".", "_")]
+            # The file may have the last part of a path, unless its feature in this place is none of
+            # ours: then other names may mean the same.
+            if lasts.count(last) == 1 and {*there} <= {*lasts}:
+                names.append(last)
+            name = next((name for name in names if name in theirs), None)
+            if name is not None and there != (name,):
                 raise ContractError(
                     f"feature {channel!r} is number {number} as declared, and number "
                     f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
