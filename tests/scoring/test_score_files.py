@@ -682,10 +682,17 @@ def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) ->
             assert written.events == file["Events"].num_entries
 
 
+def read_whole(events: Any) -> None:
+    """Read all that is needed of a chunk."""
+    ak.materialize(ak.zip({name: events[name] for name in IDENTITY[:3]}))
+    ak.materialize(events.FatJet[["pt", "mass"]])
+
+
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("write", [sonic.score_files, sonic.scoring.export_files])
+@pytest.mark.parametrize("when", ["between chunks", "within a chunk"])
 def test_files_that_change_while_they_are_read_are_refused(
-    tmp_path: Path, out: Path, write: Any
+    tmp_path: Path, out: Path, write: Any, when: str
 ) -> None:
     """Their chunks would be of two files, and one of them may come back."""
     path, new = tmp_path / "events.root", tmp_path / "new.root"
@@ -693,15 +700,56 @@ def test_files_that_change_while_they_are_read_are_refused(
     shutil.copy(FILES[1], new)
 
     def jets(events: Any) -> Any:
-        if new.exists():  # once this chunk is read
-            ak.materialize(ak.zip({name: events[name] for name in IDENTITY[:3]}))
-            ak.materialize(events.FatJet[["pt", "mass"]])
+        if new.exists():
+            if when == "between chunks":
+                read_whole(events)
             new.replace(path)
         return events.FatJet
 
-    with pytest.raises(errors.ConfigError, match="events.root changed while it was read"):
+    with pytest.raises(errors.ConfigError, match="changed while they were read, .*events.root"):
         write(MODEL, [path], out, features=jets, **SMALL)
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.usefixtures("server")
+def test_chunks_of_files_that_changed_are_not_resumed(tmp_path: Path, out: Path) -> None:
+    """They are named after the first file, which may come back."""
+    path, old, new = (tmp_path / f"{name}.root" for name in ("events", "old", "new"))
+    shutil.copy(FILES[0], path)
+    shutil.copy(FILES[1], new)
+
+    def jets(events: Any) -> Any:
+        if new.exists():
+            read_whole(events)
+            path.rename(old)
+            new.rename(path)
+        elif old.exists() and events.metadata["entrystart"] > 300:
+            raise KeyboardInterrupt
+        return events.FatJet
+
+    how: dict[str, Any] = {"features": jets, "collection": "FatJet", "chunksize": 200}
+    with pytest.raises(KeyboardInterrupt):
+        sonic.score_files(MODEL, path, out, **how)
+    old.rename(path)
+    sonic.score_files(MODEL, path, out, **how)
+    with uproot.open(FILES[0]) as file:
+        expected = ak.flatten(file["Events"]["FatJet_pt"].array())
+    assert ak.from_parquet(out).qcd.tolist() == expected.tolist()
+
+
+@pytest.mark.usefixtures("server")
+def test_files_of_another_inode_are_the_same_if_as_old(tmp_path: Path, out: Path) -> None:
+    """File systems such as sshfs forget the inodes of files, and give them others."""
+    path, copied = tmp_path / "events.root", tmp_path / "copy.root"
+    shutil.copy(FILES[0], path)
+    shutil.copy2(path, copied)
+
+    def jets(events: Any) -> Any:
+        if copied.exists():
+            copied.replace(path)
+        return events.FatJet
+
+    assert sonic.score_files(MODEL, path, out, features=jets, **SMALL).rows
 
 
 @pytest.mark.usefixtures("server")

@@ -19,7 +19,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write, state_of
+from sonic_coffea._files import others_write
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -198,18 +198,51 @@ def _run(
             ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
-    datasets, before = {"files": paths}, {path: state_of(Path(path)) for path in paths}
-    out = run_files(processor, datasets, client=client, chunksize=chunksize, progress=progress)
-    if changed := [path for path in paths if state_of(Path(path)) not in (None, before[path])]:
-        # They are named after the file before, and may be of the other one.
-        shutil.rmtree(processor.parts, ignore_errors=True)
-        raise ConfigError(
-            f"{', '.join(changed)} changed while it was read, so that events may be missing or "
-            "there twice; run again when nothing writes it"
+    with _unchanged(paths, processor.parts):
+        out = run_files(
+            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
         )
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     return out, [Path(chunk["path"]) for chunk in chunks]
+
+
+@contextlib.contextmanager
+def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
+    """Refuse files that change meanwhile, and remove their chunks.
+
+    The chunks are named after the file before, which may come back, and may be of the other one.
+    """
+    before, changed = [*map(_written, paths)], []
+    try:
+        try:
+            yield
+        finally:
+            each = zip(paths, before, strict=True)
+            changed = [path for path, state in each if _written(path) not in (None, state)]
+            if changed:
+                shutil.rmtree(parts, ignore_errors=True)
+    except Exception:
+        # Files of which a part was replaced cannot be read, in many ways.
+        if not changed:
+            raise
+    if changed:
+        raise ConfigError(
+            "files changed while they were read, so that events may be missing or there twice; run "
+            f"again when nothing writes them: {', '.join(changed)}"
+        )
+
+
+def _written(path: str) -> tuple[int, int] | None:
+    """Return when a file was written, and its size; None for URLs.
+
+    Some file systems, such as sshfs, give a file another inode once they have forgotten it.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _join(
