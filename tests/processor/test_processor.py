@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
+import textwrap
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +22,7 @@ from distributed import Client
 from tests.dask.conftest import local_cluster
 from tests.doubling import Doubling, multiplier
 from tests.nanoaod import Schema
+from tests.scripts import python
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -380,6 +384,22 @@ def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_
                 run()
             exec(cell, notebook)  # noqa: S102
             assert run() == [3]
+
+
+def test_models_have_the_same_tokens_in_all_processes(tmp_path: Path) -> None:
+    """Else dask would compute persisted scores anew, and `score_files` resume nothing."""
+    script = """
+        import sonic_coffea as sonic
+        from dask.base import tokenize
+        from tests.doubling import MODEL, Doubling
+
+        sonic.connect("grpc://127.0.0.1:1")
+        print(*map(tokenize, [MODEL, sonic.Folds([MODEL, MODEL], fold="event % 2"), Doubling()]))
+    """
+    path = tmp_path / "tokens.py"
+    path.write_text(textwrap.dedent(script))
+    first, second = (python(path, PYTHONPATH=os.pathsep.join(sys.path)).stdout for _ in range(2))
+    assert first == second
 
 
 def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:

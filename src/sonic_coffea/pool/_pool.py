@@ -39,12 +39,12 @@ class Block:
 
     A `connect` that was not entered names the pool for the rest of the block around it, or until
     that pool is closed. Event loops carry contexts into other threads, and past the end of a block,
-    where it does not count. A block of a pickled processor names the process that sent it.
+    where it does not count.
     """
 
     pool: Pool
     entered: bool
-    sender: str | None = None
+    of_processor: bool = False
     over: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
 
@@ -63,9 +63,9 @@ def blocks_around() -> list[Block]:
     return [block for block in _blocks.get() if block.counts]
 
 
-def enter(pool: Pool, *, entered: bool = True, sender: str | None = None) -> Block:
+def enter(pool: Pool, *, entered: bool = True, of_processor: bool = False) -> Block:
     """Begin a block in which a pool scores the calls of this thread."""
-    block = Block(pool, entered, sender)
+    block = Block(pool, entered, of_processor)
     _blocks.set((*blocks_around(), block))
     return block
 

@@ -15,7 +15,6 @@ import copyreg
 import logging
 import os
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,14 +30,15 @@ logger = logging.getLogger(__name__)
 # Pools of pickles, and of `connect`, that stay open without a user, for the next chunk. If more
 # settings alternate, some pools are opened again and again.
 _KEPT = 4
-# Its name in the pickles that it makes.
-_PROCESS = uuid.uuid4().hex
 
 _lock = threading.Lock()
 _pools: WeakSet[Pool] = WeakSet()
 _connected: list[Pool] = []
 _opened: list[Pool] = []
 _of_parents: list[Any] = []
+# The servers in the pickles that this process has made. A name of the process in the pickles would
+# make them others in each process, and dask's tokens with them.
+_sent: set[tuple[str, ...]] = set()
 # `pools` are those that a thread was connected to: others may connect to them later, or to more.
 _of_thread = threading.local()
 
@@ -111,12 +111,9 @@ def current(pool: Pool | None = None) -> Pool:
 
 
 @contextlib.contextmanager
-def using(pool: Pool | None, *, sender: str | None = None) -> Iterator[None]:
-    """Have a pool score the calls of a block; None changes nothing.
-
-    ``sender`` is that of the processor whose methods run in the block.
-    """
-    block = None if pool is None else enter(current(pool), sender=sender)
+def using(pool: Pool | None, *, of_processor: bool = False) -> Iterator[None]:
+    """Have a pool score the calls of a block, maybe of a processor; None changes nothing."""
+    block = None if pool is None else enter(current(pool), of_processor=of_processor)
     try:
         yield
     finally:
@@ -139,7 +136,6 @@ class WithPool:
     """A base class, of models and processors, whose pickles have the pool that scores them."""
 
     pool_of_pickle: Pool | None = None
-    process_of_pickle: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         pool = self.pool_of_pickle
@@ -149,8 +145,9 @@ class WithPool:
             # Others may read a file of servers, or know which client of dask sent their task.
             if any(named.claimed for named in _open()):
                 raise
-        process = self.process_of_pickle or _PROCESS
-        return {**self.__dict__, "pool_of_pickle": pool, "process_of_pickle": process}
+        if pool is not None and self.pool_of_pickle is None:
+            _sent.add(pool.settings.servers)
+        return {**self.__dict__, "pool_of_pickle": pool}
 
     def own_pool(self) -> Pool:
         """Return the pool that scores a call.
@@ -158,14 +155,14 @@ class WithPool:
         Raises
         ------
         ConfigError
-            If no servers are named, or if the processor that calls it was pickled by the same
-            process with others: a global model of a notebook, as an earlier run has pickled it.
+            If no servers are named, or if this process has pickled it, and the processor that calls
+            it with other servers: a global model of a notebook, as an earlier run has pickled it.
         """
         pool = current(self.pool_of_pickle)
         around = blocks_around()
-        if self.process_of_pickle and around and around[-1].sender == self.process_of_pickle:
+        if self.pool_of_pickle is not None and around and around[-1].of_processor:
             own, its = pool.settings.servers, around[-1].pool.settings.servers
-            if set(own) != set(its):
+            if set(own) != set(its) and {own, its} <= _sent:
                 raise ConfigError(
                     f"this model was pickled with {', '.join(own)}, and the processor that calls "
                     f"it with {', '.join(its)}: let acquire send it, as one of the class's models, "

@@ -179,7 +179,7 @@ class SonicProcessor(WithPool):
     @brief
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
-        with using(self.pool_of_pickle, sender=self.process_of_pickle):
+        with using(self.pool_of_pickle, of_processor=True):
             return self._process(events)
 
     def _process(self, events: Any) -> Any:
