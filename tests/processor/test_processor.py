@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -362,7 +363,7 @@ PRODUCE = "    def produce(self, events, scores): return "
     ids=["called", "of the instance"],
 )
 def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_run(
-    body: str,
+    body: str, tmp_path: Path
 ) -> None:
     """Methods of a class that was unpickled here name copies of the notebook's globals."""
     cell = f"class Local(Doubling):\n{body}"
@@ -378,10 +379,15 @@ def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_
         with sonic.connect(one.url):
             assert run() == [2]
         with sonic.connect(other.url):
-            with pytest.raises(
-                errors.ConfigError, match=rf"{one.url}, and .* with {other.url}: let acquire"
-            ):
+            message = rf"{one.url}, and .* with {other.url}: let acquire"
+            with pytest.raises(errors.ConfigError, match=message):
                 run()
+            # Nor by a worker, to which the next run goes.
+            (tmp_path / "sent").write_bytes(cloudpickle.dumps((notebook["Local"](), jets)))
+            script = "import pickle, sys; p, x = pickle.load(open(sys.argv[1], 'rb')); p.process(x)"
+            folders = os.pathsep.join(sys.path)
+            done = python("-c", script, tmp_path / "sent", check=False, PYTHONPATH=folders)
+            assert re.search(message, done.stderr)
             exec(cell, notebook)  # noqa: S102
             assert run() == [3]
 

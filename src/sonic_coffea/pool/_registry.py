@@ -36,8 +36,7 @@ _pools: WeakSet[Pool] = WeakSet()
 _connected: list[Pool] = []
 _opened: list[Pool] = []
 _of_parents: list[Any] = []
-# The servers in the pickles that this process has made. A name of the process in the pickles would
-# make them others in each process, and dask's tokens with them.
+# The servers in the pickles that this process has made.
 _sent: set[tuple[str, ...]] = set()
 # `pools` are those that a thread was connected to: others may connect to them later, or to more.
 _of_thread = threading.local()
@@ -136,18 +135,24 @@ class WithPool:
     """A base class, of models and processors, whose pickles have the pool that scores them."""
 
     pool_of_pickle: Pool | None = None
+    # Whether the process that has pickled it pickles it again, and is connected to other servers.
+    is_stale: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        pool = self.pool_of_pickle
-        try:
-            pool = pool or _named()
-        except ConfigError:
-            # Others may read a file of servers, or know which client of dask sent their task.
-            if any(named.claimed for named in _open()):
-                raise
-        if pool is not None and self.pool_of_pickle is None:
-            _sent.add(pool.settings.servers)
-        return {**self.__dict__, "pool_of_pickle": pool}
+        pool, named = self.pool_of_pickle, None
+        if pool is None or pool.settings.servers in _sent:
+            try:
+                named = _named()
+            except ConfigError:
+                # Others may read a file of servers, or know which client of dask sent their task.
+                if pool is None and any(each.claimed for each in _open()):
+                    raise
+        state = {**self.__dict__, "pool_of_pickle": pool or named}
+        if named is not None:
+            _sent.add(named.settings.servers)
+            its = (pool or named).settings.servers
+            state["is_stale"] = self.is_stale or {*its} != {*named.settings.servers}
+        return state
 
     def own_pool(self) -> Pool:
         """Return the pool that scores a call.
@@ -155,14 +160,14 @@ class WithPool:
         Raises
         ------
         ConfigError
-            If no servers are named, or if this process has pickled it, and the processor that calls
-            it with other servers: a global model of a notebook, as an earlier run has pickled it.
+            If no servers are named, or if it is stale and the processor that calls it has others:
+            a global model of a notebook, as an earlier run has pickled it.
         """
         pool = current(self.pool_of_pickle)
         around = blocks_around()
-        if self.pool_of_pickle is not None and around and around[-1].of_processor:
+        if self.is_stale and around and around[-1].of_processor:
             own, its = pool.settings.servers, around[-1].pool.settings.servers
-            if set(own) != set(its) and {own, its} <= _sent:
+            if set(own) != set(its):
                 raise ConfigError(
                     f"this model was pickled with {', '.join(own)}, and the processor that calls "
                     f"it with {', '.join(its)}: let acquire send it, as one of the class's models, "
