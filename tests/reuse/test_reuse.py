@@ -250,6 +250,20 @@ def test_inputs_of_variations_have_metadata_of_their_own(sonic_server: Any) -> N
     assert scores["up"]["sum"].tolist() == [16]
 
 
+def test_metadata_of_inputs_that_read_none_are_not_compared(sonic_server: Any) -> None:
+    """Jets that were made anew have none, unlike those of the events."""
+    inputs = {"jets": sonic.Row("pt"), "events": sonic.Row([sonic.Metadata("year")])}
+    model = sonic.Model("m", inputs, {"y": ["sum"]})
+    sonic_server(model, functions={"m": lambda sent: {"y": sent["jets"] + sent["events"]}})
+    made = ak.Array([{"pt": 1.0}])
+    read, other = (ak.with_parameter(made, "metadata", {"year": year}) for year in (8, 9))
+    nominal, up = ({"jets": jets, "events": read} for jets in (other, made))
+    scores = model(sonic.Variations(nominal=nominal, up=up))
+    assert [each["sum"].tolist() for each in scores.values()] == [[9], [9]]
+    with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
+        model(sonic.Variations(nominal=nominal, up={"jets": made, "events": other}))
+
+
 def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
     model = sonic.Model("model", {"x": sonic.Tokens({"Jet": sonic.Padded("x", 2)})}, {"y": ["a"]})
     jets = ak.Array([[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]])

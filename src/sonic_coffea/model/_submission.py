@@ -250,7 +250,7 @@ class Submission:
         together, lengths = objects.together(
             self._columns,
             follow_index=self._follow_index,
-            metadata=[name for feature in self._features for name in feature.metadata],
+            metadata=self._metadata,
         )
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
@@ -273,15 +273,21 @@ class Submission:
         return each
 
     @property
-    def _follow_index(self) -> bool:
-        """Whether a layout reads what an index refers to, which may count in the file."""
-        return any(feature.index is not None for feature in self._features)
+    def _metadata(self) -> dict[str | None, list[str]]:
+        """The metadata that are read of each input, and under None of one array for all inputs."""
+        each = defaultdict[str | None, list[str]](list)
+        for model in self.models:
+            for name, layout in model.inputs.items():
+                names = [name for feature in _features_of(layout) for name in feature.metadata]
+                each[name] += names
+                each[None] += names
+        return each
 
     @property
-    def _features(self) -> Iterator[Feature]:
-        """What the layouts of all models read."""
+    def _follow_index(self) -> bool:
+        """Whether a layout reads what an index refers to, which may count in the file."""
         layouts = (layout for model in self.models for layout in model.inputs.values())
-        return (feature for layout in layouts for feature in _features_of(layout))
+        return any(map(_has_index, layouts))
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""

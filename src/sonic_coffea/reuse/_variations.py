@@ -60,7 +60,7 @@ class Variations(dict[str, Any]):
         columns: Mapping[str | None, Sequence[str]],
         *,
         follow_index: bool = False,
-        metadata: Sequence[str] = (),
+        metadata: Mapping[str | None, Sequence[str]],
     ) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
@@ -71,8 +71,8 @@ class Variations(dict[str, Any]):
             are left out: they would be copied, and read from the file.
         follow_index : bool
             Whether the model follows an index of a file.
-        metadata : sequence of str
-            The names of the events' metadata that the model reads.
+        metadata : mapping
+            The names of the events' metadata that are read, in the same way.
 
         Raises
         ------
@@ -100,7 +100,10 @@ class Variations(dict[str, Any]):
             )
         joined = {
             key: self._joined(
-                {n: one[key] for n, one in each.items()}, columns.get(key), attrs, metadata
+                {n: one[key] for n, one in each.items()},
+                columns.get(key),
+                attrs,
+                metadata.get(key, ()),
             )
             for key in first
         }
