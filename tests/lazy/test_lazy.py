@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import awkward as ak
+import cloudpickle
 import dask
 import dask_awkward as dak
 import pytest
 from distributed import Client
+from tests.doubling import Doubling, multiplier
 from tests.nanoaod import sample
 
 import sonic_coffea as sonic
@@ -126,11 +129,42 @@ def test_scores_are_of_the_servers_that_the_model_was_called_with(scheduler: str
     with FakeServer({"m": twice}) as one, FakeServer({"m": thrice}) as other:
         with sonic.connect(one.url):
             outer = model(jets).a
-            with sonic.connect(other.url):
+            with sonic.connect(other.url) as pool:
                 inner = model(jets).a
                 each = dask.compute(outer, inner, scheduler=scheduler)
+            given = model(jets, pool=pool).a
         later = dask.compute(outer, inner, scheduler=scheduler)
+        assert dask.compute(given, scheduler=scheduler)[0].tolist() == [3.0, 6.0]
     assert [scores.tolist() for scores in (*each, *later)] == 2 * [[2.0, 4.0], [3.0, 6.0]]
+
+
+def test_models_that_change_servers_are_another_task() -> None:
+    jets, models = dak.from_awkward(ak.Array([{"pt": 1.0}]), 1), []
+    with multiplier(2) as one, multiplier(3) as other:
+        for server in (one, other):
+            with sonic.connect(server.url):
+                models.append(pickle.loads(pickle.dumps(Doubling.models["m"])))
+        each = [sonic.Folds(order, fold="pt - 1")(jets).twice for order in (models, models[::-1])]
+        scores = dask.compute(*each, scheduler="sync")
+    assert [of_one.tolist() for of_one in scores] == [[2], [3]]
+
+
+@pytest.mark.parametrize("folds", [False, True], ids=["model", "folds"])
+def test_classes_of_notebooks_use_the_servers_that_are_connected(*, folds: bool) -> None:
+    """Also where an earlier run has unpickled the class, and its models with it."""
+    model = Doubling.models["m"]
+
+    class Local(Doubling):
+        models = {"m": sonic.Folds([model, model], fold=None) if folds else model}  # noqa: RUF012
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            return scores["m"].twice
+
+    jets = ak.Array([{"pt": 1.0}])
+    for factor in (2, 3):
+        with multiplier(factor) as server, sonic.connect(server.url):
+            assert Local().process(dak.from_awkward(jets, 1)).compute().tolist() == [factor]
+            cloudpickle.loads(cloudpickle.dumps(Local())).process(jets)
 
 
 def test_arrays_that_change_names_are_another_task() -> None:
@@ -158,9 +192,8 @@ def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
     with pytest.raises(errors.InputError, match="'objects=' is not lazy"):
         MODEL(lazy.jets.compute(scheduler="sync"), mask=lazy.jets.ht > 1)
-    pool = sonic.connect("grpc://127.0.0.1:9")  # of this process
-    with pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
-        MODEL(lazy.jets, pool=pool)
+    with pytest.raises(errors.ConfigError, match="expected pool to be what sonic.connect returns"):
+        MODEL(lazy.jets, pool="grpc://127.0.0.1:9")
 
 
 def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:

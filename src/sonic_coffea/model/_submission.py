@@ -305,25 +305,23 @@ class Submission:
         return scores
 
     def _lazy(self, objects: Any) -> Pending:
-        if self.pool is not None:
-            raise ConfigError(
-                "a lazy array is scored by the pools of the processes that compute it; name the "
-                "servers with sonic.connect, and leave pool= out"
-            )
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
         own = self._arrays
         # The models may be changed, and others connected, before the scores are computed.
         models = tuple(map(copy, self.models))
-        alone = replace(self._with(dict.fromkeys(own)), models=models, deadline=NEVER)
+        alone = replace(self._with(dict.fromkeys(own)), models=models, pool=None, deadline=NEVER)
         alone = replace(alone, of_partition=True)
         options = (self.on_error, alone.version, self.deduplicate, self.default)
-        servers = set[Any]()  # what is persisted under a key has the scores of its servers
-        with contextlib.suppress(ConfigError):
+        servers = list[Any]()  # what is persisted under a key has the scores of its servers
+        try:
             for model in models:
-                model.pool_of_pickle = pool = model.pool_of(None)
-                servers.update(pool.settings.servers)
+                model.pool_of_pickle = pool = model.pool_of(self.pool)
+                servers.append(sorted(pool.settings.servers))
+        except ConfigError:
+            if self.pool is not None:
+                raise  # without it, servers may be known where the scores are computed
         hashes = [model.config_hash for model in self.models]
-        token = "-".join(map(str, [*hashes, *options, *sorted(servers)]))
+        token = "-".join(map(str, [*hashes, *options, *servers]))
         if self._follow_index:
             files = [file for file in map(lazy_file, arrays.values()) if file is not None]
             own |= {"file": files[0]} if files else {}

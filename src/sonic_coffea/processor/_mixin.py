@@ -301,7 +301,7 @@ def _submit(
         is_of_class = "models" not in vars(processor)
         keeps_servers = is_of_class and name in processor._pickled_models  # noqa: SLF001
         is_replaced = is_of_class and not keeps_servers and _is_pickled(model)
-        if is_replaced and not has_no_data(events):
+        if is_replaced and not is_tracer(events):
             options.setdefault("pool", current())
         try:
             # A block of its own does not compare the servers of a model that keeps them.
