@@ -151,7 +151,7 @@ class WithPool:
         if named is not None:
             _sent.add(named.settings.servers)
             its = (pool or named).settings.servers
-            state["is_stale"] = self.is_stale or {*its} != {*named.settings.servers}
+            state["is_stale"] = {*its} != {*named.settings.servers}
         return state
 
     def own_pool(self) -> Pool:
