@@ -392,6 +392,26 @@ def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_
             assert run() == [3]
 
 
+def test_processors_without_the_mixin_warn_of_an_earlier_runs_servers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody can tell their global models from pickles that are to keep their servers."""
+
+    class Plain:
+        model = Doubling.models["m"]
+
+        def process(self, events: Any) -> Any:
+            return self.model(events).twice.tolist()
+
+    jets = ak.Array([{"pt": 1.0}])
+    with multiplier(2) as one, multiplier(3) as other:
+        for server, is_warned in ((one, False), (other, True)):
+            with sonic.connect(server.url):
+                for _ in range(2):
+                    cloudpickle.loads(cloudpickle.dumps(Plain())).process(jets)
+            assert caplog.text.count(f"model m is scored by {one.url}, as its") == is_warned
+
+
 def test_models_have_the_same_tokens_in_all_processes(tmp_path: Path) -> None:
     """Else dask would compute persisted scores anew, and `score_files` resume nothing."""
     script = """

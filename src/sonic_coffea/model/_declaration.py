@@ -258,7 +258,16 @@ class Declaration(WithPool):
     def pool_of(self, given: Pool | None) -> Pool:
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
-            return self.own_pool()
+            pool = self.own_pool()
+            if self.is_stale:
+                warn_once(
+                    "model %s is scored by %s, as its pickle says, though it was pickled again "
+                    "with others connected; if a notebook's class names it, run the cell that "
+                    "defines the class again",
+                    self.name,
+                    ", ".join(pool.settings.servers),
+                )
+            return pool
         expect(isinstance(given, Pool), "pool to be what sonic.connect returns", given)
         return given
 
