@@ -138,6 +138,22 @@ def test_scores_are_of_the_servers_that_the_model_was_called_with(scheduler: str
     assert [scores.tolist() for scores in (*each, *later)] == 2 * [[2.0, 4.0], [3.0, 6.0]]
 
 
+def test_lazy_arrays_that_are_pickled_with_others_connected_need_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are to keep their servers, unlike global models of a notebook's class."""
+    jets = dak.from_awkward(ak.Array([{"pt": 1.0}]), 1)
+    with multiplier(2) as one, multiplier(3) as other:
+        with sonic.connect(one.url):
+            pickle.dumps(Doubling.models["m"])
+            scores = Doubling.models["m"](jets).twice
+        with sonic.connect(other.url):
+            sent = cloudpickle.loads(cloudpickle.dumps(dict(scores.__dask_graph__())))
+            (computed,) = dask.get(sent, scores.__dask_keys__())
+    assert computed.tolist() == [2]
+    assert "as its pickle says" not in caplog.text
+
+
 def test_models_that_change_servers_are_another_task() -> None:
     jets, models = dak.from_awkward(ak.Array([{"pt": 1.0}]), 1), []
     with multiplier(2) as one, multiplier(3) as other:

@@ -49,7 +49,7 @@ from sonic_coffea.layouts import (
 )
 from sonic_coffea.model._declaration import Declaration, warn_once
 from sonic_coffea.model._pending import Pending
-from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool
+from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part, ScoreCache, Variations
 from sonic_coffea.transport import Contract
@@ -349,7 +349,7 @@ class Submission:
             self._expect(model, outputs, inputs)
             return
         load_loop()
-        pool = model.pool_of(self.pool)
+        pool = self._pool_of(model)
         for version, rows in self._by_version(model, inputs):
             contract = self._contract(model, pool, version, rows)
             if contract is None:
@@ -373,6 +373,10 @@ class Submission:
             pending.parts.append(part)
             pool.submit(part.call)
 
+    def _pool_of(self, model: Declaration) -> Pool:
+        """Return the pool of a call; of a partition, that of the call that made the lazy array."""
+        return current(model.pool_of_pickle) if self.of_partition else model.pool_of(self.pool)
+
     def _expect(self, model: Declaration, outputs: Outputs, inputs: Inputs) -> None:
         """Set the shapes of outputs that declare none, where there is no object to score.
 
@@ -382,7 +386,7 @@ class Submission:
             return
         version = next(self._by_version(model, inputs))[0] if _is_single(self.version) else None
         with contextlib.suppress(SonicError):
-            pool = model.pool_of(self.pool)
+            pool = self._pool_of(model)
             contract = pool.contract(model.name, version, deadline=self.deadline)
             self._set_shapes(model, outputs, contract)
 
