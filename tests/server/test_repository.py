@@ -7,6 +7,7 @@ import queue
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,29 @@ def test_sources_that_are_replaced_as_they_are_copied_are_refused(tmp_path, monk
     with pytest.raises(ConfigError, match="'b' were replaced while they were copied"):
         build_repository(path, {"b": old})
     assert files(path) == before
+
+
+def test_builds_go_on_when_others_in_the_same_repository_end(tmp_path, monkeypatch):
+    """Only models are left: Triton would not start with another folder."""
+    first, second = identity(tmp_path / "1.onnx", "N, 2"), identity(tmp_path / "2.onnx", "N, 2")
+    path, copy = tmp_path / "r", shutil.copyfile
+    copies, goes_on = threading.Event(), threading.Event()
+    build = threading.Thread(target=build_repository, args=(path, {"a": first}))
+
+    def in_turns(source, target):
+        if source == first:
+            copies.set()
+            assert goes_on.wait(60)
+        else:
+            goes_on.set()
+            build.join()
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", in_turns)
+    build.start()
+    assert copies.wait(60)
+    build_repository(path, {"b": second})
+    assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
 
 
 def test_repositories_may_be_on_another_file_system_than_their_parent(tmp_path):

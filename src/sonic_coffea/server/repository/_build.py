@@ -317,7 +317,8 @@ def _write(
     root.mkdir(parents=True, exist_ok=True)
     # On the repository's file system, and where no server looks: Triton takes every folder of a
     # repository for a model, even a hidden one, but in a model's folder only reads numbered ones.
-    folders = (p for p in sorted(root.iterdir()) if p.is_dir() and not p.is_symlink())
+    # Hidden folders are those of other builds, which remove them as they end.
+    folders = (p for p in sorted(root.glob("[!.]*")) if p.is_dir() and not p.is_symlink())
     usable = (p for p in folders if p.name not in moves and os.access(p, os.W_OK))
     stage = Path(tempfile.mkdtemp(dir=next(usable, root), prefix=".sonic-build-"))
     try:
