@@ -164,6 +164,22 @@ def test_long_calls_that_see_two_files_fail(server: FakeServer) -> None:
         assert digest_of(MODEL(JETS, pool=pool)) == "b"
 
 
+def test_rows_of_a_server_that_comes_back_with_another_file_are_refused(
+    server: FakeServer, pool: sonic.Pool
+) -> None:
+    """It may be the only server."""
+    MODEL(JETS, pool=pool)
+    server.hold()
+    pending = MODEL.submit(JETS, pool=pool)
+    until(lambda: len(server.requests) == 2)
+    server.stop()
+    server.models["m"] = fake("b", 3.0)
+    server.start()
+    with pytest.raises(errors.ContractError, match="than before, .* call again"):
+        pending.result()
+    assert MODEL(JETS, pool=pool).twice.tolist() == [[3.0, 6.0], [], [9.0]]
+
+
 class Listing(Doubling):
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         return {"scores": ak.flatten(scores["m"].twice).tolist()}

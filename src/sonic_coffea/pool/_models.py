@@ -54,7 +54,8 @@ TRANSIENT = (
 
 
 _DIFFERS = (
-    "the server's model {!r} differs from that of the other servers, so it gets none of their rows"
+    "the server has another model {!r} than the other servers, or than before, so it gets no rows "
+    "that were meant for that one; call again, and give each file a version of its own"
 )
 
 
