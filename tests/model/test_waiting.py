@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import sqlite3
 import threading
 import time
@@ -211,3 +212,9 @@ def test_cancelled_waits_cancel_their_call(server: FaultServer, pool: Pool) -> N
 
     asyncio.run(main())
     server.release()
+
+
+def test_calls_stay_in_their_process(pool: Pool) -> None:
+    """As results of dask's tasks, which forgot to ask for the scores."""
+    with pytest.raises(errors.ConfigError, match=r"send what its result\(\) returns"):
+        pickle.dumps(MODEL.submit(jets(1), pool=pool))

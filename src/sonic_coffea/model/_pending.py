@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import awkward as ak
 import numpy as np
@@ -102,6 +102,12 @@ class Pending:
         state = f"{len(self.rows)} rows, {'done' if self.done() else 'on its way'}"
         state = state if self._ready is None else f"later, as {self._ready!r}"
         return f"<Pending {printable(self._name)}{varied}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "scores that are on their way arrive in this process alone, so the call cannot be "
+            "pickled, as for a result of a dask task; send what its result() returns"
+        )
 
     @property
     def statistics(self) -> Statistics:
