@@ -90,7 +90,7 @@ def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
 def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
     fake.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (
-        Pool(Settings.make(fake.url, request_timeout_s=1.0)) as pool,
+        Pool(Settings.make(fake.url, request_timeout_s=5.0)) as pool,
         pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
     ):
         MODEL(JETS[:4], pool=pool)
