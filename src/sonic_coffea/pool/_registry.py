@@ -147,11 +147,12 @@ class WithPool:
                 # Others may read a file of servers, or know which client of dask sent their task.
                 if pool is None and any(each.claimed for each in _open()):
                     raise
-        state = {**self.__dict__, "pool_of_pickle": pool or named}
-        if named is not None:
+        if pool is None and named is not None:
+            pool = named
             _sent.add(named.settings.servers)
-            its = (pool or named).settings.servers
-            state["is_stale"] = {*its} != {*named.settings.servers}
+        state = {**self.__dict__, "pool_of_pickle": pool}
+        if pool is not None and named is not None:
+            state["is_stale"] = {*pool.settings.servers} != {*named.settings.servers}
         return state
 
     def own_pool(self) -> Pool:

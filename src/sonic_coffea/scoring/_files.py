@@ -19,7 +19,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write
+from sonic_coffea._files import others_write, state_of
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -238,11 +238,8 @@ def _written(path: str) -> tuple[int, int] | None:
 
     Some file systems, such as sshfs, give a file another inode once they have forgotten it.
     """
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+    state = state_of(Path(path))
+    return state and (state[0], state[2])
 
 
 def _join(
