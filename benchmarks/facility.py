@@ -38,10 +38,7 @@ def chunk(number: int) -> tuple[float, int]:
 def cpu_s(turns: int) -> float:
     """Return the time of a chunk if scores come at once."""
     model = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"][:, :2, 0]}, max_rows=ROWS)
-    with (
-        FakeServer({"accelerator": model}) as fake,
-        sonic.connect(fake.url, shared_memory=False),
-    ):
+    with FakeServer({"accelerator": model}) as fake, sonic.connect(fake.url, shared_memory=False):
         times = []
         for number in range(turns + 1):
             begun = time.perf_counter()

@@ -69,10 +69,7 @@ def own_imports(module: str) -> frozenset[str]:
     imported = {name for name in imports(module) if name in MODULES and name != module}
     parents = {name.rsplit(".", depth)[0] for name in imported for depth in range(name.count("."))}
     own_parents = {module.rsplit(".", depth)[0] for depth in range(1, module.count("."))}
-    return frozenset((imported | parents) & MODULES.keys() - own_parents) - {
-        module,
-        "sonic_coffea",
-    }
+    return frozenset((imported | parents) & MODULES.keys() - own_parents) - {module, "sonic_coffea"}
 
 
 def test_dependencies_point_down() -> None:

@@ -46,10 +46,7 @@ def run():
         function=evaluate,
         max_rows=100_000,  # only Triton tells its limit
     )
-    with (
-        FakeServer({"fixed": fpga}, extensions=()) as server,
-        sonic.connect(server.url),
-    ):
+    with FakeServer({"fixed": fpga}, extensions=()) as server, sonic.connect(server.url):
         scores = compare(model, test_jets, evaluate)
     separation = auc(test_jets.is_top, scores.top - scores.qcd)
     return {"auc": separation, "rows": len(ak.flatten(scores.top, axis=0))}

@@ -239,10 +239,7 @@ class ParticleNet(nn.Module):
         self.embed = nn.Linear(len(CONSTITUENT_FEATURES), 32)
         self.blocks = nn.ModuleList([EdgeConvolution(32, 32), EdgeConvolution(32, 48)])
         self.head = nn.Sequential(
-            nn.Linear(2 * 48 + 1, 64),
-            nn.ReLU(),
-            nn.Dropout(0.1),
-            nn.Linear(64, len(LABELS)),
+            nn.Linear(2 * 48 + 1, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, len(LABELS))
         )
 
     def forward(self, pf_points: Tensor, pf_features: Tensor, pf_mask: Tensor) -> Tensor:
@@ -301,10 +298,7 @@ class Substructure(nn.Module):
 
 
 def train(
-    network: nn.Module,
-    inputs: dict[str, dict[str, Tensor]],
-    jets: dict[str, Jets],
-    epochs: int,
+    network: nn.Module, inputs: dict[str, dict[str, Tensor]], jets: dict[str, Jets], epochs: int
 ) -> int:
     """Train with AdamW and a one-cycle schedule; keep the epoch with the best validation AUC.
 

@@ -18,11 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect(
-    servers: Any = None,
-    *,
-    client: Client | None = None,
-    profile: str | None = None,
-    **options: Any,
+    servers: Any = None, *, client: Client | None = None, profile: str | None = None, **options: Any
 ) -> Pool:
     """Name the servers, and return the pool of connections to them.
 

@@ -78,10 +78,7 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
     retry_jitter_base_ms = 100
 
     def __init__(
-        self,
-        model_url: str,
-        client_args: Mapping[str, Any] | None = None,
-        batch_size: int = -1,
+        self, model_url: str, client_args: Mapping[str, Any] | None = None, batch_size: int = -1
     ) -> None:
         options = {"ssl": True, **(client_args or {})}
         for name, value in options.items():

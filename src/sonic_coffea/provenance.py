@@ -105,9 +105,7 @@ def to_parquet(
 
 
 def write_parquet(
-    arrays: Iterable[ak.Array],
-    path: str | os.PathLike[str],
-    *scores: ak.Array | Mapping[str, Any],
+    arrays: Iterable[ak.Array], path: str | os.PathLike[str], *scores: ak.Array | Mapping[str, Any]
 ) -> None:
     """Write arrays of one type, one after another, as `to_parquet` does; of each, a row group."""
     with needed("score", "writing Parquet files"):

@@ -103,9 +103,7 @@ def test_output_may_have_only_ascii_and_programs_no_docstrings() -> None:
     assert "\\u2713 readiness: ready" in done.stdout
 
 
-def test_tables_are_whole_in_files_and_on_narrow_terminals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tables_are_whole_in_files_and_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     long = "a" * 100

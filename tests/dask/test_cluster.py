@@ -136,9 +136,7 @@ def test_a_full_memory_keeps_the_thread(slow_server: FakeServer) -> None:
     assert most_at_a_time(chunks) == 1
 
 
-def test_workers_of_one_process_share_its_pool(
-    slow_server: FakeServer,
-) -> None:
+def test_workers_of_one_process_share_its_pool(slow_server: FakeServer) -> None:
     """Its reports count once."""
     with connected_cluster(slow_server.url, 2) as (cluster, client, pool):
         plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]

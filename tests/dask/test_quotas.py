@@ -30,12 +30,7 @@ class Rounds:
         self.now = 0.0
 
     def report(
-        self,
-        client: str,
-        waiting: int = 5,
-        answers: int = 10,
-        refused: int = 0,
-        in_flight: int = 1,
+        self, client: str, waiting: int = 5, answers: int = 10, refused: int = 0, in_flight: int = 1
     ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
         telemetry = Telemetry(in_flight, waiting, refused=refused, rtts=rtts)

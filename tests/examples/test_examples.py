@@ -37,11 +37,7 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "glopart": {"auc": (0.9, 1), "mass of tops: median of the ratio": (0.8, 1.2)},
     "upart": {"auc": (0.94, 1), "jets without a vertex": (1000, 2500)},
     "spanet": {"tops with all jets right": (0.65, 0.85), "by chance": (0, 0.05)},
-    "tracking": {
-        "efficiency": (0.75, 1),
-        "purity": (0.8, 1),
-        "purity of all edges": (0.2, 0.3),
-    },
+    "tracking": {"efficiency": (0.75, 1), "purity": (0.8, 1), "purity of all edges": (0.2, 0.3)},
     "tau_images": {"auc": (0.85, 1)},
     "deepmet": {
         "resolution [GeV]": (1, 9.5),

@@ -55,9 +55,7 @@ def check(out: dict[str, Any]) -> None:
 
 
 def interrupted(
-    run: Callable[[], dict[str, Any]],
-    server: FakeServer,
-    interrupt: Callable[[], None],
+    run: Callable[[], dict[str, Any]], server: FakeServer, interrupt: Callable[[], None]
 ) -> dict[str, Any]:
     """Run what scores a chunk at a time on each of two workers; interrupt it when both wait."""
     before, over = len(server.requests), threading.Event()

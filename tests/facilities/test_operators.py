@@ -76,10 +76,7 @@ def metrics_port() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def triton(
-    repository: Path,
-    installation: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    metrics_port: int,
+    repository: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory, metrics_port: int
 ) -> Iterator[Triton]:
     arguments = ["--allow-metrics=true", "--metrics-address=127.0.0.1"]
     arguments.append(f"--metrics-port={metrics_port}")

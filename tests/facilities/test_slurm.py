@@ -13,13 +13,7 @@ from coffea import processor
 from dask_jobqueue import SLURMCluster
 from distributed import Client
 from tests.docs.support import ROOT, clean_environment, run_pages
-from tests.facilities.analysis import (
-    analyse,
-    check,
-    interrupted,
-    serve,
-    serve_example,
-)
+from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
@@ -30,10 +24,7 @@ pytestmark = [needs_slurm, pytest.mark.server]  # and workers in processes
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with (
-        slurm(tmp_path_factory.mktemp("slurm")) as running,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with slurm(tmp_path_factory.mktemp("slurm")) as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", running.env["SLURM_CONF"])
         yield running
 

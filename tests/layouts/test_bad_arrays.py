@@ -142,11 +142,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
     (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
-    (
-        NONE_ALLOWED,
-        {"Jet": LINKED, "Muon": MUONS},
-        "'Jet.mu' refers to no 'Muon.pt' in event 0",
-    ),
+    (NONE_ALLOWED, {"Jet": LINKED, "Muon": MUONS}, "'Jet.mu' refers to no 'Muon.pt' in event 0"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "in each of 2 events, .* mask= leaves"),
     # Strings.

@@ -182,10 +182,7 @@ LAYOUTS: dict[type, Any] = {
         dtype=targets,
     ),
     sonic.Dense: st.builds(
-        sonic.Dense,
-        features("image"),
-        shape=st.sampled_from([(2, 3), (1, 2, 3)]),
-        dtype=targets,
+        sonic.Dense, features("image"), shape=st.sampled_from([(2, 3), (1, 2, 3)]), dtype=targets
     ),
     sonic.Tokens: tokens(),
     sonic.Pairwise: computed_pairs,

@@ -244,8 +244,7 @@ def test_answers_are_split_whole(splits: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [((2, 3, 2), (1, 3, 3)), ((2, 3, 2), (1, 3, 1)), ((2, 3), (1, 3, 4))],
+    ("first", "second"), [((2, 3, 2), (1, 3, 3)), ((2, 3, 2), (1, 3, 1)), ((2, 3), (1, 3, 4))]
 )
 def test_answers_for_constituents_are_of_one_kind(
     first: tuple[int, ...], second: tuple[int, ...]

@@ -61,10 +61,7 @@ NO_JET = ak.Array(
 )
 OF_NONE = ak.Array([{"Jet": [{"x": [1, 2]}]}, {"Jet": []}, {"Jet": [{"x": None}]}])
 LACK = ak.Array(
-    [
-        {"Jet": None, "MET": {"pt": 5.0}, "met": 1.0},
-        {"Jet": [{"pt": 3.0}], "MET": None, "met": 2.0},
-    ]
+    [{"Jet": None, "MET": {"pt": 5.0}, "met": 1.0}, {"Jet": [{"pt": 3.0}], "MET": None, "met": 2.0}]
 )
 MUON_OF_JET = ak.Array(
     [

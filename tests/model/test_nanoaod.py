@@ -269,10 +269,7 @@ def paired(jets: ak.Array) -> ak.Array:
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        (
-            lambda jets: jets[np.roll(np.arange(len(jets)), 1)],
-            "are of different events of the",
-        ),
+        (lambda jets: jets[np.roll(np.arange(len(jets)), 1)], "are of different events of the"),
         (paired, "an event has objects of several events"),
     ],
     ids=["of the event before", "of two events"],

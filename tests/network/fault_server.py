@@ -30,12 +30,7 @@ import grpc
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import (
-    DataReceived,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-)
+from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 from tests.network.loops import Link, Listener

@@ -163,13 +163,7 @@ class Scenario:
         return waiter
 
     def submit(
-        self,
-        slices: int = 1,
-        *,
-        rows: int = 4,
-        nbytes: int = 16,
-        whole: bool = False,
-        **call: Any,
+        self, slices: int = 1, *, rows: int = 4, nbytes: int = 16, whole: bool = False, **call: Any
     ) -> list[RequestSlice]:
         """Submit a call of some slices."""
         one = Call(**call)

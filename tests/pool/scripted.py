@@ -69,11 +69,7 @@ class ScriptedServer(Transport):
         return []
 
     def infer(
-        self,
-        contract: Contract,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Any,
-        **options: Any,
+        self, contract: Contract, inputs: Mapping[str, np.ndarray], outputs: Any, **options: Any
     ) -> Callable[[], None]:
         self._block("infer")
         x = inputs["x"].copy()

@@ -194,10 +194,7 @@ def test_large_requests_are_not_sent_again_while_being_sent() -> None:
     assert scenario.delivered == {request: ONE}
 
 
-@pytest.mark.parametrize(
-    ("turns", "slices", "least"),
-    [(True, 32, 0.8), (False, 8, 0.45)],
-)
+@pytest.mark.parametrize(("turns", "slices", "least"), [(True, 32, 0.8), (False, 8, 0.45)])
 def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(
     turns: bool, slices: int, least: float
 ) -> None:

@@ -64,9 +64,7 @@ def pickled(url: str, *objects: Any) -> bytes:
         return pickle.dumps(objects)
 
 
-def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
-    four: list[FakeServer],
-) -> None:
+def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(four: list[FakeServer]) -> None:
     async def score(server: FakeServer) -> list[float]:
         found = []
         for _ in range(8):

@@ -34,8 +34,7 @@ def failed(
 
 
 @pytest.mark.parametrize(
-    ("rows", "whole", "urls"),
-    [(1, False, (ONE,)), (64, False, (ONE, TWO)), (64, True, (ONE,))],
+    ("rows", "whole", "urls"), [(1, False, (ONE,)), (64, False, (ONE, TWO)), (64, True, (ONE,))]
 )
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_that_come_at_once_are_no_storm(

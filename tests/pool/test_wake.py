@@ -26,14 +26,8 @@ def index_requests(server: FakeServer) -> int:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_calls_wake_a_service_that_sleeps_before_or_between_them(
-    used: bool,
-) -> None:
-    with (
-        FakeServer(served()) as server,
-        sonic.connect(server.url),
-        ThreadPoolExecutor(1) as thread,
-    ):
+def test_calls_wake_a_service_that_sleeps_before_or_between_them(used: bool) -> None:
+    with FakeServer(served()) as server, sonic.connect(server.url), ThreadPoolExecutor(1) as thread:
         if used:
             MODEL(jets(1.0))
         fall_asleep(server)

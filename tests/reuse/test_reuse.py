@@ -642,11 +642,7 @@ def another_database(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [
-        another_database,
-        lambda path: path.write_bytes(b"root\0\0" + bytes(1000)),
-        os.mkfifo,
-    ],
+    [another_database, lambda path: path.write_bytes(b"root\0\0" + bytes(1000)), os.mkfifo],
     ids=["database", "file", "pipe"],
 )
 def test_other_files_are_left_as_they_are(server: FakeServer, tmp_path: Path, make: Any) -> None:

@@ -817,10 +817,7 @@ def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
         ("inputs: [", "cannot read .*model.yaml as YAML: while parsing"),
         ("model: m\ninput: {}", "no key 'input'; did you mean 'inputs'"),
         (DECLARATION.replace("scale", "scale: 1, scale"), "key 'scale' is given twice.* line 6"),
-        (
-            DECLARATION.replace("  y:", "  y: [a]\n  y:"),
-            "as YAML: key 'y' is given twice",
-        ),
+        (DECLARATION.replace("  y:", "  y: [a]\n  y:"), "as YAML: key 'y' is given twice"),
         (DECLARATION.replace("Row", "Rows"), "input 'x': no layout 'Rows'; did you mean 'Row'"),
         (DECLARATION.replace("fields", "field"), "input 'x': Row got an unexpected keyword"),
         (DECLARATION.replace("scale", "scales"), "input 'x': Feature got an unexpected keyword"),

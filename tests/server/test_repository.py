@@ -87,8 +87,7 @@ def test_each_output_has_a_file_of_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows"),
-    [("N", 65_536), ("N, 8", 15_625), ("N, 17, 128", 1024), ("N, 3, L", 1024)],
+    ("shape", "rows"), [("N", 65_536), ("N, 8", 15_625), ("N, 17, 128", 1024), ("N, 3, L", 1024)]
 )
 def test_small_rows_raise_the_batch_size(tmp_path, shape, rows):
     file = identity(tmp_path / "m.onnx", shape)

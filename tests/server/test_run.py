@@ -105,10 +105,7 @@ def test_a_first_call_waits_for_a_server_that_is_started_again(light, serve_agai
     echo = sonic.Model("echo", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]})
     rows = ak.Array([{"a": 1.0, "b": 2.0}])
     echo.pack(rows)  # what is compiled for the first call takes longer than the server's start
-    with (
-        serve_again(light, 2.0) as server,
-        sonic.connect(server, retry_timeout_s=60) as pool,
-    ):
+    with serve_again(light, 2.0) as server, sonic.connect(server, retry_timeout_s=60) as pool:
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running)
         assert echo(rows, pool=pool).b.tolist() == [2.0]

@@ -15,12 +15,7 @@ from tests.onnx_files import save_onnx
 from tests.waiting import until
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import (
-    ConfigError,
-    ModelNotFoundError,
-    ServerError,
-    ServerLostError,
-)
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerLostError
 from sonic_coffea.server import build_repository, read_repository
 
 from .support import configuration, files

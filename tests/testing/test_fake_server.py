@@ -51,10 +51,7 @@ def test_functions_give_the_outputs_that_are_declared(function: Any, message: st
 
 
 def test_answers_are_those_of_a_real_server(
-    server: sonic.LocalServer,
-    tagger: sonic.Model,
-    tagger_path: Path,
-    scored: Scored,
+    server: sonic.LocalServer, tagger: sonic.Model, tagger_path: Path, scored: Scored
 ) -> None:
     session = onnxruntime.InferenceSession(tagger_path)
     function = lambda inputs: dict(  # noqa: E731

@@ -18,12 +18,7 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeServer
-from sonic_coffea.transport import (
-    Address,
-    ConnectionOptions,
-    connect_transport,
-    time_requests,
-)
+from sonic_coffea.transport import Address, ConnectionOptions, connect_transport, time_requests
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._grpc import Connection
 from sonic_coffea.transport._tensors import with_contents

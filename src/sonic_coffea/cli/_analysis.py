@@ -121,11 +121,7 @@ def score(
 
 
 def export(
-    options: Files,
-    *,
-    declared: Declared,
-    label: list[str] | None = None,
-    weight: str | None = None,
+    options: Files, *, declared: Declared, label: list[str] | None = None, weight: str | None = None
 ) -> None:
     """Write training data of NanoAOD files: the tensors exactly as they would be sent.
 

@@ -175,10 +175,7 @@ def _keep_registered(client: Client) -> None:
 
 
 def check_workers(
-    client: Client,
-    settings: Settings,
-    *tried: Any,
-    worker_timeout_s: float = 60.0,
+    client: Client, settings: Settings, *tried: Any, worker_timeout_s: float = 60.0
 ) -> list[HostCheck]:
     """Try the servers from one worker of each host.
 

@@ -12,13 +12,7 @@ from sonic_coffea.layouts._batch import (
     resolved,
 )
 from sonic_coffea.layouts._elements import BLOCK_BYTES, Elements, bind_columns
-from sonic_coffea.layouts._features import (
-    Feature,
-    Metadata,
-    OneHot,
-    Scaled,
-    features_by_name,
-)
+from sonic_coffea.layouts._features import Feature, Metadata, OneHot, Scaled, features_by_name
 from sonic_coffea.layouts._fields import Bucketed, Dense, Flat, Mask, Padded, Row
 from sonic_coffea.layouts._file_positions import (
     EVENT_ID,

@@ -23,14 +23,7 @@ from sonic_coffea.layouts._expressions import (
     picks_of,
     text_of,
 )
-from sonic_coffea.layouts._options import (
-    check_options,
-    checked,
-    declare,
-    equals,
-    hashed,
-    refuse,
-)
+from sonic_coffea.layouts._options import check_options, checked, declare, equals, hashed, refuse
 from sonic_coffea.layouts._structure import Tensor, real_of
 
 Name = str | tuple[str | int, ...]

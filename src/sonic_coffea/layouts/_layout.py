@@ -18,14 +18,7 @@ from sonic_coffea.layouts._elements import Columns
 from sonic_coffea.layouts._features import Feature
 from sonic_coffea.layouts._options import DType, equals, hashed
 from sonic_coffea.layouts._source import Source, check_index, has_no_data
-from sonic_coffea.layouts._structure import (
-    STRING,
-    Int64,
-    RowSelection,
-    Structure,
-    Tensor,
-    widened,
-)
+from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Structure, Tensor, widened
 
 Shape = tuple[int, ...] | None
 

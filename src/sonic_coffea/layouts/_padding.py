@@ -44,13 +44,7 @@ def _compiled(*, cached: bool) -> Callable[..., Any]:
 
 
 def pad(
-    out: Tensor,
-    values: Tensor,
-    starts: Int64,
-    counts: Int64,
-    fills: Tensor,
-    *,
-    wrap: bool = False,
+    out: Tensor, values: Tensor, starts: Int64, counts: Int64, fills: Tensor, *, wrap: bool = False
 ) -> None:
     """Fill ``out[N, F, L]``: behind the elements of a row are its ``fills[N, F]``, or these again.
 

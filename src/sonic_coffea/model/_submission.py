@@ -248,9 +248,7 @@ class Submission:
                 each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
         together, lengths = objects.together(
-            self._columns,
-            follow_index=self._follow_index,
-            metadata=self._metadata,
+            self._columns, follow_index=self._follow_index, metadata=self._metadata
         )
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))

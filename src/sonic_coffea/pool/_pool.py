@@ -249,12 +249,7 @@ class Pool:
         self._engine.set_servers(servers)
 
     def contract(
-        self,
-        model: str,
-        version: str | None,
-        *,
-        anew: bool = False,
-        deadline: Deadline = NEVER,
+        self, model: str, version: str | None, *, anew: bool = False, deadline: Deadline = NEVER
     ) -> Contract:
         """Return a model's contract: the known one if it is recent, or a new one from a server.
 
@@ -325,10 +320,7 @@ class Pool:
             self._engine.post(submitted)
 
     def check(
-        self,
-        model: Any = None,
-        version: str | int | None = None,
-        declared: Sequence[Any] = (),
+        self, model: Any = None, version: str | int | None = None, declared: Sequence[Any] = ()
     ) -> Checks:
         """Try each server step by step, from its name to an inference, and say what helps.
 
@@ -428,11 +420,7 @@ class Pool:
         answers = zip(questions, _ask([*questions.values()]), strict=True)
         return {key: answer for key, answer in answers if not isinstance(answer, SonicError)}
 
-    def set_quotas(
-        self,
-        quotas: Mapping[tuple[str, ModelKey], Quota],
-        lease_s: float,
-    ) -> None:
+    def set_quotas(self, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float) -> None:
         """Take the quotas that the scheduler allocates to this process.
 
         Parameters

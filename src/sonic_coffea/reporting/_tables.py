@@ -24,11 +24,7 @@ _PRE = '<pre style="line-height:1.2;overflow-x:auto;white-space:pre">{code}</pre
 
 
 def described(
-    title: str,
-    rows: Iterable[Sequence[Any]],
-    *,
-    header: Sequence[Any] = (),
-    numbers: bool = False,
+    title: str, rows: Iterable[Sequence[Any]], *, header: Sequence[Any] = (), numbers: bool = False
 ) -> Table:
     """Return a table whose texts are shown unchanged: no markup, control characters written out.
 

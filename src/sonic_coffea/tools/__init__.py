@@ -6,13 +6,4 @@ from sonic_coffea.model import scaffold
 from sonic_coffea.pool import Checks, HostCheck, Step, check
 from sonic_coffea.tools._bench import Curve, measure, plan
 
-__all__ = [
-    "Checks",
-    "Curve",
-    "HostCheck",
-    "Step",
-    "check",
-    "measure",
-    "plan",
-    "scaffold",
-]
+__all__ = ["Checks", "Curve", "HostCheck", "Step", "check", "measure", "plan", "scaffold"]

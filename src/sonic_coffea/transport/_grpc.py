@@ -45,12 +45,7 @@ from sonic_coffea.transport._model_config import contract_of, digest_of
 from sonic_coffea.transport._options import ConnectionOptions
 from sonic_coffea.transport._shared_memory import SharedMemory
 from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
-from sonic_coffea.transport._transport import (
-    ModelStatistics,
-    Response,
-    ServerMetadata,
-    Transport,
-)
+from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata, Transport
 
 logger = logging.getLogger(__name__)
 

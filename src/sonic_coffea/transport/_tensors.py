@@ -34,12 +34,7 @@ DATATYPES: Mapping[str, str] = {
 # numpy calls strings without a fixed length "bytes".
 _KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
 # The field of a parameter in KServe v2, by type.
-_PARAMETERS = {
-    bool: "bool_param",
-    int: "int64_param",
-    float: "double_param",
-    str: "string_param",
-}
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 # How protobuf begins each item of field 7 of a ModelInferRequest, raw_input_contents.
 _RAW_CONTENTS = bytes([7 << 3 | 2])
 _NO_DATA = "the server's response has outputs without data"

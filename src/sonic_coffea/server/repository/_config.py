@@ -249,9 +249,7 @@ def version_policy(versions: Versions | None) -> Config:
 
 
 def add_labels(
-    config: Config,
-    manifest: Manifest,
-    labels: Mapping[str, Sequence[str]] | Sequence[str] | None,
+    config: Config, manifest: Manifest, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
 ) -> dict[str, str]:
     """Add the labels of outputs to a configuration; return the files that hold them, by name."""
     name = config["name"]

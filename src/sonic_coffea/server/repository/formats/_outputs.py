@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_declared(
-    run: Runner,
-    feed: Mapping[str, Any],
-    requested: Sequence[str],
-    declared: Mapping[str, Tensor],
+    run: Runner, feed: Mapping[str, Any], requested: Sequence[str], declared: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Run a model, and return the requested outputs.
 
