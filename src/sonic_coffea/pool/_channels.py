@@ -63,7 +63,7 @@ class Channel:
 
 
 class Channels(list[Channel]):
-    """The connections to an endpoint: a fixed number, or by ``"auto"`` one, and more if it is far.
+    """The connections to an endpoint: up to a number, or by ``"auto"`` one, and more if it is far.
 
     One more is opened when a request is sent again. A balancer that knows nothing of requests binds
     a connection to one of several servers, so the second attempt takes another connection.
@@ -79,20 +79,20 @@ class Channels(list[Channel]):
         # Of all requests; one more is for those that are sent again.
         self._regular = 1 if self._is_auto else int(channels)
         self.round_trip_s = 0.0
-        super().__init__(Channel() for _ in range(self._regular))
+        super().__init__([Channel()])
 
     def choose(self, used: Collection[int], now: float) -> int:
         """Return the connection that a request takes: if possible, one that it has not used."""
         far = self.round_trip_s >= tuning.FAR_S and self._regular < tuning.MAX_CHANNELS
         if self._is_auto and far and all(c.nbytes >= tuning.FULL_BYTES for c in self):
             self._regular += 1
-            if len(self) < self._regular:
-                self.append(Channel())
-        free = [n for n in range(len(self)) if n not in used]
-        if not free and len(self) == self._regular:
-            free = [self._regular]
-            self.append(Channel())
-        numbers = free or range(len(self))
+        new, number = Channel(), len(self)
+        free = [n for n in range(number) if n not in used]
+        idle = any(self[n].cost(now) <= new.cost(now) for n in free)
+        if (number < self._regular and not idle) or (number == self._regular and not free):
+            self.append(new)
+            free = [number]
+        numbers = free or range(number)
         return min(numbers, key=lambda n: (self[n].cost(now), n == self._regular))
 
     def plan_renewals(self, now: float) -> None:

@@ -26,8 +26,6 @@ _KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
-# Far more than any balancer has servers; each has a state here before it is used.
-_MAX_CHANNELS = 1000
 # Longer times, and infinite ones, overflow in gRPC or in the system's clock.
 MAX_TIME_S = 604_800
 _PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
@@ -68,9 +66,8 @@ def _one_of(*choices: str) -> Read:
     return _reader("one of " + ", ".join(choices), lambda value: value in choices)
 
 
-def _whole(minimum: int, maximum: float = math.inf) -> Read:
-    of = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
-    return _number(f"a whole number {of}", Integral, minimum, maximum, int)
+def _whole(minimum: int) -> Read:
+    return _number(f"a whole number of at least {minimum}", Integral, minimum, math.inf, int)
 
 
 _SECONDS = f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
@@ -205,7 +202,7 @@ class Settings:
     proxy: str | None = _option(None, _proxy, secret=True)
     compression: str | None = _option(None, _one_of("gzip", "deflate"))
     shared_memory: bool = _option(False, _flag)
-    channels: int | str = _option("auto", _whole(1, _MAX_CHANNELS))
+    channels: int | str = _option("auto", _whole(1))
     max_in_flight: int = _option(256, _whole(1))
     max_in_flight_bytes: int | None = _option(None, _nbytes)
     max_request_bytes: int = _option(32_000_000, _request_bytes)
