@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
-from sonic_coffea.dask._quotas import Allocator, ServedModel
+from sonic_coffea.dask._quotas import LEASE_ROUNDS, Allocator, ServedModel
 from sonic_coffea.errors import printable
 from sonic_coffea.transport import ModelStatistics
 
@@ -29,9 +29,13 @@ TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
 ServedVersion = tuple[str, str, str]
 """A server's URL, a model, and its version."""
 
-# Rates are averaged over this many rounds: requests are answered in batches, and workers report at
-# other moments than servers are asked.
-_ROUNDS = 5
+
+def _last_rounds() -> deque[Any]:
+    """Return what keeps the rounds of a lease, over which figures are averaged.
+
+    Requests are answered in batches, and workers report at other moments than servers are asked.
+    """
+    return deque(maxlen=LEASE_ROUNDS + 1)
 
 
 @dataclass(slots=True)
@@ -64,9 +68,7 @@ class VersionHistory:
     others: float | None = None
     demand: tuple[int, int, float] = (0, 0, 0.0)
     open_circuits: int = 0
-    _rounds: deque[tuple[float, Counter[str]]] = field(
-        default_factory=lambda: deque(maxlen=_ROUNDS)
-    )
+    _rounds: deque[tuple[float, Counter[str]]] = field(default_factory=_last_rounds)
 
     def end_round(self, now: float) -> None:
         """Add a point."""
@@ -87,7 +89,7 @@ class History:
         self.versions: defaultdict[ServedVersion, VersionHistory] = defaultdict(VersionHistory)
         # By model, the server's statistics when it was asked, and the requests of all workers then.
         self._asked: defaultdict[ServedModel, deque[tuple[ModelStatistics, float]]]
-        self._asked = defaultdict(lambda: deque(maxlen=_ROUNDS))
+        self._asked = defaultdict(_last_rounds)
 
     def report(
         self,

@@ -21,7 +21,7 @@ ServedModel = tuple[str, ModelKey]
 # 6.4), so that clients keep their turns while others come.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # A lease lasts for this number of rounds; then a client adapts its own limit.
-_LEASE_ROUNDS = 4
+LEASE_ROUNDS = 4
 # What all clients together may have in flight before anything is known of a server.
 _FIRST_IN_FLIGHT = 32
 # Rounds get longer as clients come: ten thousand make them 20 s long.
@@ -172,7 +172,7 @@ class Allocator:
     @property
     def lease_s(self) -> float:
         """How long quotas are valid."""
-        return _LEASE_ROUNDS * self.round_s
+        return LEASE_ROUNDS * self.round_s
 
     def demand(self, server: str, model: str, version: str) -> tuple[int, int, float]:
         """Return the requests in flight, and those that wait, over all clients, and their limit."""
