@@ -21,7 +21,7 @@ from sonic_coffea.testing import FakeServer
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have servers that were never there be given up soon."""
-    monkeypatch.setattr("sonic_coffea.pool._tuning.FIRST_CONTACT_S", 0.1)
+    monkeypatch.setattr("sonic_coffea.pool._tuning.SILENCE_S", 0.1)
 
 
 @contextlib.contextmanager

@@ -279,12 +279,12 @@ class Endpoint:
                 self.signatures[key].miss(now)
 
     def retried(self, error: SonicError, now: float) -> None:
-        """Log the number of requests that are sent again, at most once in `LOG_INTERVAL_S`."""
+        """Log the number of requests that are sent again, at most once in `RECHECK_S`."""
         self._retries += 1
         if now >= self._logs_at:
             requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
             logger.warning("%s; %s sent again", error, requests)
-            self._retries, self._logs_at = 0, now + tuning.LOG_INTERVAL_S
+            self._retries, self._logs_at = 0, now + tuning.RECHECK_S
 
     def revalidate(self) -> None:
         """Have its models validated again, as another server may come back at this URL."""
@@ -296,7 +296,7 @@ class Endpoint:
         if now >= self._logs_at:
             what = "%s; nothing gets through, and requests are sent again for up to %g s"
             logger.warning(what, error, self._settings.retry_timeout_s)
-            self._loss_is_logged, self._logs_at = True, now + tuning.LOG_INTERVAL_S
+            self._loss_is_logged, self._logs_at = True, now + tuning.RECHECK_S
         self.limits.clear()
         self.revalidate()
 

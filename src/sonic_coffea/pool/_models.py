@@ -396,7 +396,7 @@ class ServedModels(ABC):
         self._start_fallback(key, now, at_once=not transient)
         patience_s, never = self._settings.retry_timeout_s, self._is_never_reached(key, reasons)
         if never:
-            patience_s = min(tuning.FIRST_CONTACT_S, patience_s)
+            patience_s = min(tuning.SILENCE_S, patience_s)
         patient = transient and now - failing_since < patience_s
         if patient or self.endpoints.awaits_fallback(key):
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sonic_coffea.transport import PROMPT_S
+
 # Losses and back-offs
 
 # Back-offs double from the first to the last.
@@ -20,13 +22,13 @@ LOSSES_PER_ANSWER = 10.0
 # second server hangs, one of them is answered in 15 of 16 cases.
 MAX_RETRIES = 4
 # An endpoint that owes responses is probed after this time without any. If nothing but losses came
-# for this time, the circuit opens, however few they are.
-SILENCE_S = 2.0
+# for this time, the circuit opens, however few they are; if no server was ever reached, it is not
+# one that restarts, and the call fails.
+SILENCE_S = PROMPT_S
 # After this time, what may have changed is tried again: a server that had another model may have
 # loaded the one that is meant, a server that refused large requests may have more memory, and the
-# baseline RTT may have grown.
+# baseline RTT may have grown. And what goes on is logged again.
 RECHECK_S = 30.0
-LOG_INTERVAL_S = 10.0
 
 # Late responses
 
@@ -90,5 +92,3 @@ MAX_MISSES = 16
 VALID_S = 5.0
 # If nothing was answered for this time, a server may have been restarted with other models.
 QUIET_S = LATE_S
-# If no server was ever reached, its URL is wrong or it does not run: it is not one that restarts.
-FIRST_CONTACT_S = 3.0

@@ -20,6 +20,7 @@ from sonic_coffea.transport._model_config import (
 from sonic_coffea.transport._options import ConnectionOptions, Token
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 from sonic_coffea.transport._transport import (
+    PROMPT_S,
     ModelStatistics,
     Response,
     ServerMetadata,

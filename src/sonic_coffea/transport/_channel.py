@@ -10,10 +10,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._options import ConnectionOptions
 
-# However busy it is, a live server answers a probe, refuses a handshake, or maps shared memory
-# within this time.
-PROMPT_S = 2.0
-
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

@@ -36,7 +36,7 @@ from sonic_coffea.errors import (
     TokenExpiredError,
 )
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._channel import PROMPT_S, Channel
+from sonic_coffea.transport._channel import Channel
 from sonic_coffea.transport._contract import Contract, ModelEntry, newest_of, not_found
 from sonic_coffea.transport._failures import UNKNOWN_REGION, translate
 from sonic_coffea.transport._handshake import refusal
@@ -45,7 +45,13 @@ from sonic_coffea.transport._model_config import contract_of, digest_of
 from sonic_coffea.transport._options import ConnectionOptions
 from sonic_coffea.transport._shared_memory import SharedMemory
 from sonic_coffea.transport._tensors import classes_of, describe, tensors_of, with_contents
-from sonic_coffea.transport._transport import ModelStatistics, Response, ServerMetadata, Transport
+from sonic_coffea.transport._transport import (
+    PROMPT_S,
+    ModelStatistics,
+    Response,
+    ServerMetadata,
+    Transport,
+)
 
 logger = logging.getLogger(__name__)
 

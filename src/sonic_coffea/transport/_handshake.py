@@ -7,9 +7,9 @@ import ssl
 
 from sonic_coffea.errors import AccessError, ConfigError, SonicError
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._channel import PROMPT_S
 from sonic_coffea.transport._failures import NO_CERT
 from sonic_coffea.transport._options import ConnectionOptions
+from sonic_coffea.transport._transport import PROMPT_S
 
 _COMPLETED = "the handshake was completed"
 

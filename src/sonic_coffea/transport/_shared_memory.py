@@ -35,13 +35,11 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._channel import PROMPT_S
+from sonic_coffea.transport._heap import LARGE_BYTES
+from sonic_coffea.transport._transport import PROMPT_S
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 _NAME = re.compile(r"sonic-coffea-client-(?P<pid>\d+)-(?P<round>\d+)-[0-9a-f]+")
-# Larger requests take less time with it than as messages (`benchmarks/shared_memory.py`).
-_WORTH_BYTES = 250_000
-_ALIGNED_BYTES = 64
 # If what listens at a port forgets regions twice within this time, it is a balancer of several
 # servers.
 _SETTLED_S = 60.0
@@ -96,18 +94,18 @@ class SharedMemory:
         ConfigError
             If the server cannot use shared memory.
         """
-        if nbytes < _WORTH_BYTES:
+        if nbytes < LARGE_BYTES:  # a message takes less time
             return None
-        region = self._region(nbytes + (len(request.inputs) + 1) * _ALIGNED_BYTES)
+        region = self._region(nbytes + (len(request.inputs) + 1) * mmap.PAGESIZE)
         if region is None:
             return None
-        offset = _ALIGNED_BYTES  # Triton refuses an empty tensor at 0
+        offset = mmap.PAGESIZE  # Triton refuses an empty tensor at 0
         for entry, tensor in zip(request.inputs, tensors, strict=True):
             np.copyto(np.ndarray(tensor.shape, tensor.dtype, region.memory, offset), tensor)
             entry.parameters["shared_memory_region"].string_param = region.name
             entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
             entry.parameters["shared_memory_offset"].int64_param = offset
-            offset += -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            offset += -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return partial(self._release, region)
 
     def _region(self, nbytes: int) -> Region | None:

@@ -15,6 +15,10 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ServerError, SonicError
 from sonic_coffea.transport._contract import Contract, ModelEntry
 
+# However busy it is, a live server answers a probe, refuses a handshake, or maps shared memory
+# within this time.
+PROMPT_S = 2.0
+
 
 class ServerMetadata(NamedTuple):
     """Name, version and protocol extensions of a server, and its models, if they were asked for."""
