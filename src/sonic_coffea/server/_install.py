@@ -27,7 +27,7 @@ import platformdirs
 
 from sonic_coffea.errors import ServerStartError, printable
 from sonic_coffea.server._folders import state_folder
-from sonic_coffea.server.repository.formats import NATIVE, scripts_of
+from sonic_coffea.server.repository._sources import NATIVE, SCRIPTS
 
 Progress = Callable[[str], None]
 
@@ -42,9 +42,9 @@ _GLIBC = (2, 35)
 _CPU_WHEELS = {"xgboost": "xgboost-cpu"}
 _MARKER = "sonic-coffea.json"
 # Here, the Python backend replaces the native backends of NVIDIA's container.
-SCRIPTS = {backend: scripts_of(name) for name, backend in NATIVE.items()}
+BACKENDS = tuple(NATIVE.values())
 _SCRIPTS_DIGEST = hashlib.sha256(
-    b"".join(path.read_bytes() for scripts in SCRIPTS.values() for path in scripts.values())
+    b"".join(path.read_bytes() for path in SCRIPTS.values())
 ).hexdigest()[:12]
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
@@ -248,8 +248,8 @@ def _add_backends(install: ServerInstall) -> None:
         f"python_backend_stubs/{install.tag}/triton_python_backend_stub",
     )
     files = {f"python/{Path(part).name}": bundle / part for part in parts}
-    for backend, scripts in SCRIPTS.items():
-        files |= {f"{backend}/{name}": source for name, source in scripts.items()}
+    for backend in BACKENDS:
+        files |= {f"{backend}/{name}": source for name, source in SCRIPTS.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
         for name, source in files.items():

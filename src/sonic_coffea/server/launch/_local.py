@@ -34,7 +34,7 @@ from sonic_coffea.server._install import print_stage
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
-from sonic_coffea.server.repository.formats import is_list
+from sonic_coffea.server.repository._sources import is_list
 from sonic_coffea.transport import Address, ConnectionOptions, ServerMetadata, connect_transport
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,10 @@ def pip(name: str, image: str | None, progress: install.Progress) -> Launch:
         links = without_agents(repository, folder / "repository", arguments)
         links = _one_word(links, folder / "models")
         backends = _one_word(installation.backend_directory, folder / "backends")
-        argv = [str(installation.tritonserver), *_serve(links, folder, arguments, *install.SCRIPTS)]
+        argv = [
+            str(installation.tritonserver),
+            *_serve(links, folder, arguments, *install.BACKENDS),
+        ]
         argv.append(f"--backend-directory={backends}")
         return {"argv": argv, "env": {**installation.environment(), **env}, "mounts": True}
 
