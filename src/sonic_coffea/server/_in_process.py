@@ -89,7 +89,7 @@ class InProcessTransport(Transport):
         return [
             ModelEntry(name=folder.name, version=version, state="READY", reason="")
             for folder in folders
-            for version in _served_versions(folder, _config(folder))
+            for version in _served_versions(folder)
         ]
 
     def metadata(self, model: str, version: str | None) -> Contract:
@@ -162,7 +162,7 @@ class InProcessTransport(Transport):
         with self._loading:
             folder = self.repository / model
             if version is None or (model, version) not in self._loaded:
-                served = _served_versions(folder, _config(folder))
+                served = _served_versions(folder)
                 if not served or version not in (None, *served):
                     raise not_found(
                         model, version, self.index(), server=self.address, place="repository"
@@ -188,10 +188,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return read_config(folder) if (folder / FILE).is_file() else {}
 
 
-def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
+def _served_versions(folder: Path) -> list[str]:
     """Return the versions that a Triton would serve, by number; the last one is the default."""
     versions = [str(number) for number in manifests.version_numbers(folder)]
-    policy = config.get("version_policy", {})
+    policy = _config(folder).get("version_policy", {})
     if "all" in policy:
         return versions
     if "specific" in policy:

@@ -259,8 +259,16 @@ class LocalServer:
             self.url,
             "users of this machine" if self._host == _LOOPBACK else "who reach it by the network",
         )
-        where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}"]
-        return (self._reached, self._port), [*where, *self._arguments, f"--id={self._name}"]
+        where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}", f"--id={self._name}"]
+        return (self._reached, self._port), [*where, *self._arguments]
+
+    @property
+    def _reached(self) -> str:
+        return _LOOPBACK if self._host == _ANYWHERE else self._host
+
+    @property
+    def _name(self) -> str:
+        return f"triton-{self._socket.parent.name}"
 
     def _is_at_its_port(self) -> bool:
         """Whether no other server answers at the port, which one may have taken meanwhile."""
@@ -270,14 +278,6 @@ class LocalServer:
         with contextlib.suppress(SonicError), connect_transport(url) as connection:
             return connection.info().name == self._name
         return True  # it has ended, or stands still
-
-    @property
-    def _reached(self) -> str:
-        return _LOOPBACK if self._host == _ANYWHERE else self._host
-
-    @property
-    def _name(self) -> str:
-        return f"triton-{self._socket.parent.name}"
 
     def _tell(self, line: str) -> None:
         """Send a line to the supervisor; if it has ended, `_listen` notices."""

@@ -346,24 +346,23 @@ def _move(stage: Path, root: Path, moves: Sequence[str], *, overwrite: bool) -> 
     """Move files and folders to their places; an error leaves all places as they were."""
     with contextlib.ExitStack() as undo:
         for number, place in enumerate(moves):
-            target, old = root / place, stage / f"old-{number}"
-            if target.is_file():
+            new, target, old = stage / place, root / place, stage / f"old-{number}"
+            is_file = new.is_file()  # the configuration of other versions, too
+            if target.exists() and not (overwrite or is_file):
+                raise FileExistsError(f"another process has just written {target}")
+            if is_file:
                 shutil.copyfile(target, old)
-                undo.callback(old.replace, target)
-            else:
-                if target.exists() and not overwrite:
-                    raise FileExistsError(f"another process has just written {target}")
-                # First: on a slow file system, Ctrl-C comes while a folder is moved.
-                undo.callback(_move_back, stage / place, target, old)
-                if target.exists():
-                    target.rename(old)
-            (stage / place).replace(target)
+            # First: on a slow file system, Ctrl-C comes while a folder is moved.
+            undo.callback(_move_back, new, target, old)
+            if target.exists() and not is_file:
+                target.rename(old)
+            new.replace(target)
         undo.pop_all()
 
 
 def _move_back(new: Path, target: Path, old: Path) -> None:
-    """Move an old folder back to its place, as far as it and the new one were moved."""
+    """Move what was in a place back, as far as it and what is new were moved."""
     if not new.exists():
         shutil.rmtree(target, ignore_errors=True)
     if old.exists():
-        old.rename(target)
+        old.replace(target)
