@@ -242,25 +242,21 @@ def _add_backends(install: ServerInstall) -> None:
     bundle, target = install.tritonserver.parent.parent, install.backend_directory
     if target.exists():
         return
-    parts = (
-        "backends/python/libtriton_python.so",
-        "backends/python/triton_python_backend_utils.py",
-        f"python_backend_stubs/{install.tag}/triton_python_backend_stub",
-    )
-    files = {f"python/{Path(part).name}": bundle / part for part in parts}
-    for backend in BACKENDS:
-        files |= {f"{backend}/{name}": source for name, source in SCRIPTS.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
-        for name, source in files.items():
-            copy = Path(part, target.name, name)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            # Copies: the server takes no links that lead out of the folder.
-            shutil.copyfile(source, copy)
-            copy.chmod(0o755)
+        # Copies: the server takes no links that lead out of the folder.
+        copies = Path(part, target.name)
+        shutil.copytree(bundle / "backends", copies, copy_function=shutil.copyfile)
+        stub = copies / "python" / "triton_python_backend_stub"
+        shutil.copyfile(bundle / "python_backend_stubs" / install.tag / stub.name, stub)
+        stub.chmod(0o755)
+        for backend in BACKENDS:
+            (copies / backend).mkdir()
+            for name, source in SCRIPTS.items():
+                shutil.copyfile(source, copies / backend / name)
         # Another process may have added the same.
         if not target.exists():
-            Path(part, target.name).rename(target)
+            copies.rename(target)
 
 
 def _layout(tag: str) -> ServerInstall:

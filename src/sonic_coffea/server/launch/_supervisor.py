@@ -34,13 +34,11 @@ def main() -> None:
     # Unbuffered: what follows the line is left for poll.
     job = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
-    requests: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
     # Model processes that outlive the server become children of this process, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    Supervisor(job, requests).run()
+    Supervisor(job).run()
 
 
 class Stop(Exception):  # noqa: N818  not an error
@@ -50,8 +48,10 @@ class Stop(Exception):  # noqa: N818  not an error
 class Supervisor:
     """Runs the server of a job until it is stopped, or fails for good."""
 
-    def __init__(self, job: dict[str, Any], requests: list[int]) -> None:
-        self.job, self.requests = job, requests
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.requests: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: self.requests.append(number))
         self.folder = Path(job["folder"])
         self.private = Path(_SHM, job["shared_memory"])
         self.server: subprocess.Popen[bytes] | None = None
@@ -145,8 +145,6 @@ class Supervisor:
             if os.getppid() != supervisor:
                 os._exit(1)
 
-        if isinstance(job["address"], str):
-            Path(job["address"]).unlink(missing_ok=True)
         with Path(job["record"]["log"]).open("ab") as log:
             self.facts["since"] = log.tell()
             server = self.server = subprocess.Popen(
@@ -193,13 +191,7 @@ class Supervisor:
         if "cleanup" in self.job:
             # A container that a daemon runs outlives the client that started it.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    self.job["cleanup"],
-                    env=self.job["env"],
-                    capture_output=True,
-                    check=False,
-                    timeout=30.0,
-                )
+                subprocess.run(self.job["cleanup"], capture_output=True, check=False, timeout=30.0)
         shutil.rmtree(self.private, ignore_errors=True)
         for region in Path(_SHM).glob(f"{self.private.name}*"):
             with contextlib.suppress(OSError):
