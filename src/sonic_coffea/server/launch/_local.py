@@ -199,11 +199,12 @@ class LocalServer:
             check_unchanged(self.repository)
         name = choose(self._runtime, self._image)
         launch = RUNTIMES[name](name, self._image, progress)
-        folder = self._folder = self._folder or folders.new_folder()
-        address, arguments = self._listen_at()
-        self._log = folders.new_log()
-        lock, supervisor = folders.make_folder(folder), None
+        supervisor = None
+        folder, lock = folders.make_folder(self._folder)
         try:
+            self._folder = folder
+            address, arguments = self._listen_at()
+            self._log = folders.new_log()
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
                 **launch(self.repository, folder, arguments, self._env),
