@@ -128,7 +128,9 @@ class TritonPythonModel:
             shapes = tuple(array.shape[1:] for array in feed.values()) if self.batched else index
             groups.setdefault((requested, shapes), []).append((index, feed))
         for (requested, _), members in groups.items():
-            self._answer(requested, members, responses)
+            answers = self._answer([feed for _, feed in members], requested)
+            for (index, _), answer in zip(members, answers, strict=True):
+                responses[index] = answer
         self.pulse.end()
         return responses
 
@@ -136,31 +138,23 @@ class TritonPythonModel:
         tensors = {n: pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs}
         return {name: tensor.as_numpy() for name, tensor in tensors.items()}
 
-    def _answer(
-        self, requested: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
-    ) -> None:
+    def _answer(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
         try:
-            outputs = self._run([feed for _, feed in members], requested)
+            outputs = self._run(feeds, requested)
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
-            if len(members) == 1:
-                responses[members[0][0]] = _failed(error)
-                return
+            if len(feeds) == 1:
+                return [_failed(error)]
             # One bad request must not fail the others of its batch.
-            for member in members:
-                self._answer(requested, [member], responses)
-            return
-        for (index, _), arrays in zip(members, outputs, strict=True):
-            tensors = [pb_utils.Tensor(n, a) for n, a in zip(requested, arrays, strict=True)]
-            responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
+            return [answer for feed in feeds for answer in self._answer([feed], requested)]
+        named = ([*map(pb_utils.Tensor, requested, arrays)] for arrays in outputs)
+        return [pb_utils.InferenceResponse(output_tensors=tensors) for tensors in named]
 
     def _run(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
-        rows = [len(feed[self.inputs[0]]) for feed in feeds]
-        stacked = feeds[0]
-        if len(feeds) > 1:
-            stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
-        outputs = self.run(stacked, requested)
         if len(feeds) == 1:
-            return [outputs.values()]
+            return [self.run(feeds[0], requested).values()]
+        rows = [len(feed[self.inputs[0]]) for feed in feeds]
+        stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        outputs = self.run(stacked, requested)
         for name, array in outputs.items():
             if array.shape[:1] != (sum(rows),):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
@@ -188,9 +182,8 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         }
         for spec in config["output"]
     ]
-    kind, file = "onnx", config.get("default_model_filename") or "model.onnx"
-    if config.get("backend") == "pytorch":
-        kind = "torchscript"
+    kind = "torchscript" if config.get("backend") == "pytorch" else "onnx"
+    file = config.get("default_model_filename") or "model.onnx"
     return {"kind": kind, "file": file, "inputs": config["input"], "outputs": outputs}
 
 
