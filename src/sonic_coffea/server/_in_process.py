@@ -219,7 +219,8 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
                 f"expected a model that build_repository wrote, or {file} for the backend "
                 f"onnxruntime, got neither in {place} (backend {backend})"
             )
-        manifest = {**_described(file, folder.name), "file": file.name}
+        described, _ = read_source(folder.name, Served(file))
+        manifest = {**described, "file": file.name}
     path = place / manifest["file"]
     try:
         run = _runner.load(path, manifest, threads)
@@ -258,13 +259,8 @@ def contract_of(file: Path, name: str) -> Contract:
     sonic_coffea.errors.ConfigError
         If the file cannot be read, or does not describe its tensors.
     """
-    described = _described(file, name)
+    described, _ = read_source(name, Served(file))
     contract = configured_contract(name, "1", tensor_config(described, int(described["batched"])))
     max_rows = None if described["batched"] else contract.max_rows
     features = tuple(described.get("features", ()))
     return replace(contract, max_rows=max_rows, stacks=False, features=features)
-
-
-def _described(file: Path, name: str) -> dict[str, Any]:
-    """Return what a model file says of its tensors, as in a manifest."""
-    return read_source(name, Served(file), None)[0]

@@ -43,9 +43,7 @@ _CPU_WHEELS = {"xgboost": "xgboost-cpu"}
 _MARKER = "sonic-coffea.json"
 # Here, the Python backend replaces the native backends of NVIDIA's container.
 BACKENDS = tuple(NATIVE.values())
-_SCRIPTS_DIGEST = hashlib.sha256(
-    b"".join(path.read_bytes() for path in SCRIPTS.values())
-).hexdigest()[:12]
+_CODE = b"".join(path.read_bytes() for path in SCRIPTS.values())
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
@@ -261,7 +259,7 @@ def _add_backends(install: ServerInstall) -> None:
 
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
-    backends = root / f"backends-{_SCRIPTS_DIGEST}"
+    backends = root / f"backends-{hashlib.sha256(_CODE).hexdigest()[:12]}"
     if root.exists() and not (os.access(root, os.W_OK) and root.stat().st_uid == os.geteuid()):
         # An operator installed the server for all users. Triton sets the mode of a backend's
         # files, which only their owner can.

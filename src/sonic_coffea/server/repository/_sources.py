@@ -95,7 +95,7 @@ def is_list(value: Any) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def read_source(name: str, served: Served, platform: str | None) -> tuple[Manifest, Files]:
+def read_source(name: str, served: Served, platform: str | None = None) -> tuple[Manifest, Files]:
     """Read what a model is, without running it, and which files it is made of."""
     suffix = Path(str(served.source)).suffix.lower().partition(":")[0]
     if callable(served.source):  # it is also given as file.py:function
