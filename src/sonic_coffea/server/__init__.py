@@ -9,7 +9,7 @@ from sonic_coffea.server.launch._local import LocalServer
 from sonic_coffea.server.repository._build import build_repository
 from sonic_coffea.server.repository._config import Ensemble
 from sonic_coffea.server.repository._manifest import read_repository
-from sonic_coffea.server.repository.formats import Served
+from sonic_coffea.server.repository._sources import Served
 
 __all__ = [
     "Ensemble",

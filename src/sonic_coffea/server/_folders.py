@@ -29,15 +29,14 @@ STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 
 
-def new_folder() -> Path:
-    """Return a path for a server's folder; it is short, as a socket's path must be."""
-    return _socket_folder() / secrets.token_hex(4)
+def make_folder(path: Path | None) -> tuple[Path, int]:
+    """Make a server's folder, at a new path if it has none; it is short, as a socket's must be.
 
-
-def make_folder(path: Path) -> int:
-    """Make a server's folder, and return the descriptor that keeps it locked."""
+    Return the path, and the descriptor that keeps the folder locked.
+    """
     import fcntl  # not on Windows, where no local server runs
 
+    path = path or _socket_folder() / secrets.token_hex(4)
     try:
         # Another process must not find the folder before it is locked.
         hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
@@ -52,7 +51,7 @@ def make_folder(path: Path) -> int:
     for folder in path.parent.glob("[!.]*"):
         if not is_locked(folder):
             remove_folder(folder)
-    return descriptor
+    return path, descriptor
 
 
 def remove_folder(folder: Path) -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sonic_coffea._files import FileState, read_text, state_of
 from sonic_coffea.errors import ConfigError, ContractError, InferenceError, SonicError, expect
 from sonic_coffea.server.repository import _manifest as manifests
-from sonic_coffea.server.repository import formats
+from sonic_coffea.server.repository import _runner
 from sonic_coffea.server.repository._config import FILE, check_agents, read_config, tensor_config
-from sonic_coffea.server.repository.formats._outputs import run_declared
+from sonic_coffea.server.repository._sources import Served, read_source
 from sonic_coffea.transport import (
     Contract,
     ModelEntry,
@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     """A version of a model, and the states of its files before they were read."""
 
     contract: Contract
-    run: formats.Runner
+    run: _runner.Runner
     files: Mapping[Path, FileState]
 
 
@@ -89,7 +89,7 @@ class InProcessTransport(Transport):
         return [
             ModelEntry(name=folder.name, version=version, state="READY", reason="")
             for folder in folders
-            for version in _served_versions(folder, _config(folder))
+            for version in _served_versions(folder)
         ]
 
     def metadata(self, model: str, version: str | None) -> Contract:
@@ -162,7 +162,7 @@ class InProcessTransport(Transport):
         with self._loading:
             folder = self.repository / model
             if version is None or (model, version) not in self._loaded:
-                served = _served_versions(folder, _config(folder))
+                served = _served_versions(folder)
                 if not served or version not in (None, *served):
                     raise not_found(
                         model, version, self.index(), server=self.address, place="repository"
@@ -188,10 +188,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return read_config(folder) if (folder / FILE).is_file() else {}
 
 
-def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
+def _served_versions(folder: Path) -> list[str]:
     """Return the versions that a Triton would serve, by number; the last one is the default."""
     versions = [str(number) for number in manifests.version_numbers(folder)]
-    policy = config.get("version_policy", {})
+    policy = _config(folder).get("version_policy", {})
     if "all" in policy:
         return versions
     if "specific" in policy:
@@ -203,7 +203,7 @@ def _served_versions(folder: Path, config: Mapping[str, Any]) -> list[str]:
 def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     place = folder / version
-    paths = {place / manifests.FILE, folder / FILE, *filter(Path.is_file, place.glob("*"))}
+    paths = {place / _runner.MANIFEST, folder / FILE, *filter(Path.is_file, place.glob("*"))}
     files = {path: state_of(path) for path in paths}
     config, manifest = _config(folder), manifests.read(place)
     check_agents(folder, config)
@@ -219,10 +219,11 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
                 f"expected a model that build_repository wrote, or {file} for the backend "
                 f"onnxruntime, got neither in {place} (backend {backend})"
             )
-        manifest = {**_described(file, folder.name), "file": file.name}
+        described, _ = read_source(folder.name, Served(file))
+        manifest = {**described, "file": file.name}
     path = place / manifest["file"]
     try:
-        run = formats.FORMATS[manifest["kind"]].load(path, dict(manifest), threads)
+        run = _runner.load(path, manifest, threads)
     except ImportError as error:
         raise ConfigError(
             f"to run {path} in this process, install {error.name}: pip install {error.name}"
@@ -230,7 +231,6 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    declared = {tensor["name"]: tensor for tensor in manifest["outputs"]}
     # TorchScript may take tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
     config = {**tensor_config(manifest, rows), **config}
@@ -242,9 +242,9 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
             return tensor
         return tensor.reshape(*tensor.shape[: bool(rows)], *map(int, shape))
 
-    def run_rows(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
+    def run_rows(feed: dict[str, Any], requested: Sequence[str]) -> dict[str, Any]:
         feed = {name: shaped(feed[name], taken.get(name)) for name in inputs}
-        outputs = run_declared(run, feed, requested, declared)
+        outputs = run(feed, requested)
         return {name: shaped(tensor, returned.get(name)) for name, tensor in outputs.items()}
 
     contract = configured_contract(folder.name, version, config)
@@ -259,13 +259,8 @@ def contract_of(file: Path, name: str) -> Contract:
     sonic_coffea.errors.ConfigError
         If the file cannot be read, or does not describe its tensors.
     """
-    described = _described(file, name)
+    described, _ = read_source(name, Served(file))
     contract = configured_contract(name, "1", tensor_config(described, int(described["batched"])))
     max_rows = None if described["batched"] else contract.max_rows
     features = tuple(described.get("features", ()))
     return replace(contract, max_rows=max_rows, stacks=False, features=features)
-
-
-def _described(file: Path, name: str) -> dict[str, Any]:
-    """Return what a model file says of its tensors, as in a manifest."""
-    return formats.read_source(name, formats.Served(file), None)[0]

@@ -27,7 +27,7 @@ import platformdirs
 
 from sonic_coffea.errors import ServerStartError, printable
 from sonic_coffea.server._folders import state_folder
-from sonic_coffea.server.repository.formats import NATIVE, scripts_of
+from sonic_coffea.server.repository._sources import NATIVE, SCRIPTS
 
 Progress = Callable[[str], None]
 
@@ -42,10 +42,8 @@ _GLIBC = (2, 35)
 _CPU_WHEELS = {"xgboost": "xgboost-cpu"}
 _MARKER = "sonic-coffea.json"
 # Here, the Python backend replaces the native backends of NVIDIA's container.
-SCRIPTS = {backend: scripts_of(name) for name, backend in NATIVE.items()}
-_SCRIPTS_DIGEST = hashlib.sha256(
-    b"".join(path.read_bytes() for scripts in SCRIPTS.values() for path in scripts.values())
-).hexdigest()[:12]
+BACKENDS = tuple(NATIVE.values())
+_CODE = b"".join(path.read_bytes() for path in SCRIPTS.values())
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
@@ -242,30 +240,26 @@ def _add_backends(install: ServerInstall) -> None:
     bundle, target = install.tritonserver.parent.parent, install.backend_directory
     if target.exists():
         return
-    parts = (
-        "backends/python/libtriton_python.so",
-        "backends/python/triton_python_backend_utils.py",
-        f"python_backend_stubs/{install.tag}/triton_python_backend_stub",
-    )
-    files = {f"python/{Path(part).name}": bundle / part for part in parts}
-    for backend, scripts in SCRIPTS.items():
-        files |= {f"{backend}/{name}": source for name, source in scripts.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
-        for name, source in files.items():
-            copy = Path(part, target.name, name)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            # Copies: the server takes no links that lead out of the folder.
-            shutil.copyfile(source, copy)
-            copy.chmod(0o755)
+        # Copies: the server takes no links that lead out of the folder.
+        copies = Path(part, target.name)
+        shutil.copytree(bundle / "backends", copies, copy_function=shutil.copyfile)
+        stub = copies / "python" / "triton_python_backend_stub"
+        shutil.copyfile(bundle / "python_backend_stubs" / install.tag / stub.name, stub)
+        stub.chmod(0o755)
+        for backend in BACKENDS:
+            (copies / backend).mkdir()
+            for name, source in SCRIPTS.items():
+                shutil.copyfile(source, copies / backend / name)
         # Another process may have added the same.
         if not target.exists():
-            Path(part, target.name).rename(target)
+            copies.rename(target)
 
 
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
-    backends = root / f"backends-{_SCRIPTS_DIGEST}"
+    backends = root / f"backends-{hashlib.sha256(_CODE).hexdigest()[:12]}"
     if root.exists() and not (os.access(root, os.W_OK) and root.stat().st_uid == os.geteuid()):
         # An operator installed the server for all users. Triton sets the mode of a backend's
         # files, which only their owner can.

@@ -34,7 +34,7 @@ from sonic_coffea.server._install import print_stage
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
 from sonic_coffea.server.repository._config import check_integer
 from sonic_coffea.server.repository._manifest import check_unchanged
-from sonic_coffea.server.repository.formats import is_list
+from sonic_coffea.server.repository._sources import is_list
 from sonic_coffea.transport import Address, ConnectionOptions, ServerMetadata, connect_transport
 
 logger = logging.getLogger(__name__)
@@ -179,8 +179,8 @@ class LocalServer:
             If the repository has no models, or a version's files were replaced since it was built.
         """
         with self._starting:
-            if self._listening is not None and self._state in ("stopped", "ended"):
-                self._listening.join()
+            if self._state in ("stopped", "ended"):
+                self.wait()
             if not self._supervised:
                 self._launch(progress)
             try:
@@ -199,11 +199,12 @@ class LocalServer:
             check_unchanged(self.repository)
         name = choose(self._runtime, self._image)
         launch = RUNTIMES[name](name, self._image, progress)
-        folder = self._folder = self._folder or folders.new_folder()
-        address, arguments = self._listen_at()
-        self._log = folders.new_log()
-        lock, supervisor = folders.make_folder(folder), None
+        supervisor = None
+        folder, lock = folders.make_folder(self._folder)
         try:
+            self._folder = folder
+            address, arguments = self._listen_at()
+            self._log = folders.new_log()
             paths = {"repository": str(self.repository), "log": str(self._log)}
             job = {
                 **launch(self.repository, folder, arguments, self._env),
@@ -259,8 +260,16 @@ class LocalServer:
             self.url,
             "users of this machine" if self._host == _LOOPBACK else "who reach it by the network",
         )
-        where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}"]
-        return (self._reached, self._port), [*where, *self._arguments, f"--id={self._name}"]
+        where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}", f"--id={self._name}"]
+        return (self._reached, self._port), [*where, *self._arguments]
+
+    @property
+    def _reached(self) -> str:
+        return _LOOPBACK if self._host == _ANYWHERE else self._host
+
+    @property
+    def _name(self) -> str:
+        return f"triton-{self._socket.parent.name}"
 
     def _is_at_its_port(self) -> bool:
         """Whether no other server answers at the port, which one may have taken meanwhile."""
@@ -270,14 +279,6 @@ class LocalServer:
         with contextlib.suppress(SonicError), connect_transport(url) as connection:
             return connection.info().name == self._name
         return True  # it has ended, or stands still
-
-    @property
-    def _reached(self) -> str:
-        return _LOOPBACK if self._host == _ANYWHERE else self._host
-
-    @property
-    def _name(self) -> str:
-        return f"triton-{self._socket.parent.name}"
 
     def _tell(self, line: str) -> None:
         """Send a line to the supervisor; if it has ended, `_listen` notices."""
@@ -294,7 +295,7 @@ class LocalServer:
 
     def wait(self) -> None:
         """Return when the server has ended, and is not about to be started again."""
-        if self._supervised and self._listening is not None:
+        if self._listening is not None:  # a forked child has no such thread, and does not wait
             self._listening.join()
 
     @property
@@ -304,49 +305,46 @@ class LocalServer:
 
     def _listen(self, supervisor: subprocess.Popen[bytes]) -> None:
         """Take the states that the supervisor reports, until nothing of the server is left."""
-        last = "ended"
         try:
             with supervisor:
                 for line in supervisor.stdout or ():
-                    self._report = json.loads(line)
-                    state = self._report["state"]
-                    self._explain(state, self._report["problem"])
-                    if state in ("stopped", "ended"):
-                        last = state
-                        continue
-                    if state == "running" and not self._is_at_its_port():
-                        self._error = ServerStartError(
-                            f"another server has taken port {self._port}; port=0 takes a free one"
-                        )
-                        logger.warning("%s ends: %s", self, self._error)
-                        self._tell("")
-                        continue
-                    self._settled.clear()
-                    self._state = state
-                    if state == "running":
-                        self._settled.set()
+                    self._take(json.loads(line))
         finally:
             folders.remove_folder(self._socket.parent)
-            self._state = last
+            if self._state != "stopped":
+                self._state = "ended"
             self._settled.set()
 
-    def _explain(self, state: str, problem: str) -> None:
-        """Log what has led to a state; keep it as an error if the server did not start."""
+    def _take(self, report: dict[str, Any]) -> None:
+        """Log what has led to a new state; keep it as an error if the server did not start."""
+        state, self._report = report["state"], report
         logger.info("%s: %s", self, state)
-        if problem:
+        if report["problem"]:
             self._error = ServerStartError(
-                f"the local server for {self.repository} {problem}. It said:\n"
-                f"{self._errors(self._report['since'])}\nIts log: {self._log}",
+                f"the local server for {self.repository} {report['problem']}. It said:\n"
+                f"{self._errors(report['since'])}\nIts log: {self._log}",
                 server=self.url,
             )
             if state == "backing off" or self._state != "starting":
                 logger.warning("%s", self._error)
-        if state == "running" and not self._report["hidden"]:
+        if state == "running" and not report["hidden"]:
             logger.warning(
                 "users of this machine can read the rows and scores of %s in /dev/shm: the kernel "
                 "does not let you hide them (user namespaces are off)",
                 self,
             )
+        if state == "running" and not self._is_at_its_port():
+            self._error = ServerStartError(
+                f"another server has taken port {self._port}; port=0 takes a free one"
+            )
+            logger.warning("%s ends: %s", self, self._error)
+            self._tell("")
+            return
+        self._state = state
+        if state == "running":
+            self._settled.set()
+        else:
+            self._settled.clear()
 
     def _errors(self, since: int) -> str:
         """Return the last errors in the log, each line once; of a start without any, its end."""
@@ -443,10 +441,9 @@ class LocalServer:
     @property
     def logs(self) -> str:
         """What the server has logged so far, or, before the first start, nothing."""
-        try:
-            return "" if self._log is None else self._log.read_text("utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
+        with contextlib.suppress(FileNotFoundError, ServerError):
+            return self.log_path.read_text("utf-8", errors="replace")
+        return ""
 
     @property
     def pid(self) -> int | None:

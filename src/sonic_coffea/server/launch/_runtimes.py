@@ -43,8 +43,8 @@ def pip(name: str, image: str | None, progress: install.Progress) -> Launch:
         links = without_agents(repository, folder / "repository", arguments)
         links = _one_word(links, folder / "models")
         backends = _one_word(installation.backend_directory, folder / "backends")
-        argv = [str(installation.tritonserver), *_serve(links, folder, arguments, *install.SCRIPTS)]
-        argv.append(f"--backend-directory={backends}")
+        argv = [str(installation.tritonserver), f"--backend-directory={backends}"]
+        argv += _serve(links, folder, arguments, *install.BACKENDS)
         return {"argv": argv, "env": {**installation.environment(), **env}, "mounts": True}
 
     return launch

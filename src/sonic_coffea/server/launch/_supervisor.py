@@ -1,10 +1,10 @@
 """The supervisor: the process between a local server and its owner; standard library only.
 
-Run as a script, it goes from state to state: it starts the server, waits until the server listens,
-and starts it again if it ends by itself. When the owner says so or is gone, or after a SIGTERM, it
-ends the server and all processes that the server left. It reads one line of JSON from standard
-input, the job, then waits for another line, or the end of that pipe. It writes each new state to
-standard output, as a line of JSON.
+Run as a script, it starts the server, waits until the server listens, and starts it again if it
+ends by itself. When the owner says so or is gone, or after a SIGTERM, it ends the server and all
+processes that the server left. It reads one line of JSON from standard input, the job, then waits
+for another line, or the end of that pipe. It writes each new state to standard output, as a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -22,19 +22,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What leads from one state of a server to the next. A failure is one that another start would not
-# mend; a server that was ready once is started again after any end that nobody asked for.
-_NEXT = {
-    ("starting", "ready"): "running",
-    ("starting", "crash"): "backing off",
-    ("starting", "failure"): "ended",
-    ("starting", "stop"): "stopped",
-    ("running", "crash"): "backing off",
-    ("running", "failure"): "ended",
-    ("running", "stop"): "stopped",
-    ("backing off", "retry"): "starting",
-    ("backing off", "stop"): "stopped",
-}
 _SHM = "/dev/shm"  # noqa: S108  where POSIX shared memory is
 # As the kernel numbers them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -47,108 +34,98 @@ def main() -> None:
     # Unbuffered: what follows the line is left for poll.
     job = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
-    requests: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
     # Model processes that outlive the server become children of this process, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    Supervisor(job, requests).run()
+    Supervisor(job).run()
+
+
+class Stop(Exception):  # noqa: N818  not an error
+    """The server has to end."""
 
 
 class Supervisor:
-    """Runs the server of a job until it is stopped, or fails for good.
+    """Runs the server of a job until it is stopped, or fails for good."""
 
-    Each state has a method that returns an event. Each new state is reported, with `report`.
-    """
-
-    def __init__(self, job: dict[str, Any], requests: list[int]) -> None:
-        self.job, self.requests = job, requests
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.requests: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: self.requests.append(number))
         self.folder = Path(job["folder"])
         self.private = Path(_SHM, job["shared_memory"])
         self.server: subprocess.Popen[bytes] | None = None
-        self.report: dict[str, Any] = {"problem": "", "since": 0, "hidden": True}
+        # What the owner is told of the server, with each new state.
+        self.facts: dict[str, Any] = {"since": 0, "hidden": True}
         self.was_ready = False
         self.failures = 0
-        self.pause_s = 0.0
         self.deadline = time.monotonic() + job["startup_timeout_s"]
         self.owner = select.poll()
         self.owner.register(0, select.POLLIN | select.POLLHUP)
 
     def run(self) -> None:
-        acts = {"starting": self.begin, "running": self.watch, "backing off": self.back_off}
-        state = "starting"
+        """Start the server, and again while that may help, with a pause that doubles."""
         try:
-            while state not in ("stopped", "ended"):
-                state = _NEXT[state, acts[state]()]
-                if state != "running":
-                    self.end()
-                if state != "starting":
-                    message = {**self.report, "state": state, "on_request": bool(self.requests)}
-                    with contextlib.suppress(OSError):
-                        os.write(1, json.dumps(message).encode() + b"\n")
-                    self.report["problem"] = ""
+            while True:
+                problem, again = self.serve()
+                self.end()
+                if again and self.failures == 5:
+                    problem, again = f"{problem}, again and again, and is not started again", False
+                if not again:
+                    self.report("ended", problem)
+                    return
+                pause_s = self.job["first_pause_s"] * 2**self.failures
+                self.failures += 1
+                self.report("backing off", f"{problem}, and is started again in {pause_s:g} s")
+                self.wait(pause_s)
+        except Stop:
+            self.end()
+            self.report("stopped")
         finally:
             self.end()
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def is_to_stop(self, wait_s: float) -> bool:
-        """Wait for this time, unless the server has to end; return whether it has to.
+    def report(self, state: str, problem: str = "") -> None:
+        facts = {**self.facts, "on_request": bool(self.requests)}
+        with contextlib.suppress(OSError):
+            os.write(1, json.dumps({**facts, "state": state, "problem": problem}).encode() + b"\n")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for this time, unless the server has to end.
 
         An owner that exits closes the pipe some time before it is gone. The pipe alone is not
         enough: children that the owner forks hold its other end open.
         """
-        readable = self.owner.poll(wait_s * 1000)
-        return bool(readable or self.requests) or os.getppid() != self.job["owner"]
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            readable = self.owner.poll(min(left_s, 0.1) * 1000)
+            if readable or self.requests or os.getppid() != self.job["owner"]:
+                raise Stop
 
-    def begin(self) -> str:
+    def serve(self) -> tuple[str, bool]:
+        """Run the server once; return why it ended, and whether another start may help."""
         if self.was_ready:
             self.deadline = time.monotonic() + self.job["startup_timeout_s"]
         try:
             server = self.start()
         except (OSError, subprocess.SubprocessError) as error:
-            return self.fail(f"cannot be started: {error}", again=False)
-        while server.poll() is None:
-            if _listens(self.job["address"]):
-                self.was_ready = True
-                return "ready"
-            if self.is_to_stop(0.02):
-                return "stop"
+            return f"cannot be started: {error}", False
+        while server.poll() is None and not _listens(self.job["address"]):
+            self.wait(0.02)
             if time.monotonic() > self.deadline:
-                late = f"was not ready after {self.job['startup_timeout_s']:g} s"
-                return self.fail(late, again=self.was_ready)
-        crashed = _signal_of(server) > 0 and time.monotonic() < self.deadline
-        return self.fail(_end_of(server), again=self.was_ready or crashed)
-
-    def watch(self) -> str:
-        started, server = time.monotonic(), self.server
-        while server is not None and server.poll() is None:
-            if self.is_to_stop(0.1):
-                return "stop"
+                return f"was not ready after {self.job['startup_timeout_s']:g} s", self.was_ready
+        if server.poll() is not None:
+            crashed = _signal_of(server) > 0 and time.monotonic() < self.deadline
+            return _end_of(server), self.was_ready or crashed
+        self.was_ready = True
+        self.report("running")
+        started = time.monotonic()
+        while server.poll() is None:
+            self.wait(0.1)
         # A server that has run for a minute did not fail at its start.
         if time.monotonic() - started > 60.0:
             self.failures = 0
-        return self.fail(_end_of(server), again=self.job["restart"])
-
-    def back_off(self) -> str:
-        until = time.monotonic() + self.pause_s
-        while (left_s := until - time.monotonic()) > 0:
-            if self.is_to_stop(min(left_s, 0.1)):
-                return "stop"
-        return "retry"
-
-    def fail(self, problem: str, *, again: bool) -> str:
-        """Record why the server ended; return the event, which says whether it starts again."""
-        self.report["problem"] = problem
-        if not again:
-            return "failure"
-        if self.failures == 5:
-            self.report["problem"] = f"{problem}, again and again, and is not started again"
-            return "failure"
-        self.pause_s = self.job["first_pause_s"] * 2**self.failures
-        self.failures += 1
-        self.report["problem"] = f"{problem}, and is started again in {self.pause_s:g} s"
-        return "crash"
+        return _end_of(server), self.job["restart"]
 
     def start(self) -> subprocess.Popen[bytes]:
         job, supervisor = self.job, os.getpid()
@@ -168,10 +145,8 @@ class Supervisor:
             if os.getppid() != supervisor:
                 os._exit(1)
 
-        if isinstance(job["address"], str):
-            Path(job["address"]).unlink(missing_ok=True)
         with Path(job["record"]["log"]).open("ab") as log:
-            self.report["since"] = log.tell()
+            self.facts["since"] = log.tell()
             server = self.server = subprocess.Popen(
                 job["argv"],
                 env=job["env"],
@@ -185,7 +160,7 @@ class Supervisor:
         if job.get("mounts"):
             with contextlib.suppress(OSError):
                 hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
-        self.report |= {"pid": server.pid, "hidden": hidden}
+        self.facts |= {"pid": server.pid, "hidden": hidden}
         if hidden:
             # For clients that share memory with the server.
             link = self.folder / "shm"
@@ -216,13 +191,7 @@ class Supervisor:
         if "cleanup" in self.job:
             # A container that a daemon runs outlives the client that started it.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    self.job["cleanup"],
-                    env=self.job["env"],
-                    capture_output=True,
-                    check=False,
-                    timeout=30.0,
-                )
+                subprocess.run(self.job["cleanup"], capture_output=True, check=False, timeout=30.0)
         shutil.rmtree(self.private, ignore_errors=True)
         for region in Path(_SHM).glob(f"{self.private.name}*"):
             with contextlib.suppress(OSError):
@@ -234,10 +203,7 @@ def _listens(address: Any) -> bool:
     is_path = isinstance(address, str)
     with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as client:
         client.settimeout(1.0)
-        with contextlib.suppress(OSError):
-            client.connect(address if is_path else tuple(address))
-            return True
-    return False
+        return client.connect_ex(address if is_path else tuple(address)) == 0
 
 
 def _signal_of(server: Any) -> int:

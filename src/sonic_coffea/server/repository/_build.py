@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository import _config, _manifest
+from sonic_coffea.server.repository import _config, _manifest, _runner
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
-from sonic_coffea.server.repository.formats import Manifest, Served, read_source, scripts_of
+from sonic_coffea.server.repository._sources import SCRIPTS, Manifest, Served, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 logger = logging.getLogger(__name__)
@@ -147,9 +147,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
                 texts = _config.add_labels(config, described, labels.get(name))
             if versions is not None or not beside:
                 config["version_policy"] = _config.version_policy(versions)
-            is_script = described["platform"] == "python"
-            copies = {**sources, **(scripts_of(described["kind"]) if is_script else {})}
-            sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
+            copies = {**sources, **(SCRIPTS if described["platform"] == "python" else {})}
+            sums = {file: _runner.checksum(path) for file, path in sorted(copies.items())}
             of_sources = {file: sums[file] for file in sorted(sources)}
             digest = _add_digest(config, number, described, of_sources)
             texts[_config.FILE] = write_model_config(config)
@@ -171,7 +170,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             moves += [f"{name}/{number}", f"{name}/{_config.FILE}"] if beside else [name]
             files |= {f"{name}/{number}/{file}": path for file, path in copies.items()}
             files |= {f"{name}/{file}": text for file, text in texts.items()}
-            files[f"{name}/{number}/{_manifest.FILE}"] = json.dumps(manifest, indent=2) + "\n"
+            files[f"{name}/{number}/{_runner.MANIFEST}"] = json.dumps(manifest, indent=2) + "\n"
         if files:
             _write(root, files, moves, overwrite=overwrite)
     except OSError as error:
@@ -328,7 +327,7 @@ def _write(
                 shutil.copyfile(content, stage / name)
             else:
                 (stage / name).write_bytes(content.encode())
-        for manifest in stage.glob(f"*/*/{_manifest.FILE}"):
+        for manifest in stage.glob(f"*/*/{_runner.MANIFEST}"):
             version = manifest.parent
             if _manifest.changes(version, _manifest.read(version) or {}):
                 raise ConfigError(
@@ -347,24 +346,23 @@ def _move(stage: Path, root: Path, moves: Sequence[str], *, overwrite: bool) -> 
     """Move files and folders to their places; an error leaves all places as they were."""
     with contextlib.ExitStack() as undo:
         for number, place in enumerate(moves):
-            target, old = root / place, stage / f"old-{number}"
-            if target.is_file():
+            new, target, old = stage / place, root / place, stage / f"old-{number}"
+            is_file = new.is_file()  # the configuration of other versions, too
+            if target.exists() and not (overwrite or is_file):
+                raise FileExistsError(f"another process has just written {target}")
+            if is_file:
                 shutil.copyfile(target, old)
-                undo.callback(old.replace, target)
-            else:
-                if target.exists() and not overwrite:
-                    raise FileExistsError(f"another process has just written {target}")
-                # First: on a slow file system, Ctrl-C comes while a folder is moved.
-                undo.callback(_move_back, stage / place, target, old)
-                if target.exists():
-                    target.rename(old)
-            (stage / place).replace(target)
+            # First: on a slow file system, Ctrl-C comes while a folder is moved.
+            undo.callback(_move_back, new, target, old)
+            if target.exists() and not is_file:
+                target.rename(old)
+            new.replace(target)
         undo.pop_all()
 
 
 def _move_back(new: Path, target: Path, old: Path) -> None:
-    """Move an old folder back to its place, as far as it and the new one were moved."""
+    """Move what was in a place back, as far as it and what is new were moved."""
     if not new.exists():
         shutil.rmtree(target, ignore_errors=True)
     if old.exists():
-        old.rename(target)
+        old.replace(target)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository.formats import TRITON_TYPES, Manifest, Served, Tensor, is_list
+from sonic_coffea.server.repository._sources import TRITON_TYPES, Manifest, Served, Tensor, is_list
 from sonic_coffea.transport import read_model_config, write_model_config
 
 FILE = "config.pbtxt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -12,27 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, expect
-from sonic_coffea.transport import read_model_config
+from sonic_coffea.server.repository import _runner
+from sonic_coffea.server.repository._config import read_config
 
-FILE = "sonic-manifest.json"
 _ENTRIES = {"kind": str, "file": str, "inputs": list, "outputs": list, "built": str, "files": dict}
-# The folder of Python's compiled modules.
-_IGNORED = "__pycache__"
 # The folders that Triton takes for versions.
 _VERSION = re.compile(r"[1-9][0-9]*")
 
 
-def checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def read(folder: Path) -> dict[str, Any] | None:
     """Return the manifest in a version's folder; None if the folder has none."""
-    path = folder / FILE
+    path = folder / _runner.MANIFEST
     if not path.exists():
         return None
     try:
@@ -50,25 +39,11 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Say what has changed in a version since the build: its files, and its digest for clients."""
-    expected = {folder / name: digest for name, digest in manifest["files"].items()}
-    present = {path for path in folder.rglob("*") if path.is_file() and path.name != FILE}
-    messages = []
-    for path in sorted(present | expected.keys()):
-        if path not in expected:
-            if _IGNORED not in path.parts:
-                messages.append(f"{path} is new")
-        elif not path.is_file():
-            messages.append(f"{path} is gone")
-        elif checksum(path) != expected[path]:
-            messages.append(f"{path} was changed")
-    config = folder.parent / "config.pbtxt"
-    with contextlib.suppress(OSError, ValueError, ConfigError):
-        parameters = read_model_config(config.read_text(encoding="utf-8")).get("parameters", {})
-        told = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
-        if told is not None and told != manifest.get("digest", told):
-            # As after a copy of a version's folder from another repository.
-            messages.append(f"the digest of version {folder.name} in {config} was changed")
-    return messages
+    parameters: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError):
+        parameters = read_config(folder.parent).get("parameters", {})
+    told = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
+    return _runner.changes(folder, manifest, told)
 
 
 def version_numbers(folder: Path) -> list[int]:
@@ -109,10 +84,7 @@ def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def check_unchanged(root: Path) -> None:
     """Refuse a repository whose scores would be taken for those of other files."""
     for entry in read_repository(root):
-        for change in entry["changes"]:
-            if not change.endswith(" is new"):
-                raise ConfigError(
-                    f"{change} since the version was built, and clients would take its scores for "
-                    "those of the file before; build it again with the option overwrite, or as the "
-                    "version 'next'"
-                )
+        try:
+            _runner.check_unchanged(entry["changes"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None

@@ -1,14 +1,12 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
 Copied into model repositories as ``model.py``, and beside the local server in place of the native
-backends, with modules of `formats` as ``sonic_runner.py`` and ``sonic_outputs.py``; none imports
-this package. The file to run is named in ``sonic-manifest.json``, or, as for the native backends,
-in the model's configuration.
+backends, with `_runner` as ``sonic_runner.py``; neither imports this package. The file to run is
+named in ``sonic-manifest.json``, or, as for the native backends, in the model's configuration.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sonic_outputs  # type: ignore[import-not-found,unused-ignore]
 import sonic_runner  # type: ignore[import-not-found,unused-ignore]
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
@@ -91,26 +88,25 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
-        self.name = args["model_name"]
         manifest = _manifest(folder, config)
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
-        _check_unchanged(folder, manifest, parameters.get(f"sha256.{folder.name}"))
+        # Files may be replaced before a restart, or while the server polls.
+        told = parameters.get(f"sha256.{folder.name}")
+        sonic_runner.check_unchanged(sonic_runner.changes(folder, manifest, told))
         # For pickles, and modules that are no .py files; no other model is in this process.
-        sys.path.append(str((folder / manifest["file"]).parent))
+        path = folder / manifest["file"]
+        sys.path.append(str(path.parent))
         limits = (parameters.get(key) for key in _THREADS)
         threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))
         try:
-            self.run = sonic_runner.load(
-                folder / manifest["file"], manifest, int(threads) if threads.isdigit() else 0
-            )
+            self.run = sonic_runner.load(path, manifest, int(threads) if threads.isdigit() else 0)
         except ImportError as error:
-            raise pb_utils.TritonModelException(
-                f"model {self.name!r} needs {error.name}, which the server's environment lacks "
-                f"({error}); add it: sonic-coffea server install --with {error.name}"
+            raise ImportError(
+                f"model {args['model_name']!r} needs {error.name}, which the server's environment "
+                f"lacks ({error}); add it: sonic-coffea server install --with {error.name}"
             ) from None
         self.batched = int(config.get("max_batch_size", 0)) > 0
         self.inputs = [spec["name"] for spec in manifest["inputs"]]
-        self.outputs = {spec["name"]: spec for spec in manifest["outputs"]}
         self.pulse = Pulse()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -132,7 +128,9 @@ class TritonPythonModel:
             shapes = tuple(array.shape[1:] for array in feed.values()) if self.batched else index
             groups.setdefault((requested, shapes), []).append((index, feed))
         for (requested, _), members in groups.items():
-            self._answer(requested, members, responses)
+            answers = self._answer([feed for _, feed in members], requested)
+            for (index, _), answer in zip(members, answers, strict=True):
+                responses[index] = answer
         self.pulse.end()
         return responses
 
@@ -140,31 +138,23 @@ class TritonPythonModel:
         tensors = {n: pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs}
         return {name: tensor.as_numpy() for name, tensor in tensors.items()}
 
-    def _answer(
-        self, requested: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
-    ) -> None:
+    def _answer(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
         try:
-            outputs = self._run([feed for _, feed in members], requested)
+            outputs = self._run(feeds, requested)
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
-            if len(members) == 1:
-                responses[members[0][0]] = _failed(error)
-                return
+            if len(feeds) == 1:
+                return [_failed(error)]
             # One bad request must not fail the others of its batch.
-            for member in members:
-                self._answer(requested, [member], responses)
-            return
-        for (index, _), arrays in zip(members, outputs, strict=True):
-            tensors = [pb_utils.Tensor(n, a) for n, a in zip(requested, arrays, strict=True)]
-            responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
+            return [answer for feed in feeds for answer in self._answer([feed], requested)]
+        named = ([*map(pb_utils.Tensor, requested, arrays)] for arrays in outputs)
+        return [pb_utils.InferenceResponse(output_tensors=tensors) for tensors in named]
 
     def _run(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
-        rows = [len(feed[self.inputs[0]]) for feed in feeds]
-        stacked = feeds[0]
-        if len(feeds) > 1:
-            stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
-        outputs = sonic_outputs.run_declared(self.run, stacked, requested, self.outputs)
         if len(feeds) == 1:
-            return [outputs.values()]
+            return [self.run(feeds[0], requested).values()]
+        rows = [len(feed[self.inputs[0]]) for feed in feeds]
+        stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        outputs = self.run(stacked, requested)
         for name, array in outputs.items():
             if array.shape[:1] != (sum(rows),):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
@@ -174,12 +164,12 @@ class TritonPythonModel:
 
 def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return a version's manifest, or the same entries from the model's configuration."""
-    path = folder / "sonic-manifest.json"
+    path = folder / sonic_runner.MANIFEST
     if path.is_file():
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return manifest
     if not config["input"] or not config["output"]:
-        raise pb_utils.TritonModelException(
+        raise ValueError(
             f"expected the inputs and outputs of {folder} in its config.pbtxt, got none; "
             "build_repository writes them"
         )
@@ -192,35 +182,9 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         }
         for spec in config["output"]
     ]
+    kind = "torchscript" if config.get("backend") == "pytorch" else "onnx"
     file = config.get("default_model_filename") or "model.onnx"
-    return {"file": file, "inputs": config["input"], "outputs": outputs}
-
-
-def _check_unchanged(folder: Path, manifest: dict[str, Any], told: str | None) -> None:
-    """Refuse files that were replaced, also before a restart, or while the server polls.
-
-    Clients are told the digest of the files before, and would take the scores for theirs.
-    """
-    changed = [
-        str(folder / name)
-        for name, digest in manifest.get("files", {}).items()
-        if _checksum(folder / name) != digest
-    ]
-    if told not in (None, manifest.get("digest", told)):
-        changed.append(f"the digest of version {folder.name}")
-    if changed:
-        raise pb_utils.TritonModelException(
-            f"{', '.join(changed)} was changed since the version was built; build it again with "
-            "the option overwrite, or as the version 'next'"
-        )
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return {"kind": kind, "file": file, "inputs": config["input"], "outputs": outputs}
 
 
 def _failed(error: Exception) -> Any:
