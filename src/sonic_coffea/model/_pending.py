@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedOptionArray, NumpyArray, RecordArray, RegularArray
-from awkward.forms import Form
+from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea._version import __version__
@@ -331,34 +331,28 @@ def chosen(
     ConfigError
         If the scores have no numbers that the default could be.
     """
-    several = [*each, *([] if default is None else [_all(each[0].form, default)])]
     optional = optional or (default is None and bool(np.any(numbers < 0)))
-    if len(several) == 1 and not optional:
+    if default is not None:  # rows without a model are not masked, but have a number of any kind
+        numbers = np.where(numbers < 0, len(each), numbers)
+        each = [*each, ak.transform(partial(_filled, default=default), each[0], highlevel=False)]
+    if len(each) == 1 and not optional:
         return each[0]
-    whole = ak.concatenate([ak.Array(content) for content in several]).layout
-    left_out = -1 if default is None else len(whole) - 1
-    index = np.where(numbers < 0, left_out, numbers * len(numbers) + np.arange(len(numbers)))
+    whole = ak.concatenate([ak.Array(content) for content in each]).layout
+    index = np.where(numbers < 0, -1, numbers * len(numbers) + np.arange(len(numbers)))
     return IndexedOptionArray.simplified(Index64(index), whole) if optional else whole[index]
 
 
-def _all(form: Form, default: float) -> Content:
-    """Return one score of a type in which all numbers are a default."""
-    if form.is_option or form.is_indexed:
-        return _all(form.content, default)
-    if form.is_record:
-        each = [_all(content, default) for content in form.contents]
-        return RecordArray(each, None if form.is_tuple else form.fields)
-    if form.is_regular:
-        several = _all(form.content, default)[np.zeros(form.size, np.int64)]
-        return RegularArray(several, form.size, zeros_length=1)
-    if not form.is_numpy:
+def _filled(content: Content, default: float, **_: Any) -> Content | None:
+    """Return numbers that are all the default, for `ak.transform`."""
+    if (content.is_list and not content.is_regular) or content.is_unknown:
         raise ConfigError(
             "default= is for scores of numbers, and not for lists or strings; without it, objects "
             "that mask= leaves out are None"
         )
-    dtype = np.dtype(form.primitive)
-    held(default, dtype, "the scores", "default")
-    return NumpyArray(np.full((1, *form.inner_shape), default, dtype))
+    if not content.is_numpy:
+        return None
+    held(default, content.dtype, "the scores", "default")
+    return NumpyArray(np.full_like(content.data, default))
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
