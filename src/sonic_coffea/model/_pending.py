@@ -9,7 +9,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import awkward as ak
 import numpy as np
@@ -31,9 +31,6 @@ from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 # Longest time in which scores are kept after Ctrl-C, for the same call to find them.
 _KEPT_WITHIN_S = 1.0
@@ -270,24 +267,23 @@ class Pending:
         """Show a bar of the rows that are scored."""
         from rich import get_console
         from rich.errors import LiveError
+        from rich.live import Live
         from rich.markup import escape
         from rich.progress import Progress
 
-        pending = self
+        bar = Progress()
+        task = bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
 
-        class Bar(Progress):
-            def get_renderables(self) -> Iterator[RenderableType]:
-                for task in self.task_ids:
-                    self.update(task, completed=pending.statistics.scored)
-                yield from super().get_renderables()
+        def shown() -> Progress:
+            bar.update(task, completed=self.statistics.scored)
+            return bar
 
         # In a notebook, a bar that goes away would leave a gap below its cell.
-        bar = Bar(transient=not get_console().is_jupyter, refresh_per_second=5)
-        bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
+        is_transient = not get_console().is_jupyter
         with contextlib.ExitStack() as stack:
             # Before rich 14.1, there is one display at a time, such as the bar of coffea.
             with contextlib.suppress(LiveError):
-                stack.enter_context(bar)
+                stack.enter_context(Live(get_renderable=shown, transient=is_transient))
             yield
 
 
