@@ -250,8 +250,13 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
     if size is None or has_no_data(events) or len(events) <= size:
         yield processor, events, 1
         return
+    metadata = ak.parameters(events).get("metadata")
     for start in range(0, len(events), size):
-        block = _block_of(events, start, min(start + size, len(events)))
+        block = events[start : start + size]
+        if isinstance(metadata, Mapping) and "entrystart" in metadata:  # say where they are
+            first = metadata["entrystart"] + start
+            own = {**metadata, "entrystart": first, "entrystop": first + len(block)}
+            block = ak.with_parameter(block, "metadata", own)
         # The next block's acquire runs before the produce of this one.
         yield copy(processor), block, int(start == 0)
 
@@ -319,17 +324,6 @@ def _is_pickled(model: Any) -> bool:
     """Whether a pickle has brought a model, or some of `Folds` or `Choice`, with its servers."""
     each = model.models if isinstance(model, Choice) else [model]
     return any(isinstance(one, WithPool) and one.pool_of_pickle is not None for one in each)
-
-
-def _block_of(events: Any, start: int, stop: int) -> Any:
-    """Return the events of a block, with metadata that say where in the file they are."""
-    block = events[start:stop]
-    metadata = ak.parameters(events).get("metadata")
-    if not isinstance(metadata, Mapping) or "entrystart" not in metadata:
-        return block
-    first = metadata["entrystart"]
-    own = {**metadata, "entrystart": first + start, "entrystop": first + stop}
-    return ak.with_parameter(block, "metadata", own)
 
 
 @contextmanager
