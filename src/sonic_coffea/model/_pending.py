@@ -62,14 +62,13 @@ class Pending:
         The rows that each version of a model scores.
     lengths : mapping or None
         The number of events of each variation, if variations travel together.
-    unsent : Statistics
-        Statistics of rows that were given up before they were sent.
+    lost, unsent : list of RowSelection, Statistics
+        Rows that were given up before they were sent, and their statistics.
     give_back : callable, or mapping
         What makes plain arrays of the scores of plain arrays; of variations, one for each.
     """
 
     lengths: Mapping[str, int] | None = None
-    unsent = Statistics()
     give_back: Any = None
 
     def __init__(
@@ -91,7 +90,8 @@ class Pending:
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
         self._content: Content | None = None
-        self._lost: list[RowSelection] = []
+        self.lost: list[RowSelection] = []
+        self.unsent = Statistics()
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
@@ -116,11 +116,6 @@ class Pending:
                 contract = part.call.contract
                 total.digests.add((contract.model, contract.version, part.digest))
         return total
-
-    def lose(self, selection: RowSelection, statistics: Statistics) -> None:
-        """Give up rows before they are sent."""
-        self._lost.append(selection)
-        self.unsent = self.unsent + statistics
 
     def done(self) -> bool:
         """Return whether `result` would return, or raise, without waiting."""
@@ -217,7 +212,7 @@ class Pending:
 
     def _joined(self, outputs: Sequence[Outputs]) -> Content:
         """Return the score of each row: that of its model, or the mean of all."""
-        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
+        lost = [*self.lost, *(rows for part in self.parts for rows in part.call.lost)]
         used, numbers = outputs, self._numbers
         if numbers is not None and not self._is_mean:
             # Models without rows do not know the shape of outputs that declare none.

@@ -323,7 +323,8 @@ class Submission:
             if contract is None:
                 lost = Statistics(objects=len(rows), masked=len(rows))
                 pool.count(lost)
-                pending.lose(rows.selection(0, len(rows)), lost)
+                pending.unsent += lost
+                pending.lost.append(rows.selection(0, len(rows)))
                 continue
             self._set_shapes(model, outputs, contract)
             part = Part(
