@@ -232,10 +232,9 @@ class SonicProcessor(WithPool):
                     f"{type(self).__name__}.produce returns {STATISTICS_KEY!r}, which the mixin "
                     "adds for all calls of the chunk; leave it out, or give it another name"
                 )
-            statistics = Statistics(chunks=chunks, events=len(events))
             dataset = (getattr(events, "metadata", None) or {}).get("dataset")
-            if dataset is not None:
-                statistics.datasets[str(dataset)] = len(events)
+            datasets = {} if dataset is None else {str(dataset): len(events)}
+            statistics = Statistics(chunks=chunks, events=len(events), datasets=datasets)
             for call in calls:
                 statistics += call.statistics
             output = {**output, STATISTICS_KEY: statistics.to_plain()}
