@@ -350,11 +350,8 @@ def _check_held(name: str, tensor: Tensor, target: np.dtype[Any]) -> None:
         return
     with np.errstate(all="ignore"):
         converted = tensor.astype(target)
-    if target.kind in "iub":
-        wrong = converted != tensor
-    else:
-        wrong = ~np.isfinite(converted)
-        wrong[wrong] = np.isfinite(tensor[wrong])
+    is_whole = target.kind in "iub"
+    wrong = converted != tensor if is_whole else np.isfinite(tensor) & ~np.isfinite(converted)
     for value in tensor[wrong][:1]:
         raise InputError(f"input {name!r} has {value}, which {target} cannot hold")
 

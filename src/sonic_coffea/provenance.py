@@ -195,10 +195,10 @@ def require_own(path: str | os.PathLike[str], problem: str) -> None:
         raise ConfigError(problem) from None
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that scores depend on."""
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Return the versions of Python and of packages, by default those that scores depend on."""
     installed = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
     return installed

@@ -11,6 +11,8 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
+from sonic_coffea.model import within_cone
+
 CONSTITUENT_FEATURES = (
     "part_deta",
     "part_dphi",
@@ -106,17 +108,11 @@ def is_merged_top(jets: Any, genparts: Any) -> Any:
     ak.Array
         ``events * jets * bool``
     """
-    quark_top = _top_of_quark(genparts)
-    of_top = quark_top >= 0
-    quarks, quark_top = genparts[of_top], quark_top[of_top]
-
-    deta = jets.eta[:, :, np.newaxis] - quarks.eta[:, np.newaxis, :]
-    dphi = _wrap(jets.phi[:, :, np.newaxis] - quarks.phi[:, np.newaxis, :])
-    inside = np.hypot(deta, dphi) < _RADIUS
-    same_top = quark_top[:, :, np.newaxis] == quark_top[:, np.newaxis, :]
+    quarks = ak.zip({"eta": genparts.eta, "phi": genparts.phi, "top": _top_of_quark(genparts)})
+    tops = within_cone(jets, quarks[quarks.top >= 0], _RADIUS).top
     # events * jets * quarks * quarks of the same top
-    matched = inside[:, :, np.newaxis, :] & same_top[:, np.newaxis, :, :]
-    return ak.any(ak.sum(matched, axis=-1) == 3, axis=-1)
+    same_top = tops[..., np.newaxis] == tops[:, :, np.newaxis, :]
+    return ak.any(ak.sum(same_top, axis=-1) == 3, axis=-1)
 
 
 def _top_of_quark(genparts: Any) -> Any:

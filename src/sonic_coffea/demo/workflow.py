@@ -163,14 +163,10 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
                 raise FieldError(
                     f"{kinds[has]} has no branch {branch!r}; {nearest(branch, branches)}"
                 )
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"{kinds[True]} has constituents of FatJet, {kinds[False]} has none; score them apart"
-        )
-    if len(simulated) > 1:
-        raise ConfigError(
-            f"{simulated[True]} is simulated, {simulated[False]} has no GenPart; score them apart"
-        )
+    for what, files_of in (("constituents of FatJet", kinds), ("GenPart", simulated)):
+        if len(files_of) > 1:
+            both = f"{files_of[True]} has {what}, {files_of[False]} has no {what}"
+            raise ConfigError(f"{both}; score them apart")
     return datasets, True in kinds
 
 

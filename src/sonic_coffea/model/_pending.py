@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedOptionArray, NumpyArray, RecordArray, RegularArray
-from awkward.forms import Form
+from awkward.contents import Content, IndexedOptionArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea._version import __version__
@@ -31,9 +31,6 @@ from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Part
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 # Longest time in which scores are kept after Ctrl-C, for the same call to find them.
 _KEPT_WITHIN_S = 1.0
@@ -65,14 +62,13 @@ class Pending:
         The rows that each version of a model scores.
     lengths : mapping or None
         The number of events of each variation, if variations travel together.
-    unsent : Statistics
-        Statistics of rows that were given up before they were sent.
+    lost, unsent : list of RowSelection, Statistics
+        Rows that were given up before they were sent, and their statistics.
     give_back : callable, or mapping
         What makes plain arrays of the scores of plain arrays; of variations, one for each.
     """
 
     lengths: Mapping[str, int] | None = None
-    unsent = Statistics()
     give_back: Any = None
 
     def __init__(
@@ -94,7 +90,8 @@ class Pending:
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
         self._content: Content | None = None
-        self._lost: list[RowSelection] = []
+        self.lost: list[RowSelection] = []
+        self.unsent = Statistics()
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
@@ -119,11 +116,6 @@ class Pending:
                 contract = part.call.contract
                 total.digests.add((contract.model, contract.version, part.digest))
         return total
-
-    def lose(self, selection: RowSelection, statistics: Statistics) -> None:
-        """Give up rows before they are sent."""
-        self._lost.append(selection)
-        self.unsent = self.unsent + statistics
 
     def done(self) -> bool:
         """Return whether `result` would return, or raise, without waiting."""
@@ -220,7 +212,7 @@ class Pending:
 
     def _joined(self, outputs: Sequence[Outputs]) -> Content:
         """Return the score of each row: that of its model, or the mean of all."""
-        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
+        lost = [*self.lost, *(rows for part in self.parts for rows in part.call.lost)]
         used, numbers = outputs, self._numbers
         if numbers is not None and not self._is_mean:
             # Models without rows do not know the shape of outputs that declare none.
@@ -270,24 +262,23 @@ class Pending:
         """Show a bar of the rows that are scored."""
         from rich import get_console
         from rich.errors import LiveError
+        from rich.live import Live
         from rich.markup import escape
         from rich.progress import Progress
 
-        pending = self
+        bar = Progress()
+        task = bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
 
-        class Bar(Progress):
-            def get_renderables(self) -> Iterator[RenderableType]:
-                for task in self.task_ids:
-                    self.update(task, completed=pending.statistics.scored)
-                yield from super().get_renderables()
+        def shown() -> Progress:
+            bar.update(task, completed=self.statistics.scored)
+            return bar
 
         # In a notebook, a bar that goes away would leave a gap below its cell.
-        bar = Bar(transient=not get_console().is_jupyter, refresh_per_second=5)
-        bar.add_task(escape(printable(self._name)), total=self.statistics.objects)
+        is_transient = not get_console().is_jupyter
         with contextlib.ExitStack() as stack:
             # Before rich 14.1, there is one display at a time, such as the bar of coffea.
             with contextlib.suppress(LiveError):
-                stack.enter_context(bar)
+                stack.enter_context(Live(get_renderable=shown, transient=is_transient))
             yield
 
 
@@ -331,34 +322,28 @@ def chosen(
     ConfigError
         If the scores have no numbers that the default could be.
     """
-    several = [*each, *([] if default is None else [_all(each[0].form, default)])]
     optional = optional or (default is None and bool(np.any(numbers < 0)))
-    if len(several) == 1 and not optional:
+    if default is not None:  # rows without a model are not masked, but have a number of any kind
+        numbers = np.where(numbers < 0, len(each), numbers)
+        each = [*each, ak.transform(partial(_filled, default=default), each[0], highlevel=False)]
+    if len(each) == 1 and not optional:
         return each[0]
-    whole = ak.concatenate([ak.Array(content) for content in several]).layout
-    left_out = -1 if default is None else len(whole) - 1
-    index = np.where(numbers < 0, left_out, numbers * len(numbers) + np.arange(len(numbers)))
+    whole = ak.concatenate([ak.Array(content) for content in each]).layout
+    index = np.where(numbers < 0, -1, numbers * len(numbers) + np.arange(len(numbers)))
     return IndexedOptionArray.simplified(Index64(index), whole) if optional else whole[index]
 
 
-def _all(form: Form, default: float) -> Content:
-    """Return one score of a type in which all numbers are a default."""
-    if form.is_option or form.is_indexed:
-        return _all(form.content, default)
-    if form.is_record:
-        each = [_all(content, default) for content in form.contents]
-        return RecordArray(each, None if form.is_tuple else form.fields)
-    if form.is_regular:
-        several = _all(form.content, default)[np.zeros(form.size, np.int64)]
-        return RegularArray(several, form.size, zeros_length=1)
-    if not form.is_numpy:
+def _filled(content: Content, default: float, **_: Any) -> Content | None:
+    """Return numbers that are all the default, for `ak.transform`."""
+    if (content.is_list and not content.is_regular) or content.is_unknown:
         raise ConfigError(
             "default= is for scores of numbers, and not for lists or strings; without it, objects "
             "that mask= leaves out are None"
         )
-    dtype = np.dtype(form.primitive)
-    held(default, dtype, "the scores", "default")
-    return NumpyArray(np.full((1, *form.inner_shape), default, dtype))
+    if not content.is_numpy:
+        return None
+    held(default, content.dtype, "the scores", "default")
+    return NumpyArray(np.full_like(content.data, default))
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:

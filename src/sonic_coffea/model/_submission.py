@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
@@ -29,10 +28,9 @@ from sonic_coffea.errors import (
     shortened,
 )
 from sonic_coffea.layouts import (
-    EVENT_ID,
-    Feature,
     Inputs,
     Int64,
+    Layout,
     Outputs,
     Source,
     Structure,
@@ -51,7 +49,7 @@ from sonic_coffea.model._declaration import Declaration, warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reporting import Statistics
-from sonic_coffea.reuse import Part, ScoreCache, Variations
+from sonic_coffea.reuse import Part, ScoreCache, Variations, follows_index
 from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -247,9 +245,7 @@ class Submission:
             for name, array in objects.items():
                 each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
-        together, lengths = objects.together(
-            self._columns, follow_index=self._follow_index, metadata=self._metadata
-        )
+        together, lengths = objects.together(self._layouts)
         joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
         pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
@@ -257,35 +253,9 @@ class Submission:
         return pending
 
     @property
-    def _columns(self) -> dict[str | None, list[str]]:
-        """The fields that are read of each input, and under None of one array for all inputs."""
-        each = defaultdict[str | None, list[str]](list)
-        for model in self.models:
-            for name, layout in model.inputs.items():
-                # Fields need not name the collection of a part, and may be in another one, too.
-                columns = [*layout.columns, *(part for part, _ in getattr(layout, "parts", ()))]
-                if _has_index(layout):  # any field may tell where the objects lie in the file
-                    columns = [*EVENT_ID, *(column.partition(".")[0] for column in columns)]
-                each[name] += columns
-                each[None] += columns
-        return each
-
-    @property
-    def _metadata(self) -> dict[str | None, list[str]]:
-        """The metadata that are read of each input, and under None of one array for all inputs."""
-        each = defaultdict[str | None, list[str]](list)
-        for model in self.models:
-            for name, layout in model.inputs.items():
-                names = [name for feature in _features_of(layout) for name in feature.metadata]
-                each[name] += names
-                each[None] += names
-        return each
-
-    @property
-    def _follow_index(self) -> bool:
-        """Whether a layout reads what an index refers to, which may count in the file."""
-        layouts = (layout for model in self.models for layout in model.inputs.values())
-        return any(map(_has_index, layouts))
+    def _layouts(self) -> list[tuple[str, Layout]]:
+        """The layouts of all models, by the names of their inputs."""
+        return [named for model in self.models for named in model.inputs.items()]
 
     def _trace(self, objects: Any) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
@@ -320,7 +290,7 @@ class Submission:
                 raise  # without it, servers may be known where the scores are computed
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *servers]))
-        if self._follow_index:
+        if any(follows_index(layout) for _, layout in self._layouts):
             files = [file for file in map(lazy_file, arrays.values()) if file is not None]
             own |= {"file": files[0]} if files else {}
         scores = over_partitions(
@@ -353,7 +323,8 @@ class Submission:
             if contract is None:
                 lost = Statistics(objects=len(rows), masked=len(rows))
                 pool.count(lost)
-                pending.lose(rows.selection(0, len(rows)), lost)
+                pending.unsent += lost
+                pending.lost.append(rows.selection(0, len(rows)))
                 continue
             self._set_shapes(model, outputs, contract)
             part = Part(
@@ -470,18 +441,6 @@ def _joint_tensor(model: Declaration) -> str | None:
     if model.one_request_per == "event":
         joint += list(model.inputs)
     return next(iter(joint), None)
-
-
-def _features_of(layout: Any) -> Iterator[Feature]:
-    """Yield the channels of a layout, or of its parts, and what its elements are sorted by."""
-    for part in [part for _, part in getattr(layout, "parts", ())] or [layout]:
-        yield from part.features
-        yield from filter(None, [getattr(part, "key", None)])
-
-
-def _has_index(layout: Any) -> bool:
-    """Whether a layout reads what an index refers to, which may count in the file."""
-    return any(feature.index is not None for feature in _features_of(layout))
 
 
 def _is_single(version: Any) -> bool:

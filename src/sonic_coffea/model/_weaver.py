@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sonic_coffea._files import read_json, read_text
 from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
@@ -205,22 +207,15 @@ def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
         if group[key] is not None:
             expect(most >= 1, f"{key} to be at least 1", most, where)
             ranges[name] = max(1, least), max(1, least, most)
-    steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
-    return {
-        name: sorted({_length(least, most, step, steps) for step in range(steps + 1)})
-        for name, (least, most) in ranges.items()
-    }
-
-
-def _doublings(least: int, most: int) -> int:
-    return math.ceil(math.log2(most / least)) if most > least else 0
-
-
-def _length(least: int, most: int, step: int, steps: int) -> int:
-    if _doublings(least, most) == steps:
-        return min(least << step, most)
-    # Rounded, as 2 ** 0.5 ** 2 is a little more than 2.
-    return math.ceil(round(float(least * (most / least) ** (step / steps)), 6))
+    doublings = {name: math.ceil(math.log2(most / least)) for name, (least, most) in ranges.items()}
+    steps = max(doublings.values(), default=0)
+    lengths = {}
+    for name, (least, most) in ranges.items():
+        # Rounded, as 2 ** 0.5 ** 2 is a little more than 2.
+        lengths[name] = np.ceil(np.geomspace(least, most, steps + 1).round(6))
+        if doublings[name] == steps:
+            lengths[name] = np.minimum(least * 2 ** np.arange(steps + 1), most)
+    return {name: sorted({*map(int, each)}) for name, each in lengths.items()}
 
 
 def _get(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from sonic_coffea import errors
+from sonic_coffea import errors, provenance
 from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, read_servers
 from sonic_coffea.reporting import tables
@@ -165,12 +163,8 @@ def check_here(settings: Settings, *tried: Any, process: str = "this process") -
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the main packages; None for a missing package."""
-    known: dict[str, str | None] = dict.fromkeys(("python", *_PACKAGES.split()))
-    known["python"] = platform.python_version()
-    for package in _PACKAGES.split():
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            known[package] = metadata.version(package)
-    return known
+    packages = _PACKAGES.split()
+    return {**dict.fromkeys(("python", *packages)), **provenance.versions(packages)}
 
 
 def check(

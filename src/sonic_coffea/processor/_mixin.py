@@ -232,10 +232,9 @@ class SonicProcessor(WithPool):
                     f"{type(self).__name__}.produce returns {STATISTICS_KEY!r}, which the mixin "
                     "adds for all calls of the chunk; leave it out, or give it another name"
                 )
-            statistics = Statistics(chunks=chunks, events=len(events))
             dataset = (getattr(events, "metadata", None) or {}).get("dataset")
-            if dataset is not None:
-                statistics.datasets[str(dataset)] = len(events)
+            datasets = {} if dataset is None else {str(dataset): len(events)}
+            statistics = Statistics(chunks=chunks, events=len(events), datasets=datasets)
             for call in calls:
                 statistics += call.statistics
             output = {**output, STATISTICS_KEY: statistics.to_plain()}
@@ -250,8 +249,13 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
     if size is None or has_no_data(events) or len(events) <= size:
         yield processor, events, 1
         return
+    metadata = ak.parameters(events).get("metadata")
     for start in range(0, len(events), size):
-        block = _block_of(events, start, min(start + size, len(events)))
+        block = events[start : start + size]
+        if isinstance(metadata, Mapping) and "entrystart" in metadata:  # say where they are
+            first = metadata["entrystart"] + start
+            own = {**metadata, "entrystart": first, "entrystop": first + len(block)}
+            block = ak.with_parameter(block, "metadata", own)
         # The next block's acquire runs before the produce of this one.
         yield copy(processor), block, int(start == 0)
 
@@ -319,17 +323,6 @@ def _is_pickled(model: Any) -> bool:
     """Whether a pickle has brought a model, or some of `Folds` or `Choice`, with its servers."""
     each = model.models if isinstance(model, Choice) else [model]
     return any(isinstance(one, WithPool) and one.pool_of_pickle is not None for one in each)
-
-
-def _block_of(events: Any, start: int, stop: int) -> Any:
-    """Return the events of a block, with metadata that say where in the file they are."""
-    block = events[start:stop]
-    metadata = ak.parameters(events).get("metadata")
-    if not isinstance(metadata, Mapping) or "entrystart" not in metadata:
-        return block
-    first = metadata["entrystart"]
-    own = {**metadata, "entrystart": first + start, "entrystop": first + stop}
-    return ak.with_parameter(block, "metadata", own)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def _branches(path: Path) -> set[str]:
         raise ConfigError(f"no file {str(path)!r}; {remedy}")
     try:
         with uproot.open(path) as file:
-            trees = [k.partition(";")[0] for k in file.keys(recursive=False)]
+            trees = file.keys(recursive=False, cycle=False)
             branches = set(file["Events"].keys()) if "Events" in trees else set()
             end, size = file.file.fEND, path.stat().st_size
     except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT

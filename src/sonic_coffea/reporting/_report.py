@@ -111,10 +111,8 @@ class Report:
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
-        try:
-            target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+        with provenance.replacing(target) as half:
+            half.write_text(text, encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

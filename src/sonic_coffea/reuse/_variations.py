@@ -8,7 +8,15 @@ from typing import Any
 import awkward as ak
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import array_of, has_no_data, metadata_of, only_columns
+from sonic_coffea.layouts import (
+    EVENT_ID,
+    Feature,
+    Layout,
+    array_of,
+    has_no_data,
+    metadata_of,
+    only_columns,
+)
 
 
 class Variations(dict[str, Any]):
@@ -55,24 +63,14 @@ class Variations(dict[str, Any]):
                 )
         return bool(without)
 
-    def together(
-        self,
-        columns: Mapping[str | None, Sequence[str]],
-        *,
-        follow_index: bool = False,
-        metadata: Mapping[str | None, Sequence[str]],
-    ) -> tuple[Any, dict[str, int]]:
+    def together(self, layouts: Sequence[tuple[str, Layout]]) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.
 
         Parameters
         ----------
-        columns : mapping
-            The fields that are read of each input, or under None of one array for all. The others
+        layouts : sequence of (str, Layout)
+            The layouts of the models, by the names of their inputs. Fields that none of them reads
             are left out: they would be copied, and read from the file.
-        follow_index : bool
-            Whether the model follows an index of a file.
-        metadata : mapping
-            The names of the events' metadata that are read, in the same way.
 
         Raises
         ------
@@ -93,17 +91,16 @@ class Variations(dict[str, Any]):
         # awkward would take the file of the first for that of all.
         files = {id(array.attrs.get("@events_factory")) for array in every}
         attrs: dict[str, Any] | None = {} if len(files - {id(None)}) > 1 else None
-        if attrs is not None and follow_index:
+        if attrs is not None and any(follows_index(layout) for _, layout in layouts):
             raise InputError(
                 "the variations are of several files, and the model follows indices of a file; "
                 "score them one by one"
             )
         joined = {
-            key: self._joined(
-                {n: one[key] for n, one in each.items()},
-                columns.get(key),
+            key: _joined(
+                {n: inputs[key] for n, inputs in each.items()},
+                [layout for name, layout in layouts if key in (None, name)],
                 attrs,
-                metadata.get(key, ()),
             )
             for key in first
         }
@@ -116,34 +113,56 @@ class Variations(dict[str, Any]):
                 raise InputError(f"arrays of variation {name!r} have different lengths: {counts}")
         return joined.get(None, joined), sizes
 
-    @staticmethod
-    def _joined(
-        arrays: Mapping[str, ak.Array],
-        columns: Sequence[str] | None,
-        attrs: dict[str, Any] | None,
-        metadata: Sequence[str],
-    ) -> ak.Array:
-        each = {n: only_columns(a, columns) if columns else a for n, a in arrays.items()}
-        first = next(iter(each.values()))
-        for name, array in each.items():
-            if odd := set(array.fields) ^ set(first.fields):
-                fields = ", ".join(sorted(odd))
-                raise InputError(
-                    f"variation {name!r} has other fields than the first: {fields}; give the same "
-                    "fields in all"
-                )
-        # awkward finds the fields of records by their names, in any order.
-        joined = ak.concatenate([*each.values()], attrs=attrs)
-        if not metadata:
-            return joined
-        known = [metadata_of(array) or {} for array in arrays.values()]
-        if any(one.get(name) != known[0].get(name) for one in known for name in metadata):
+
+def _joined(
+    arrays: Mapping[str, ak.Array], layouts: Sequence[Layout], attrs: dict[str, Any] | None
+) -> ak.Array:
+    """Return the arrays of an input, one after another, as far as its layouts read them."""
+    columns = [column for layout in layouts for column in _columns_of(layout)]
+    each = {n: only_columns(a, columns) if columns else a for n, a in arrays.items()}
+    first = next(iter(each.values()))
+    for name, array in each.items():
+        if odd := set(array.fields) ^ set(first.fields):
+            fields = ", ".join(sorted(odd))
             raise InputError(
-                "the variations have different metadata, which the model reads; set the number as "
-                "a field of each variation, or score them one by one"
+                f"variation {name!r} has other fields than the first: {fields}; give the same "
+                "fields in all"
             )
-        # Where there are none, the file's would be taken for them.
-        return ak.with_parameter(joined, "metadata", known[0])
+    # awkward finds the fields of records by their names, in any order.
+    joined = ak.concatenate([*each.values()], attrs=attrs)
+    features = (feature for layout in layouts for feature in _features_of(layout))
+    metadata = [name for feature in features for name in feature.metadata]
+    if not metadata:
+        return joined
+    known = [metadata_of(array) or {} for array in arrays.values()]
+    if any(one.get(name) != known[0].get(name) for one in known for name in metadata):
+        raise InputError(
+            "the variations have different metadata, which the model reads; set the number as "
+            "a field of each variation, or score them one by one"
+        )
+    # Where there are none, the file's would be taken for them.
+    return ak.with_parameter(joined, "metadata", known[0])
+
+
+def _columns_of(layout: Layout) -> list[str]:
+    """Return the fields that a layout reads, and those that they may be found by."""
+    # Fields need not name the collection of a part, and may be in another one, too.
+    columns = [*layout.columns, *(name for name, _ in getattr(layout, "parts", ()))]
+    if follows_index(layout):  # any field may tell where the objects lie in the file
+        columns = [*EVENT_ID, *(column.partition(".")[0] for column in columns)]
+    return columns
+
+
+def _features_of(layout: Layout) -> list[Feature]:
+    """Return the channels of a layout, or of its parts, and what its elements are sorted by."""
+    parts = [part for _, part in getattr(layout, "parts", ())] or [layout]
+    keys = (getattr(part, "key", None) for part in parts)
+    return [*(feature for part in parts for feature in part.features), *filter(None, keys)]
+
+
+def follows_index(layout: Layout) -> bool:
+    """Return whether a layout reads what an index refers to, which may count in the file."""
+    return any(feature.index is not None for feature in _features_of(layout))
 
 
 def _as_array(objects: Any) -> ak.Array:

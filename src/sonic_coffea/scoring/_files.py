@@ -25,7 +25,7 @@ from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
-from sonic_coffea.scoring._processor import Exporting, Scoring
+from sonic_coffea.scoring._processor import Exporting, Scoring, declarations
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     is_format = target.suffix in (".parquet", ".root")
     expect(is_format, "an output that ends in .parquet or .root", target.name)
     expect(isinstance(model, (Model, Choice)), "a Model, Folds or Choice", model)
-    for each in _models(model):
+    for each in declarations(model):
         each.pool_of(None)  # raises if no server is named
     parts = target.with_name(f".{target.name}.parts")
     if not resume:
@@ -213,13 +213,13 @@ def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
 
     The chunks are named after the file before, which may come back, and may be of the other one.
     """
-    before, changed = [*map(_written, paths)], []
+    before = {path: _written(path) for path in paths}
+    changed: list[str] = []
     try:
         try:
             yield
         finally:
-            each = zip(paths, before, strict=True)
-            changed = [path for path, state in each if _written(path) not in (None, state)]
+            changed += [path for path in paths if _written(path) not in (None, before[path])]
             if changed:
                 shutil.rmtree(parts, ignore_errors=True)
     except Exception:
@@ -296,16 +296,12 @@ def _writing(path: Path, suffix: str, schema: Any, made_by: Any) -> Iterator[Cal
         provenance.to_root(file, made_by)
 
 
-def _models(model: Model | Choice) -> Sequence[Model]:
-    return model.models if isinstance(model, Choice) else (model,)
-
-
 def _several_versions(model: Model | Choice, records: Sequence[dict[str, Any]]) -> str:
     """Return the versions, or files, of the first model that has several; empty if none has.
 
     Versions that the declaration pins, as those of folds may be, are models of their own.
     """
-    pinned = {(each.name, each.version) for each in _models(model)}
+    pinned = {(each.name, each.version) for each in declarations(model)}
     served: defaultdict[tuple[str, str | None], set[tuple[str, str | None]]] = defaultdict(set)
     for record in records:
         name, version = record["model"], record["version"]

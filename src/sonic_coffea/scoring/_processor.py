@@ -20,7 +20,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
-from awkward.types import ListType, NumpyType, OptionType
+from awkward.types import NumpyType, OptionType
 from dask.base import tokenize
 
 from sonic_coffea import provenance
@@ -127,11 +127,6 @@ class Scoring(SonicProcessor):
                     f"two columns are called {name!r}; rename the label in the declaration, or "
                     "leave the field out of keep"
                 )
-            if self.flat and not _is_number(column.type.content, depth):
-                raise ConfigError(
-                    f"{name!r} is no plain number, but {shortened(column.type.content)}; write a "
-                    ".parquet file instead"
-                )
             columns[name] = column
         try:
             # Scores that are None are a row, too.
@@ -142,7 +137,8 @@ class Scoring(SonicProcessor):
         # Of an event that is None, the objects would be lost.
         if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
             raise misfit
-        self._check_whole(objects, columns_of(scored), depth - 1)
+        if self.flat:
+            _check_flat(table, self.keep, [name for name, _ in columns_of(scored)])
         if not self.parts.is_dir():
             raise ConfigError(
                 f"{socket.gethostname()} has no folder {self.parts}; all workers have to see the "
@@ -151,18 +147,6 @@ class Scoring(SonicProcessor):
         path = self._path(events.metadata)
         provenance.to_parquet(table, path, scored)
         return self._counted(events, path, resumed=0)
-
-    def _check_whole(self, objects: Any, scores: Any, axis: int) -> None:
-        """Refuse a column of ROOT that is None where there is a score: the row would be lost."""
-        absent = {name: ak.is_none(score, axis=axis) for name, score in scores}
-        unscored = reduce(operator.and_, absent.values())
-        absent |= {name: ak.is_none(objects[name], axis=axis) for name in self.keep}
-        for name, is_none in absent.items():
-            if self.flat and ak.any(is_none & ~unscored, axis=None):
-                raise ConfigError(
-                    f"{name!r} is None for objects that have a score, which a ROOT file cannot "
-                    "hold; write a .parquet file instead"
-                )
 
     def _checked(self, events: Any) -> Any:
         """Return the objects; refuse events that lack them, their numbers, or a field to keep."""
@@ -210,12 +194,27 @@ class Exporting(Scoring):
         return super().process(events)  # which finds the file, and counts it
 
 
-def _is_number(kind: Any, depth: int) -> bool:
-    """Return whether a type is that of numbers, or None, in lists around it."""
-    while isinstance(kind, OptionType) or (depth > 1 and isinstance(kind, ListType)):
-        depth -= isinstance(kind, ListType)
-        kind = kind.content
-    return depth == 1 and isinstance(kind, NumpyType)
+def _check_flat(table: Any, kept: Iterable[str], scores: Iterable[str]) -> None:
+    """Refuse columns that ROOT does not have, and None where there is a score: its row is lost."""
+    absent = {name: ak.is_none(table[name]) for name in (*kept, *scores)}
+    unscored = reduce(operator.and_, (absent[name] for name in scores))
+    for name, is_none in absent.items():
+        kind = table[name].type.content
+        number = kind.content if isinstance(kind, OptionType) else kind
+        if not isinstance(number, NumpyType):
+            raise ConfigError(
+                f"{name!r} is no plain number, but {shortened(kind)}; write a .parquet file instead"
+            )
+        if ak.any(is_none & ~unscored):
+            raise ConfigError(
+                f"{name!r} is None for objects that have a score, which a ROOT file cannot hold; "
+                "write a .parquet file instead"
+            )
+
+
+def declarations(model: Model | Choice) -> tuple[Model, ...]:
+    """Return the only model, or those of `Folds` or a `Choice`."""
+    return model.models if isinstance(model, Choice) else (model,)
 
 
 def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choice) -> Any:
@@ -226,8 +225,12 @@ def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choi
     FieldError
         If the file has no constituents of the collection.
     """
-    models = model.models if isinstance(model, Choice) else (model,)
-    paths = [path for each in models for layout in each.inputs.values() for path in layout.columns]
+    paths = [
+        path
+        for each in declarations(model)
+        for layout in each.inputs.values()
+        for path in layout.columns
+    ]
     wants = any(re.match(r"constituents[.\[]", path) for path in paths)
     if not wants or collection is None or "constituents" in objects.fields:
         return objects

@@ -87,7 +87,7 @@ class FakeModel:
         # Row by row, a network can be asked for any length; a graph has its rows as a whole.
         rows: tuple[int, ...] = (-1,) if flat or model.one_request_per else ()
         inputs = {
-            name: (dtype, (*rows, *(_NO_SHAPE if shape is None else shape)))
+            name: (dtype, (*rows, *((-1, -1) if shape is None else shape)))
             for name, (dtype, shape) in tensors.items()
         }
         outputs = {name: (o.dtype, _inner(o)) for name, o in model.outputs.items()}
@@ -107,9 +107,6 @@ class FakeModel:
         if model.version is not None:
             options.setdefault("versions", (model.version,))
         return cls(inputs=inputs, outputs=outputs, function=function, **options)
-
-
-_NO_SHAPE = (-1, -1)
 
 
 def _inner(output: Any) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import grpc
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, ServerStartError, expect, require
@@ -182,18 +182,11 @@ class FakeServer:
         """
         if self._server is None:
             options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
-            handlers = {
-                name: grpc.unary_unary_rpc_method_handler(
-                    partial(self.answer, name),
-                    request_deserializer=getattr(service_pb2, f"{name}Request").FromString,
-                    response_serializer=getattr(service_pb2, f"{name}Response").SerializeToString,
-                )
-                for name in _METHODS
-            }
-            service = grpc.method_handlers_generic_handler(
-                "inference.GRPCInferenceService", handlers
-            )
-            server = grpc.server(ThreadPoolExecutor(self._threads), [service], options=options)
+            server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
+            servicer = service_pb2_grpc.GRPCInferenceServiceServicer()
+            for name in _METHODS:
+                setattr(servicer, name, partial(self.answer, name))
+            service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
             self._listen(server)
             server.start()
             self._server = server
