@@ -37,6 +37,32 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, TypeVar
 
+__all__ = [
+    "AccessError",
+    "CancelledError",
+    "ConfigError",
+    "ContractError",
+    "DeadlineError",
+    "FieldError",
+    "InferenceError",
+    "InputError",
+    "ModelNotFoundError",
+    "ModelNotReadyError",
+    "OverloadError",
+    "RequestError",
+    "RequestTooLargeError",
+    "ResponseError",
+    "RouteTimeoutError",
+    "ServerError",
+    "ServerLostError",
+    "ServerStartError",
+    "SonicError",
+    "TokenExpiredError",
+    "find",
+    "nearest",
+]
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -288,10 +314,3 @@ def nearest(name: Any, known: Iterable[str]) -> str:
         return "there are none"
     shown = ", ".join(sorted(names)[:12]) + (", …" if len(names) > 12 else "")
     return f"there are: {shown}"
-
-
-# What users import: every error, and two functions.
-__all__ = ["find", "nearest"]
-__all__ += [
-    name for name, kind in vars().items() if isinstance(kind, type) and issubclass(kind, SonicError)
-]
