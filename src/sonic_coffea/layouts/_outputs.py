@@ -594,8 +594,8 @@ class ByRow:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
-        blank, parts = self.output.blank, self._parts
-        dtype, each = self._kind or (blank.dtype, blank.shape[1:])
+        parts = self._parts
+        dtype, each = self._kind or (self.output.dtype, self.output.blank.shape[1:])
         axes = [[(bound.columns if bound else None, b, a) for bound, b, a in self._axes]]
         if parts:
             axes = [[(part.columns, 0, 0)] for _, part, _ in parts]

@@ -216,7 +216,9 @@ class Declaration(WithPool):
                 server,
                 self.name,
             )
-        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+        completed = replace(contract.completed(inputs, outputs), parameters=self.parameters)
+        # The pool compares the same object in no time, for each request.
+        return contract if completed == contract else completed
 
     def _limited(self, contract: Contract, place: Mapping[str, Any]) -> Contract:
         """Return a contract with its limit of rows, refusing to stack rows that belong together."""
