@@ -213,11 +213,10 @@ class Layout(ABC):
         """Return how many elements of jagged rows are sent, truncated, and padding."""
         if not self.jagged:
             return 0, 0, 0
-        counts = bound.columns.counts(batch.rows)
+        counts, length = bound.columns.counts(batch.rows), self.padded_length(batch.bucket)
         every = int(counts.sum())
         if not self.lengths:
             return every, 0, 0
-        length = self.padded_length(batch.bucket)
         sent = int(np.minimum(counts, length).sum())
         return sent, every - sent, len(counts) * length - sent
 

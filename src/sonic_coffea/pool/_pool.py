@@ -438,8 +438,8 @@ class Pool:
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
         key = ModelKey(model, version)
-        last = self._engine.run_on_thread(lambda: self._engine.core.last_contract(key))
-        return last[0], time.monotonic() - last[1]
+        received_at, contract = self._engine.core.last_contract(key)
+        return contract, time.monotonic() - received_at
 
     def digests(
         self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float
