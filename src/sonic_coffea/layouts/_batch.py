@@ -179,7 +179,7 @@ def bind_inputs(
                 raise
             remark = "lists of lists of a row are sent by sonic.Padded(..., outer=J), [N, F, J, L]"
             raise error.because(remark) from None
-    if one_request_per is None:
+    if one_request_per is None and any(layout.merges for layout in inputs.values()):
         _check_offsets(bound, rows)
     every = np.arange(len(rows))
     order, segments = _segments(bound, rows, every, one_request_per)

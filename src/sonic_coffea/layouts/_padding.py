@@ -125,10 +125,10 @@ class Scatter:
         if axes:
             self._offsets = offsets_of(np.prod(self._counts, axis=0, dtype=np.int64))
             rows = int(self._offsets[-1])
+            self._kept = np.ones(rows, np.bool_)
+            """Which values are there, and not truncated."""
         self.values = np.zeros((rows, *each), dtype)
         """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
-        self._kept = np.ones(len(self.values), np.bool_)
-        """Which values are there, and not truncated."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
@@ -185,7 +185,7 @@ class Scatter:
 
         Values are of an option type if some have been truncated, or may be (`optional`).
         """
-        if not self._kept.all():
+        if self._axes and not self._kept.all():
             values = contents.ByteMaskedArray(
                 Index8(self._kept.view(np.int8)), values, valid_when=True
             )
