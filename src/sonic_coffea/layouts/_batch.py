@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require
-from sonic_coffea.layouts._layout import Batch, Bound, Counts, Layout, Shape, total_counts
+from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape
 from sonic_coffea.layouts._options import DType
 from sonic_coffea.layouts._source import Source, is_under, within, without_fields
 from sonic_coffea.layouts._structure import Int64, RowSelection, Structure, Tensor
@@ -132,14 +132,15 @@ class Inputs:
             return 0, 0
         return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
 
-    def count_elements(self) -> Counts:
+    def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
-        batches = [Batch(self.selection(s.start, s.stop), s.bucket) for s in self.segments]
-        return total_counts(
-            bound.layout.count_elements(bound, batch)
-            for batch in batches
-            for bound in self.bound.values()
-        )
+        rows = self.selection(0, len(self))
+        buckets = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            buckets[segment.start : segment.stop] = segment.bucket
+        each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
+        return sent, truncated, padding
 
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:

@@ -30,9 +30,6 @@ class Batch(NamedTuple):
     bucket: int = 0
 
 
-Counts = tuple[int, int, int]
-"""How many elements are sent, truncated, and padding."""
-
 Part = tuple[str, "Bound", slice]
 """Elements with places along an axis: their collection's name, they themselves, and the places."""
 
@@ -209,16 +206,16 @@ class Layout(ABC):
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
         return math.prod(self.row_shape(batch.bucket) or ()) * self.item_bytes(bound)
 
-    def count_elements(self, bound: Bound, batch: Batch) -> Counts:
-        """Return how many elements of jagged rows are sent, truncated, and padding."""
-        if not self.jagged:
-            return 0, 0, 0
-        counts, length = bound.columns.counts(batch.rows), self.padded_length(batch.bucket)
-        every = int(counts.sum())
-        if not self.lengths:
-            return every, 0, 0
-        sent = int(np.minimum(counts, length).sum())
-        return sent, every - sent, len(counts) * length - sent
+    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> Int64:
+        """Return how many elements of jagged rows are sent, truncated, and padding.
+
+        `buckets` has the bucket of each row.
+        """
+        counts = places = bound.columns.counts(rows) if self.jagged else np.zeros(0, np.int64)
+        if self.jagged and self.lengths:
+            places = np.asarray(self.lengths)[np.minimum(buckets, len(self.lengths) - 1)]
+        sent = np.minimum(counts, places).sum()
+        return np.asarray([sent, counts.sum() - sent, places.sum() - sent], np.int64)
 
     def resolved(self, inputs: Mapping[str, Layout]) -> Layout:
         """Return the layout with what it takes over from a model's other inputs.
@@ -272,12 +269,6 @@ class Layout(ABC):
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         return bound, Batch(rows, bound.bucket_of(rows))
-
-
-def total_counts(each: Iterable[Counts]) -> Counts:
-    """Return the sum of counts of elements."""
-    sent, truncated, padding = map(sum, zip((0, 0, 0), *each, strict=True))
-    return sent, truncated, padding
 
 
 def shaped(axes: str, width: int, lengths: Iterable[int]) -> tuple[int, ...]:

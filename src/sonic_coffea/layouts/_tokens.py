@@ -12,11 +12,11 @@ from awkward.contents import Content, RecordArray
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._fields import Bucketed, Padded, Row
-from sonic_coffea.layouts._layout import Batch, Bound, Counts, Layout, Part, total_counts
+from sonic_coffea.layouts._layout import Batch, Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, held, refuse
 from sonic_coffea.layouts._padding import listed
 from sonic_coffea.layouts._source import Source, within
-from sonic_coffea.layouts._structure import STRING, Tensor
+from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor
 
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""
@@ -156,8 +156,9 @@ class Tokens(Layout):
             for channel, flag in enumerate(self._flags_of(number), width):
                 here[:, channel] = np.where(present, flag, 0.0)
 
-    def count_elements(self, bound: Bound, batch: Batch) -> Counts:
-        return total_counts(part.layout.count_elements(part, batch) for _, part, _ in bound.parts)
+    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> Int64:
+        each = [part.layout.count_elements(part, rows, buckets) for _, part, _ in bound.parts]
+        return np.asarray(np.sum(each, axis=0))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element, contents = self.by_element(tensor), []

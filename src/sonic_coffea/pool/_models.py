@@ -229,13 +229,13 @@ class ServedModels(ABC):
         for known in self._known.values():
             known.stale = True
 
-    def last_contract(self, key: ModelKey) -> tuple[float, Contract | None]:
-        """Return when a model's contract came, and it, or None if there is a reason to doubt it.
+    def last_contract(self, key: ModelKey, now: float) -> tuple[float, Contract | None]:
+        """Return the age of a model's contract, and it; None if there is a reason to doubt it.
 
-        Any thread may call this. The time is read first: the contract may be younger, never older.
+        Any thread may call this. The age is read first: the contract may be younger, never older.
         """
         known = self._known.get(key, Known())
-        return known.received_at, None if known.stale else known.contract
+        return now - known.received_at, None if known.stale else known.contract
 
     def valid_contract(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt. Any thread may call this."""
