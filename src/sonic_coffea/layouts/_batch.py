@@ -279,7 +279,7 @@ def _segments(
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     named = set(arrays) & set(layouts) if isinstance(arrays, dict) else ()
-    read = [column for layout in layouts.values() for column in layout.columns]
+    read = (column for layout in layouts.values() for column in layout.columns)
     are_columns = not named or (
         all(without_fields(arrays[name]) for name in named)
         and all(any(is_under(column, name) for name in arrays) for column in read)
