@@ -132,15 +132,14 @@ class Inputs:
             return 0, 0
         return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
 
-    def count_elements(self) -> tuple[int, int, int]:
+    def count_elements(self) -> tuple[int, ...]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
         buckets = np.zeros(len(self), np.int64)
         for segment in self.segments:
             buckets[segment.start : segment.stop] = segment.bucket
         each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
-        sent, truncated, padding = np.sum(each, axis=0).tolist()
-        return sent, truncated, padding
+        return tuple(map(sum, zip(*each, strict=True)))
 
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
