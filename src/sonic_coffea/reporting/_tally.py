@@ -171,12 +171,8 @@ class Statistics:
         """Return a snapshot, which does not change while requests go on."""
         return Statistics.from_plain(self.to_plain())
 
-    def __iadd__(self, other: Statistics) -> Statistics:
-        self._add(other.to_plain())
-        return self
-
-    def _add(self, plain: Mapping[str, Any]) -> None:
-        """Add what `to_plain` has returned, or a sum of such dicts."""
+    def __iadd__(self, other: Statistics | Mapping[str, Any]) -> Statistics:
+        plain = other.to_plain() if isinstance(other, Statistics) else other
         with self._lock:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + plain.get(name, 0))
@@ -185,6 +181,7 @@ class Statistics:
             self.digests |= plain.get("digests", set())
             for key, numbers in plain["served"].items():
                 self.tallies[key] += Tally(**numbers)
+        return self
 
     def __add__(self, other: Statistics) -> Statistics:
         total = self.copy()
@@ -210,7 +207,7 @@ class Statistics:
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         statistics = cls()
-        statistics._add(plain)
+        statistics += plain
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
