@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import xxhash
 
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError
@@ -29,10 +29,7 @@ def attributes(record: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -
 
     When arrays are combined, awkward keeps all keys, and of equal keys the first value.
     """
-    each = {}
-    for model in models:
-        digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
-        each[f"{KEY}:{digest[:16]}"] = model
+    each = {f"{KEY}:{xxhash.xxh3_64_hexdigest(repr(model).encode())}": model for model in models}
     return {KEY: record, **each}
 
 

@@ -14,6 +14,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.doubling import MODEL, served
 from tests.network.fault_server import Exchange, FaultServer, answered
 from tests.scored import same_scores
 from tests.waiting import until
@@ -68,6 +69,21 @@ def test_the_hash_is_that_of_the_declaration_as_it_is() -> None:
     assert len(set(hashes)) == 4
     same = declared(inputs={"x": scaled}, outputs={"y": renamed}, version=2)
     assert model.config_hash == same.config_hash == pickle.loads(pickle.dumps(model)).config_hash
+
+
+def test_a_contract_is_compared_once_until_the_declaration_changes() -> None:
+    model = sonic.Model("m", MODEL.inputs, {"y": ["twice"]}, parameters={"seed": 1})
+    numbers = ak.Array([{"pt": 1.0}])
+    with FakeServer(served()) as server, sonic.connect(server.url) as pool:
+        assert model(numbers).twice.tolist() == [2.0]
+        contract = pool.contract("m", None)
+        # The same object: a comparison in every call would take a tenth of a small one.
+        assert model.compare(contract, server="") is model.compare(contract, server="")
+        model.outputs["y"] = sonic.Output(["once", "twice"])
+        with pytest.raises(errors.ContractError, match="declared with 2 labels"):
+            model(numbers)
+        model.outputs["y"] = sonic.Output(["doubled"])
+        assert model(numbers).doubled.tolist() == [2.0]
 
 
 def test_contracts_are_checked_before_anything_is_sent(

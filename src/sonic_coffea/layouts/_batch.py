@@ -132,15 +132,14 @@ class Inputs:
             return 0, 0
         return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
 
-    def count_elements(self) -> tuple[int, int, int]:
+    def count_elements(self) -> tuple[int, ...]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
         buckets = np.zeros(len(self), np.int64)
         for segment in self.segments:
             buckets[segment.start : segment.stop] = segment.bucket
         each = [bound.layout.count_elements(bound, rows, buckets) for bound in self.bound.values()]
-        sent, truncated, padding = np.sum(each, axis=0).tolist()
-        return sent, truncated, padding
+        return tuple(map(sum, zip(*each, strict=True)))
 
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
@@ -180,7 +179,7 @@ def bind_inputs(
                 raise
             remark = "lists of lists of a row are sent by sonic.Padded(..., outer=J), [N, F, J, L]"
             raise error.because(remark) from None
-    if one_request_per is None:
+    if one_request_per is None and any(layout.merges for layout in inputs.values()):
         _check_offsets(bound, rows)
     every = np.arange(len(rows))
     order, segments = _segments(bound, rows, every, one_request_per)
@@ -279,7 +278,7 @@ def _segments(
 def _sources(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     """Return what each input reads from."""
     named = set(arrays) & set(layouts) if isinstance(arrays, dict) else ()
-    read = [column for layout in layouts.values() for column in layout.columns]
+    read = (column for layout in layouts.values() for column in layout.columns)
     are_columns = not named or (
         all(without_fields(arrays[name]) for name in named)
         and all(any(is_under(column, name) for name in arrays) for column in read)

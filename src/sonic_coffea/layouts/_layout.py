@@ -206,16 +206,18 @@ class Layout(ABC):
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
         return math.prod(self.row_shape(batch.bucket) or ()) * self.item_bytes(bound)
 
-    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> Int64:
+    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> tuple[int, ...]:
         """Return how many elements of jagged rows are sent, truncated, and padding.
 
         `buckets` has the bucket of each row.
         """
-        counts = places = bound.columns.counts(rows) if self.jagged else np.zeros(0, np.int64)
-        if self.jagged and self.lengths:
+        if not self.jagged:
+            return 0, 0, 0
+        counts = places = bound.columns.counts(rows)
+        if self.lengths:
             places = np.asarray(self.lengths)[np.minimum(buckets, len(self.lengths) - 1)]
-        sent = np.minimum(counts, places).sum()
-        return np.asarray([sent, counts.sum() - sent, places.sum() - sent], np.int64)
+        sent = int(np.minimum(counts, places).sum())
+        return sent, int(counts.sum()) - sent, int(places.sum()) - sent
 
     def resolved(self, inputs: Mapping[str, Layout]) -> Layout:
         """Return the layout with what it takes over from a model's other inputs.

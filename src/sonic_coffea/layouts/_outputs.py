@@ -274,8 +274,9 @@ class Output:
         if self.labels is None and self.groups is None:
             return content_of(values)
         flat = values.reshape(len(values), math.prod(values.shape[1:]))
-        scores = dict(zip(self.labels or (), flat.T, strict=False))
-        if self.groups is not None:
+        if self.groups is None:
+            scores = dict(zip(self.labels or (), np.ascontiguousarray(flat.T), strict=True))
+        else:
             groups = {n: m if isinstance(m, slice) else list(m) for n, m in self.groups}
             scores = {name: flat[:, members].sum(axis=1) for name, members in groups.items()}
         for name, text in self.discriminants or ():
@@ -594,8 +595,8 @@ class ByRow:
         """Return where values are put: of each collection, or of all axes."""
         if self._scatters:
             return self._scatters
-        blank, parts = self.output.blank, self._parts
-        dtype, each = self._kind or (blank.dtype, blank.shape[1:])
+        parts = self._parts
+        dtype, each = self._kind or (self.output.dtype, self.output.blank.shape[1:])
         axes = [[(bound.columns if bound else None, b, a) for bound, b, a in self._axes]]
         if parts:
             axes = [[(part.columns, 0, 0)] for _, part, _ in parts]

@@ -122,14 +122,19 @@ class Scatter:
             + (0 if columns is None else columns.counts(slice(0, rows)))
             for columns, before, after in axes
         ]
-        self._offsets = offsets_of(math.prod(self._counts, start=np.ones(rows, np.int64)))
-        self.values = np.zeros((int(self._offsets[-1]), *each), dtype)
+        if axes:
+            self._offsets = offsets_of(np.prod(self._counts, axis=0, dtype=np.int64))
+            rows = int(self._offsets[-1])
+            self._kept = np.ones(rows, np.bool_)
+            """Which values are there, and not truncated."""
+        self.values = np.zeros((rows, *each), dtype)
         """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
-        self._kept = np.ones(len(self.values), np.bool_)
-        """Which values are there, and not truncated."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
+        if not self._axes and isinstance(rows, slice):
+            self.values[rows] = tensor.reshape(-1, *self.values.shape[1:])
+            return
         # In the type of the values, as items are moved without being converted.
         each, width = tensor.astype(self.values.dtype, copy=False), math.prod(self.values.shape[1:])
         sent, placed = (_whole(x.reshape(-1, width)) for x in (each, self.values))
@@ -180,7 +185,7 @@ class Scatter:
 
         Values are of an option type if some have been truncated, or may be (`optional`).
         """
-        if not self._kept.all():
+        if self._axes and not self._kept.all():
             values = contents.ByteMaskedArray(
                 Index8(self._kept.view(np.int8)), values, valid_when=True
             )

@@ -156,9 +156,9 @@ class Tokens(Layout):
             for channel, flag in enumerate(self._flags_of(number), width):
                 here[:, channel] = np.where(present, flag, 0.0)
 
-    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> Int64:
+    def count_elements(self, bound: Bound, rows: RowSelection, buckets: Int64) -> tuple[int, ...]:
         each = [part.layout.count_elements(part, rows, buckets) for _, part, _ in bound.parts]
-        return np.asarray(np.sum(each, axis=0))
+        return tuple(map(sum, zip(*each, strict=True)))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         by_element, contents = self.by_element(tensor), []

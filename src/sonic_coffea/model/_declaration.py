@@ -63,6 +63,7 @@ class Declaration(WithPool):
     """
 
     _hashed: tuple[Any, str] | None = None
+    _fits: tuple[str, Contract, Contract] | None = None
 
     def __init__(
         self,
@@ -105,7 +106,8 @@ class Declaration(WithPool):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("_hashed", None)  # another release may hash differently
+        for known in ("_hashed", "_fits"):  # another release may hash or compare differently
+            state.pop(known, None)
         return state
 
     def __copy__(self) -> Any:
@@ -163,6 +165,13 @@ class Declaration(WithPool):
 
         If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
+        fits, config_hash = self._fits, self.config_hash
+        # A comparison in every call would take a twentieth of what a small call adds.
+        if fits is None or fits[0] != config_hash or fits[1] is not contract:
+            fits = self._fits = config_hash, contract, self._compared(contract, server=server)
+        return fits[2]
+
+    def _compared(self, contract: Contract, *, server: str) -> Contract:
         place: dict[str, Any] = {"server": server, "model": self.name, "version": contract.version}
         contract = self._limited(contract, place)
         inputs = declared(self.inputs)
@@ -185,7 +194,9 @@ class Declaration(WithPool):
                 server,
                 self.name,
             )
-        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+        completed = replace(contract.completed(inputs, outputs), parameters=self.parameters)
+        # The pool compares the same object in no time, for each request.
+        return contract if completed == contract else completed
 
     def _limited(self, contract: Contract, place: Mapping[str, Any]) -> Contract:
         """Return a contract with its limit of rows, refusing to stack rows that belong together."""

@@ -175,9 +175,11 @@ class Pending:
         if content is None:
             content = self._content = self._joined(outputs)
             self._outputs = ()  # they refer to the chunk's rows
-        scoring = {part.number for part in self.parts} or range(len(self._models))
-        made_by = [self.provenance([number]) for number in sorted(scoring)]
-        scores = self.rows.unflatten(content, attrs=attributes(self.provenance(), made_by))
+        everyone = range(len(self._models))
+        scoring = sorted({part.number for part in self.parts}) or everyone
+        made_by = [self.provenance([number]) for number in scoring]
+        record = made_by[0] if len(everyone) == 1 else self.provenance()
+        scores = self.rows.unflatten(content, attrs=attributes(record, made_by))
         if self.lengths is None:
             return self.give_back(scores)
         stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)

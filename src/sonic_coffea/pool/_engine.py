@@ -122,11 +122,11 @@ class Engine:
 
     def run_on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, or here if the thread does not run."""
-        future: Future[T] = Future()
         with self.lock:
             thread, ending = self._thread, self.closing.is_set()
             if thread is None or not thread.is_alive() or thread is threading.current_thread():
                 return function()
+            future: Future[T] = Future()
             if not ending:
                 self.inbox.put(partial(fulfil, future, function))
         if ending:  # it would not take the function any more

@@ -229,10 +229,13 @@ class ServedModels(ABC):
         for known in self._known.values():
             known.stale = True
 
-    def last_contract(self, key: ModelKey) -> tuple[Contract | None, float]:
-        """Return a model's contract, or None if there is a reason to doubt it, and its time."""
-        known = self._known[key]
-        return None if known.stale else known.contract, known.received_at
+    def last_contract(self, key: ModelKey, now: float) -> tuple[float, Contract | None]:
+        """Return the age of a model's contract, and it; None if there is a reason to doubt it.
+
+        Any thread may call this. The age is read first: the contract may be younger, never older.
+        """
+        known = self._known.get(key, Known())
+        return now - known.received_at, None if known.stale else known.contract
 
     def valid_contract(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract, unless it is in doubt. Any thread may call this."""

@@ -432,14 +432,12 @@ class Pool:
         """
         self._engine.tell(partial(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s))
 
-    def last_contract(self, model: str, version: str | None) -> tuple[Contract | None, float]:
-        """Return the contract that servers gave last, and how many seconds ago they did.
+    def last_contract(self, model: str, version: str | None) -> tuple[float, Contract | None]:
+        """Return how many seconds ago servers gave a contract, and the contract.
 
         It is None if it is in doubt, as a server was lost since. No server is asked.
         """
-        key = ModelKey(model, version)
-        last = self._engine.run_on_thread(lambda: self._engine.core.last_contract(key))
-        return last[0], time.monotonic() - last[1]
+        return self._engine.core.last_contract(ModelKey(model, version), time.monotonic())
 
     def digests(
         self, contract: Contract, servers: Sequence[str], times: int, timeout_s: float

@@ -69,6 +69,8 @@ def decided(instructions: Sequence[Instruction]) -> list[Any]:
 def plain(value: Any) -> Any:  # noqa: PLR0911  a table
     """Return a value for JSON; an object without one, such as a call, becomes a number."""
     match value:
+        case None | bool() | int() | float() | str() | Contract():  # most are numbers
+            return value
         case Attempt(slice=request):
             return id(value), value.url, value.channel, request.start, request.stop
         case RequestSlice(call=call):
@@ -85,6 +87,4 @@ def plain(value: Any) -> Any:  # noqa: PLR0911  a table
             return [plain(item) for item in value.items()]
         case list() | tuple():
             return [plain(item) for item in value]
-        case None | bool() | int() | float() | str() | Contract():
-            return value
     return id(value)

@@ -165,8 +165,8 @@ class WithPool:
             a global model of a notebook, as an earlier run has pickled it.
         """
         pool = current(self.pool_of_pickle)
-        around = blocks_around()
-        if self.is_stale and around and around[-1].of_processor:
+        around = blocks_around() if self.is_stale else []
+        if around and around[-1].of_processor:
             own, its = pool.settings.servers, around[-1].pool.settings.servers
             if set(own) != set(its):
                 raise ConfigError(

@@ -171,16 +171,16 @@ class Statistics:
         """Return a snapshot, which does not change while requests go on."""
         return Statistics.from_plain(self.to_plain())
 
-    def __iadd__(self, other: Statistics) -> Statistics:
-        other = other.copy()
+    def __iadd__(self, other: Statistics | Mapping[str, Any]) -> Statistics:
+        plain = other.to_plain() if isinstance(other, Statistics) else other
         with self._lock:
             for name in _COUNTS:
-                setattr(self, name, getattr(self, name) + getattr(other, name))
-            for name, events in other.datasets.items():
+                setattr(self, name, getattr(self, name) + plain.get(name, 0))
+            for name, events in plain.get("datasets", {}).items():
                 self.datasets[name] = self.datasets.get(name, 0) + events
-            self.digests |= other.digests
-            for key, tally in other:
-                self.tallies[key] += tally
+            self.digests |= plain.get("digests", set())
+            for key, numbers in plain["served"].items():
+                self.tallies[key] += Tally(**numbers)
         return self
 
     def __add__(self, other: Statistics) -> Statistics:
@@ -206,11 +206,8 @@ class Statistics:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
-        counts = {name: plain.get(name, 0) for name in _COUNTS}
-        statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
-        statistics.digests |= plain.get("digests", set())
-        for key, numbers in plain["served"].items():
-            statistics.tallies[key] += Tally(**numbers)
+        statistics = cls()
+        statistics += plain
         return statistics
 
     def to_dict(self) -> dict[str, Any]:

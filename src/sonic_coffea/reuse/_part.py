@@ -248,7 +248,7 @@ class Part:
     def _ended(self) -> None:
         """Note whether the digest can have changed since it was asked for."""
         contract, call = self._contract, self.call
-        known, age_s = self._pool.last_contract(contract.model, call.version)
+        age_s, known = self._pool.last_contract(contract.model, call.version)
         expected = contract.version, contract.digest
         same = known is not None and (known.version, known.digest) == expected
         fresh = same and age_s <= QUIET_S and call.served_versions <= {contract.version}

@@ -143,7 +143,7 @@ class Connection(Transport):
 
         def over(_: Any) -> None:
             channel.in_flight.discard(call)
-            if not call.cancelled() and call.code() == grpc.StatusCode.OK:
+            if call.code() == grpc.StatusCode.OK:
                 if self._options.token is not None:
                     self._options.token.accepted = True
                 response = call.result()
