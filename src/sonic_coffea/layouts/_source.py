@@ -161,10 +161,13 @@ class Source:
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
-        *owner, field = (step for step in self._full(index) if isinstance(step, str))
-        paths = self._full(path)[:-1], tuple(owner)
-        objects, indexed = ((".".join(map(str, p)), self._column(p)) for p in paths)
-        return referred_positions(self._array, objects, indexed, field)
+        return referred_positions(self._array, self._on(path), self._on(index))
+
+    def _on(self, path: Path) -> list[tuple[str, Any, Path]]:
+        """Return the name, the records, and the rest of the path, of each step from outside in."""
+        names = tuple(step for step in self._full(path) if isinstance(step, str))
+        steps = range(int(isinstance(self._array, dict)), len(names))
+        return [(".".join(names[:n]), self._column(names[:n]), names[n:]) for n in steps]
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""
