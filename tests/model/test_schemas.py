@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import numpy as np
 import pytest
 import uproot
 from coffea.nanoevents import NanoEventsFactory, PHYSLITESchema, TreeMakerSchema
@@ -79,3 +80,18 @@ def test_an_index_counts_in_the_objects_and_not_in_what_they_refer_to() -> None:
     found = sonic.Row(grandmother, missing=-9.0).pack(events)[:, 0]
     assert found.tolist() == expected.tolist()
     assert len({*found.tolist()}) > 3
+
+
+def test_an_index_may_be_a_real_number_that_is_whole() -> None:
+    """As the relations of EDM4hep are that coffea reads."""
+    tracks = ak.zip({"z": ak.Array(TRACKS)})
+    track = sonic.Row(sonic.Feature("Tracks.z", index="Hits.track"), missing=-9.0)
+    found = {2.0: 3.0, -1.0: -9.0}
+    for number in (*found, 0.5, np.nan, np.inf):
+        hits = ak.zip({"track": ak.Array([[number, 0.0], [1.0], []])})
+        events = ak.zip({"Hits": hits, "Tracks": tracks}, depth_limit=1)
+        if number in found:
+            assert track.pack(events).tolist() == [[found[number]], [1], [5]]
+            continue
+        with pytest.raises(errors.InputError, match="expected whole numbers"):
+            track.pack(events)
