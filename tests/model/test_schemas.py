@@ -21,14 +21,14 @@ TRACKS = [[1.0, 2.0, 3.0], [4.0, 5.0], [6.0]]
 FOUND = [[3], [-9], [5], [-9]]
 
 
-def read(path: Path, schema: Any, columns: dict[str, list[Any]]) -> ak.Array:
+def read(path: Path, schema: Any, columns: dict[str, list[Any]], **options: Any) -> ak.Array:
     """Write branches to a file, and return its events."""
     arrays = {name: ak.Array(column) for name, column in columns.items()}
     with uproot.recreate(path / "events.root") as file:
         tree = file.mktree("Events", {name: array.type.content for name, array in arrays.items()})
         tree.extend(arrays)
-    files = {str(path / "events.root"): "Events"}
-    return NanoEventsFactory.from_root(files, schemaclass=schema, mode="virtual").events()
+    options |= {"schemaclass": schema, "mode": "virtual"}
+    return NanoEventsFactory.from_root({str(path / "events.root"): "Events"}, **options).events()
 
 
 def cut(tracks: ak.Array, z: ak.Array) -> ak.Array:
@@ -49,7 +49,7 @@ def test_indices_in_records_of_a_collection_are_those_of_the_file(
 
 
 def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -> None:
-    columns = {"Hits_track": HITS, "Tracks_z": TRACKS, "Hits_charge": HITS}
+    columns = {"Hits_track": HITS, "Tracks_z": TRACKS}
     columns |= {"Tracks_next": [[2, -1, 1], [0, 1], [0]]}
     events = read(tmp_path, TreeMakerSchema, columns)
     good = cut(events.Tracks, events.Tracks.z)
@@ -62,13 +62,16 @@ def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -
 def test_an_index_of_the_file_into_objects_that_it_does_not_have_is_refused(
     tmp_path: Path,
 ) -> None:
-    events = read(tmp_path, TreeMakerSchema, {"Hits_track": HITS, "Tracks_z": TRACKS})
+    columns = {"Hits_track": HITS, "Tracks_z": TRACKS, "Cells_z": TRACKS}
+    log: list[Any] = []
+    events = read(tmp_path, TreeMakerSchema, columns, access_log=log)
     z = events.Tracks.z
     made = ak.zip({"z": 1.0 * z, "position": ak.local_index(z)})
     events = ak.with_field(events, cut(made, z), "Good")
     track = sonic.Row(sonic.Feature("Good.z", index="Hits.track"), missing=-9.0)
     with pytest.raises(errors.InputError, match="'Good' are not those of the file.*of their col"):
         track.pack(events)
+    assert {access.branch for access in log} == {"Hits_track", "Tracks_z"}
     events["Good", "file_position"] = events.Good.position
     assert track.pack(events).tolist() == FOUND
 

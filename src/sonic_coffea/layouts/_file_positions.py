@@ -179,18 +179,24 @@ def _name_in(file: Any, step: Step) -> str:
     """Return the name of a collection in the file, though it has another now; or ``""``."""
     if (name := _named(step)) in file.fields:
         return name
-    here, known = step[1].layout, leaf(file.layout)
-    return next((each for each in known.fields if _shares(here, known.content(each))), "")
+    here, known = step[1].layout, _contents(file.layout).items()
+    return next((each for each, content in known if _shares(here, content)), "")
 
 
 def _has(file: Any, path: Path) -> bool:
     """Whether a file has a field; an empty name is that of the events."""
     node = file.layout
     for name in filter(None, path):
-        if name not in (node := leaf(node)).fields:
+        if name not in (contents := _contents(node)):
             return False
-        node = node.content(name)
+        node = contents[str(name)]
     return True
+
+
+def _contents(node: Content) -> dict[str, Content]:
+    """Return the fields below lists and indexes; sliced to their length, they would be read."""
+    record = leaf(node)
+    return dict(zip(record.fields, record.contents, strict=True)) if record.is_record else {}
 
 
 def touch_position(events: Any, name: str, file: Any) -> None:
@@ -211,22 +217,21 @@ def _touch(records: Any, names: Iterable[str]) -> None:
 
 def _shares(objects: Content, known: Content) -> bool:
     """Whether a column of a collection is still the file's own, behind indexes; nothing is read."""
-    here, own = leaf(objects), leaf(known)
-    if not (here.is_record and own.is_record):
-        return False
-    names = set(here.fields).intersection(own.fields)
-    return any(_is_same(here.content(name), own.content(name)) for name in names)
+    here, own = _contents(objects), _contents(known)
+    return any(_is_same(here[name], own[name]) for name in {*here}.intersection(own))
 
 
 def _is_same(here: Content, own: Content) -> bool:
     """Whether two columns have the same numbers in memory, or in the file."""
-    if here is own or not (here.is_numpy and own.is_numpy and here.length == own.length):
+    if here is own or not (here.is_numpy and own.is_numpy):
         return here is own
     known, other = here.data, own.data
     if isinstance(known, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(known.ctypes.data == other.ctypes.data)
-    key = getattr(known, "buffer_key", None)
-    return key is not None and key == getattr(other, "buffer_key", None)
+        is_same = known.ctypes.data == other.ctypes.data
+    else:
+        key = getattr(known, "buffer_key", None)
+        is_same = key is not None and key == getattr(other, "buffer_key", None)
+    return is_same and here.length == own.length  # which may have to be read
 
 
 def file_positions(events: Any, name: str, file: Any) -> FilePositions:
