@@ -412,9 +412,12 @@ def _property(array: Any, name: str, path: Path) -> ak.Array:
 def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     inside = f" (in {text_of(path)!r})" if path != (name,) else ""
     if known:
-        dotted = next((k for k in known if str(k).startswith(f"{name}.")), None)
-        hint = f"a name that holds dots is written as a tuple, ({dotted!r},)"
-        return FieldError(f"no field {name!r}{inside}; {hint if dotted else nearest(name, known)}")
+        dotted = next((k for k in known if str(k).startswith((f"{name}.", f"{name}["))), None)
+        hint = nearest(name, known)
+        if dotted is not None:
+            names = *path[: path.index(name)], dotted
+            hint = f"a name that holds dots or brackets is written in a tuple, as in [{names}]"
+        return FieldError(f"no field {name!r}{inside}; {hint}")
     return FieldError(
         f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
         f"such as {{{name!r}: array}}"
