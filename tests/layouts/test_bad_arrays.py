@@ -92,7 +92,8 @@ BAD: list[tuple[Any, Any, str]] = [
     # Fields that are not there, or are no numbers.
     (sonic.Row("ptt"), JETS, "no field 'ptt'; did you mean 'pt'"),
     (sonic.Row("pf.et"), JETS, r"no field 'et' \(in 'pf.et'\)"),
-    (sonic.Row("j.pt"), {"j.pt": ak.Array([1.0])}, r"no field 'j' .* as a tuple, \('j.pt',\)"),
+    (sonic.Row("j.pt"), {"j.pt": ak.Array([1.0])}, r"no field 'j' .*, as in \[\('j.pt',\)\]"),
+    (sonic.Row("x.v[2]"), x(ak.Array([{"v[2]": 1.0}])), r"no field 'v' .* \[\('x', 'v\[2\]'\)\]"),
     (sonic.Row("pf"), JETS, "is a record; expected one of its fields; there are: pt"),
     (sonic.Row(computed("pt / c")), JETS, "no field 'c'"),
     (ROW, x(["a", "b"]), "has type string; expected numbers"),

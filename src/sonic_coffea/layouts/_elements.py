@@ -509,10 +509,14 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     elements = Elements(replace(columns, key=None), slice(0, len(rows)))
     number, absent = elements.take(columns.terms[feature.terms[0]])
     is_listed = place.depth == 1 and place.levels[0].is_list and place.events == rows.events
+    if number.dtype.kind == "f":  # as of coffea's relations in EDM4hep
+        with np.errstate(invalid="ignore"):
+            whole = number.astype(np.int64)
+        number = whole if np.array_equal(whole, number) else number
     if number.dtype.kind not in "iu" or not is_listed:
         raise InputError(
-            f"field {name!r} is an index to {feature.text!r}: expected integers, and a list in "
-            f"each of {rows.events} events, none of them None; mask= leaves events out"
+            f"field {name!r} is an index to {feature.text!r}: expected whole numbers, and a list "
+            f"in each of {rows.events} events, none of them None; mask= leaves events out"
         )
     number = number.astype(np.int64)
     if absent is not None:

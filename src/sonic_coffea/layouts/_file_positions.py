@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from awkward.contents import Content, NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._expressions import Path
 from sonic_coffea.layouts._structure import Int64, Tensor, leaf, offsets_of, ranges
 
 EVENT_ID = "run", "luminosityBlock", "event"
@@ -20,6 +21,9 @@ EVENT_ID = "run", "luminosityBlock", "event"
 _DIRECTION = "eta", "phi"
 POSITION = "file_position"
 """A field of objects that says it, for whoever noted it before a change."""
+
+Step = tuple[str, Any, Path]
+"""On the way to a field: the path so far, the records that it leads to, and the rest of it."""
 
 
 # By coffea's factory, the events as the file has them.
@@ -116,7 +120,7 @@ def _is_virtual(data: Any) -> bool:
 
 
 def referred_positions(
-    array: Any, objects: tuple[str, Any], owner: tuple[str, Any], field: str
+    array: Any, objects: Sequence[Step], owners: Sequence[Step]
 ) -> FilePositions | None:
     """Return where objects lie in the file, if it is the file's own index that refers to them.
 
@@ -124,44 +128,82 @@ def referred_positions(
     ----------
     array : awkward array or dict
         Collections by name.
-    objects : tuple
-        The name and the records of the collection that the index refers to.
-    owner : tuple
-        Those of the collection that has the index.
-    field : str
-        The index.
+    objects : sequence of Step
+        The steps to the field that the index refers to, from outside in; the outermost lists are
+        those in which it counts.
+    owners : sequence of Step
+        The steps to the index.
 
     Returns
     -------
     FilePositions or None
         None if the index is not the file's but somebody's own, if no file is known, or if the
         arrays have no data; then the columns that tell positions are touched.
+
+    Raises
+    ------
+    InputError
+        If it is the file's index, and it is not known to which collection objects belong.
     """
-    pairs = objects, owner
-    if not all(isinstance(records, ak.Array) for _, records in pairs):
+    steps = [step for step in (*objects, *owners) if isinstance(step[1], ak.Array)]
+    lists = [step for step in steps[: len(objects)] if step[1].ndim > 1]
+    if not lists or len(steps) < len(objects) + len(owners):
         return None
-    known, known_owner = (
-        records.layout.purelist_parameter("collection_name") or name for name, records in pairs
-    )
-    file = file_of(objects[1], known, known_owner)
-    if file is None or not {known, known_owner} <= {*file.fields}:
+    name, records, _ = lists[0]
+    file = file_of(records, *(_named(step) for step in steps))
+    if file is None:
         return None
-    if field not in file[known_owner].fields:
+    if not any(_has(file, (_name_in(file, step), *step[2])) for step in owners):
         return None
+    known, is_traced = _name_in(file, lists[0]), ak.backend(records) == "typetracer"
+    if not known and POSITION not in records.fields:
+        if is_traced:
+            return None
+        raise _unknown(name, "none of their columns is one of the file")
     fields = array if isinstance(array, dict) else array.fields
     events = {column: array[column] for column in EVENT_ID if column in fields}
-    both = {**events, known: objects[1]}
-    if ak.backend(objects[1]) == "typetracer":
+    both = {**events, known: records}
+    if is_traced:
         touch_position(both, known, file)
         return None
     return file_positions(both, known, file)
+
+
+def _named(step: Step) -> str:
+    """Return the name that coffea has given to a collection, or else that in the path."""
+    name, records, _ = step
+    return records.layout.purelist_parameter("collection_name") or name
+
+
+def _name_in(file: Any, step: Step) -> str:
+    """Return the name of a collection in the file, though it has another now; or ``""``."""
+    if (name := _named(step)) in file.fields:
+        return name
+    here, known = step[1].layout, _contents(file.layout).items()
+    return next((each for each, content in known if _shares(here, content)), "")
+
+
+def _has(file: Any, path: Path) -> bool:
+    """Whether a file has a field; an empty name is that of the events."""
+    node = file.layout
+    for name in filter(None, path):
+        if name not in (contents := _contents(node)):
+            return False
+        node = contents[str(name)]
+    return True
+
+
+def _contents(node: Content) -> dict[str, Content]:
+    """Return the fields below lists and indexes; sliced to their length, they would be read."""
+    record = leaf(node)
+    return dict(zip(record.fields, record.contents, strict=True)) if record.is_record else {}
 
 
 def touch_position(events: Any, name: str, file: Any) -> None:
     """Touch what `file_positions` reads, in events and a file without data."""
     if POSITION in events[name].fields:
         ak.typetracer.touch_data(events[name][POSITION])
-    elif file is not None and not _is_of_file(events[name], file[name]):
+    elif file is not None and not _shares(events[name].layout, file[name].layout):
         for array in (events, file):
             _touch(array, EVENT_ID)
             _touch(array[name], (*_DIRECTION, "pt"))
@@ -173,24 +215,23 @@ def _touch(records: Any, names: Iterable[str]) -> None:
         ak.typetracer.touch_data(records[field])
 
 
-def _is_of_file(objects: Any, known: Any) -> bool:
+def _shares(objects: Content, known: Content) -> bool:
     """Whether a column of a collection is still the file's own, behind indexes; nothing is read."""
-    here, own = (leaf(array.layout) for array in (objects, known))
-    if not (here.is_record and own.is_record):
-        return False
-    names = set(here.fields).intersection(own.fields)
-    return any(_is_same(here.content(name), own.content(name)) for name in names)
+    here, own = _contents(objects), _contents(known)
+    return any(_is_same(here[name], own[name]) for name in {*here}.intersection(own))
 
 
 def _is_same(here: Content, own: Content) -> bool:
     """Whether two columns have the same numbers in memory, or in the file."""
-    if here is own or not (here.is_numpy and own.is_numpy and here.length == own.length):
+    if here is own or not (here.is_numpy and own.is_numpy):
         return here is own
     known, other = here.data, own.data
     if isinstance(known, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(known.ctypes.data == other.ctypes.data)
-    key = getattr(known, "buffer_key", None)
-    return key is not None and key == getattr(other, "buffer_key", None)
+        is_same = known.ctypes.data == other.ctypes.data
+    else:
+        key = getattr(known, "buffer_key", None)
+        is_same = key is not None and key == getattr(other, "buffer_key", None)
+    return is_same and here.length == own.length  # which may have to be read
 
 
 def file_positions(events: Any, name: str, file: Any) -> FilePositions:
@@ -230,7 +271,7 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
     known = file[name]
     number = (
         _flat(ak.Array(_numbered(objects.layout)), -1)
-        if _is_of_file(objects, known)
+        if _shares(objects.layout, known.layout)
         else _by_direction(events, name, file, event)
     )
     offsets = offsets_of(ak.to_numpy(ak.num(known)))

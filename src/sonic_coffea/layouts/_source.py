@@ -161,10 +161,13 @@ class Source:
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
-        *owner, field = (step for step in self._full(index) if isinstance(step, str))
-        paths = self._full(path)[:-1], tuple(owner)
-        objects, indexed = ((".".join(map(str, p)), self._column(p)) for p in paths)
-        return referred_positions(self._array, objects, indexed, field)
+        return referred_positions(self._array, self._on(path), self._on(index))
+
+    def _on(self, path: Path) -> list[tuple[str, Any, Path]]:
+        """Return the name, the records, and the rest of the path, of each step from outside in."""
+        names = tuple(step for step in self._full(path) if isinstance(step, str))
+        steps = range(int(isinstance(self._array, dict)), len(names))
+        return [(".".join(names[:n]), self._column(names[:n]), names[n:]) for n in steps]
 
     def _full(self, path: Path) -> Path:
         """Return a path that begins with the collection of the part, if there is one."""
@@ -409,9 +412,12 @@ def _property(array: Any, name: str, path: Path) -> ak.Array:
 def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     inside = f" (in {text_of(path)!r})" if path != (name,) else ""
     if known:
-        dotted = next((k for k in known if str(k).startswith(f"{name}.")), None)
-        hint = f"a name that holds dots is written as a tuple, ({dotted!r},)"
-        return FieldError(f"no field {name!r}{inside}; {hint if dotted else nearest(name, known)}")
+        dotted = next((k for k in known if str(k).startswith((f"{name}.", f"{name}["))), None)
+        hint = nearest(name, known)
+        if dotted is not None:
+            names = *path[: path.index(name)], dotted
+            hint = f"a name that holds dots or brackets is written in a tuple, as in [{names}]"
+        return FieldError(f"no field {name!r}{inside}; {hint}")
     return FieldError(
         f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
         f"such as {{{name!r}: array}}"
