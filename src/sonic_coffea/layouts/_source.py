@@ -37,15 +37,19 @@ from sonic_coffea.layouts._structure import (
 )
 
 
-@contextmanager
-def of_field(path: Path) -> Iterator[None]:
-    """Name the field in the errors of what is made of it."""
-    try:
-        yield
-    except FieldError:
-        raise
-    except InputError as error:
-        raise InputError(f"field {text_of(path)!r} {error.message}") from None
+class of_field:  # noqa: N801
+    """Name the field in the errors of what is made of it: a generator would take longer."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, *trace: object) -> None:
+        if isinstance(error, InputError) and not isinstance(error, FieldError):
+            raise InputError(f"field {text_of(self._path)!r} {error.message}") from None
 
 
 @contextmanager
@@ -200,19 +204,19 @@ class Source:
         if isinstance(step, int):
             return _picked(above, step, text_of(path))
         node, at = above.node, above.at
-        if step in node.fields:
-            node = node.contents[node.field_to_index(step)] if node.is_record else node[step]
+        if step in (names := node.fields):
+            node = node.contents[names.index(step)] if node.is_record else node[step]
         elif any(isinstance(name, int) for name in path):
             objects, pick = path[:-2], path[-2]
             with suppress(FieldError):  # a property, computed in the lists of the objects
                 of_all = self._place((*objects, step))
                 if isinstance(pick, int) and of_all.depth == self._place(objects).depth:
                     return _picked(of_all, pick, text_of(path[:-1]))
-            raise _missing(step, path, node.fields)
+            raise _missing(step, path, names)
         else:
             return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
-        depth = len(above.levels)
-        return _with_gaps(down(above.events, above.levels, node, at), "None", depth)
+        place = down(above.events, above.levels, node, at)
+        return _with_gaps(place, "None", len(above.levels))
 
 
 def _of_objects(place: Structure, objects: Structure) -> Structure:
@@ -349,7 +353,7 @@ def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
 
     Below lists, a record that is None is an object that is not there.
     """
-    if all(level.is_list for level in place.levels[above:]):
+    if len(place.levels) == above or all(level.is_list for level in place.levels[above:]):
         return place
     first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
     for number, level in enumerate(levels[above:], above):
