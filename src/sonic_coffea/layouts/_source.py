@@ -37,19 +37,19 @@ from sonic_coffea.layouts._structure import (
 )
 
 
-class of_field:  # noqa: N801
-    """Name the field in the errors of what is made of it: a generator would take longer."""
+@contextmanager
+def of_field(path: Path) -> Iterator[None]:
+    """Name the field in the errors of what is made of it."""
+    try:
+        yield
+    except InputError as error:
+        raise _in_field(path, error) from None
 
-    __slots__ = ("_path",)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, *trace: object) -> None:
-        if isinstance(error, InputError) and not isinstance(error, FieldError):
-            raise InputError(f"field {text_of(self._path)!r} {error.message}") from None
+def _in_field(path: Path, error: InputError) -> InputError:
+    if isinstance(error, FieldError):
+        return error
+    return InputError(f"field {text_of(path)!r} {error.message}")
 
 
 @contextmanager
@@ -107,9 +107,11 @@ class Source:
         key = path, reduction, strings
         known = self._read.get(key)
         if known is None:
-            with of_field(path):
+            try:  # for which `of_field` would take as long as for the rest
                 place = self._find(path, reduction)
                 known = self._read[key] = place, *numbers(place, strings=strings)
+            except InputError as error:
+                raise _in_field(path, error) from None
         return known
 
     def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
@@ -216,7 +218,8 @@ class Source:
         else:
             return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
         place = down(above.events, above.levels, node, at)
-        return _with_gaps(place, "None", len(above.levels))
+        is_leaf = place.levels is above.levels
+        return place if is_leaf else _with_gaps(place, "None", len(above.levels))
 
 
 def _of_objects(place: Structure, objects: Structure) -> Structure:
@@ -353,7 +356,7 @@ def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
 
     Below lists, a record that is None is an object that is not there.
     """
-    if len(place.levels) == above or all(level.is_list for level in place.levels[above:]):
+    if all(level.is_list for level in place.levels[above:]):
         return place
     first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
     for number, level in enumerate(levels[above:], above):

@@ -194,6 +194,8 @@ class Structure:
         InputError
             If the other field has other lists.
         """
+        if self.levels is other.levels and self.events == other.events:
+            return None
         ours, theirs = list(_essential(self.levels)), list(_essential(other.levels))
         count = self.events
         while ours and theirs and ours[0].equals(theirs[0]):
