@@ -42,7 +42,7 @@ BLOCK_BYTES = 1 << 22
 """Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
 TOGETHER_BYTES = 1 << 18
-"""Bytes of the channels that numpy transforms together, as a call of it takes as long as 4 kB."""
+"""Bytes of the channels that numpy transforms together; more are faster one by one."""
 
 
 Column = tuple[Tensor, Int64 | None, bool]
