@@ -478,8 +478,6 @@ def bind_columns(
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
     if jagged:
-        with of_field(first[0]):
-            innermost(place)
         own = {term: _with_lists(place, term, missing) for term, place in own.items()}
         places |= own
         place = own[first]
@@ -514,6 +512,9 @@ def bind_columns(
 def _with_lists(place: Structure, term: Term, missing: Any) -> Structure:
     """Return a field with empty lists in objects that are not there, refused without `missing`."""
     lists = without_options(place.levels)
+    if not lists:
+        with of_field(term[0]):
+            innermost(place)  # raises
     if (levels := filled(lists)) is lists:
         return place
     for number in range(len(without_options(lists[:-1])), len(lists) - 1):
