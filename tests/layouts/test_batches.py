@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import awkward as ak
 import numpy as np
 import pytest
@@ -117,3 +120,58 @@ def test_transformations_are_those_of_numpy_bit_by_bit(source: str) -> None:
     expected = np.clip(expected, real.type(-1.0), real.type(0.9)).astype(np.float32)
     tensor = sonic.Padded(feature, 10).pack({"x": ak.unflatten(values, 10)})
     np.testing.assert_array_equal(tensor.reshape(-1), expected)
+
+
+@pytest.mark.parametrize("layout", [sonic.Row, sonic.Flat])
+@pytest.mark.parametrize("number", [6, 70_000])
+def test_channels_of_one_kind_are_transformed_as_each_of_them_alone(
+    layout: Any, number: int
+) -> None:
+    rng = np.random.default_rng(1)
+    columns = {
+        "real": rng.normal(size=number).astype(np.float32) * 3,
+        "double": rng.normal(size=number) * 3,
+        "whole": rng.integers(-3, 3, number),
+    }
+    columns["real"][:3] = np.inf, -np.inf, np.nan
+    each: list[dict[str, Any]] = [
+        {"shift": 0.1},
+        {"shift": 0.3},
+        {"shift": 0.1, "scale": 1.7, "lower": -1.0},
+        {"shift": 0.3, "scale": 0.7, "upper": 1.0},
+        {"scale": 1.7, "lower": -1.0, "upper": 1.0, "nonfinite_last": True},
+        {"scale": 0.7, "lower": -2.0, "upper": 2.0, "nonfinite_last": True},
+        {"function": "tanh", "scale": 3.0},
+        {"function": "abs", "scale": 5.0},
+        {"categories": {0: 1, None: 2}},
+    ]
+    by_name = [
+        [sonic.Feature(name, nonfinite=0.1 * n, **options) for n, options in enumerate(each)]
+        for name in columns
+    ]
+    # Side by side, there are those of one kind and type, and those of one kind and other types.
+    features = [*chain(*by_name), *chain(*zip(*by_name, strict=True))]
+    arrays = {name: ak.unflatten(column, 1) for name, column in columns.items()}
+    array = columns if layout is sonic.Row else arrays
+    alone = [layout(feature).pack(array)[:, 0] for feature in features]
+    np.testing.assert_array_equal(layout(features).pack(array), np.stack(alone, axis=1))
+
+
+def test_each_of_the_channels_that_are_transformed_together_is_checked() -> None:
+    array = {"x": np.asarray([1.0, 2.0], np.float32), "y": np.asarray([1e30, np.inf], np.float32)}
+
+    def row(**options: Any) -> sonic.Row:
+        return sonic.Row([sonic.Feature("x", **options), sonic.Feature("y", **options)])
+
+    for options in ({"upper": 1.0}, {"shift": 1.0}, {"lower": -1.0, "upper": 1.0}):
+        with pytest.raises(InputError, match="^field 'y' is NaN or infinite in event 1"):
+            row(**options).pack(array)
+    unlimited = row(scale=1e30, lower=0.0, upper=np.inf, nonfinite=0.0)
+    with pytest.raises(InputError, match="^field 'y' is inf after .* in event 0, which float32"):
+        unlimited.pack(array)
+
+
+def test_integers_without_a_transformation_stay_exact() -> None:
+    array = {"x": np.asarray([2**60 + 1]), "y": np.asarray([2**60 + 3])}
+    features = [sonic.Feature(name, nonfinite=0.0) for name in array]
+    assert sonic.Row(features, "int64").pack(array).tolist() == [[2**60 + 1, 2**60 + 3]]

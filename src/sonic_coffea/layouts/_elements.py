@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
-from sonic_coffea.layouts._features import Feature, all_finite
+from sonic_coffea.layouts._features import Feature, all_finite, standardised
 from sonic_coffea.layouts._source import Source, innermost, of_field, within
 from sonic_coffea.layouts._structure import (
     Int64,
@@ -41,6 +41,9 @@ _WHOLE = 2.0**53
 BLOCK_BYTES = 1 << 22
 """Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
+TOGETHER_BYTES = 1 << 18
+"""Bytes of the channels that numpy transforms together; more are faster one by one."""
+
 
 Column = tuple[Tensor, Int64 | None, bool]
 """A field's numbers, the place of each element's number in them, and whether places are of rows.
@@ -52,7 +55,7 @@ Gap = tuple[Int64, bool, str]
 """The places of a column that has no number somewhere, whether of rows, and what to say then."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Columns:
     """The fields that one input reads, and where its rows' elements lie in them.
 
@@ -95,13 +98,16 @@ class Columns:
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
         if self.offsets is None:
-            number = len(range(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows)
-            return np.broadcast_to(np.int64(1), number)
+            return np.broadcast_to(np.int64(1), self.count(rows))
         return self.offsets[1:][rows] - self.offsets[:-1][rows]
 
     def present(self, rows: RowSelection, length: int) -> Tensor:
         """Return ``[n, L]``: which positions of a padded axis have an element, and no padding."""
         return np.arange(length) < self.counts(rows)[:, np.newaxis]
+
+    def count(self, rows: RowSelection) -> int:
+        """Return how many some rows are."""
+        return len(range(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows)
 
     def numbers(self, rows: RowSelection) -> Int64:
         """Return the numbers of some rows."""
@@ -159,31 +165,30 @@ class Elements:
         How many elements each row has.
     size : int
         How many elements there are.
+    starts : array of int64
+        Where the elements of each row begin in the values, if rows have lists of them.
     """
 
     def __init__(self, columns: Columns, rows: RowSelection, longest: int | None = None) -> None:
         self.columns, self.rows, self._longest = columns, rows, longest
         self.counts, order = columns.counts(rows), columns.order(rows)
         self.at: RowSelection = rows
+        self.size = len(self.counts)
         self._indexes: dict[tuple[int, bool], tuple[Int64, Tensor | None]] = {}
-        if columns.offsets is not None:
-            firsts = columns.offsets[:-1][rows]
-            kept = self.counts if longest is None else np.minimum(self.counts, longest)
-            is_range = order is None and isinstance(rows, slice) and len(firsts) > 0
-            if is_range and 2 * kept.sum() >= self.counts.sum():  # most are sent
-                self.at = slice(int(firsts[0]), int(firsts[-1] + self.counts[-1]))
-            else:
-                self.at = ranges(firsts, kept)
-                if order is not None:
-                    sent = ranges(np.cumsum(self.counts) - self.counts, kept)
-                    self.at = np.repeat(firsts, kept) + order[sent]
-                self.counts = kept
-        self.size = int(self.counts.sum())
-
-    @property
-    def starts(self) -> Int64:
-        """Where the elements of each row begin in the values."""
-        return offsets_of(self.counts)[:-1]
+        if columns.offsets is None:
+            return
+        firsts = columns.offsets[:-1][rows]
+        kept = self.counts if longest is None else np.minimum(self.counts, longest)
+        if order is None and isinstance(rows, slice) and len(firsts) > 0:
+            first, stop = int(firsts[0]), int(firsts[-1] + self.counts[-1])
+            if 2 * kept.sum() >= stop - first:  # most are sent
+                self.at, self.size, self.starts = slice(first, stop), stop - first, firsts - first
+                return
+        self.at, self.starts = ranges(firsts, kept), offsets_of(kept)[:-1]
+        if order is not None:
+            sent = ranges(np.cumsum(self.counts) - self.counts, kept)
+            self.at = np.repeat(firsts, kept) + order[sent]
+        self.counts, self.size = kept, len(self.at)
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
@@ -239,24 +244,20 @@ class Elements:
         features, missing = self.columns.features, self.columns.missing
         if out is None:
             out = np.empty((len(features), self.size), dtype)
-        each, gaps = [*zip(features, out, strict=True)], {}
         for index, by_row, message in self.columns.gaps:
             wrong = np.repeat(index[self.rows], self.counts) if by_row else index[self.at]
             self.refuse(wrong < 0, message, wrong)
         with np.errstate(all="ignore"):
-            valid = []
-            for channel, (feature, sent) in enumerate(each):
-                raw, absent = self._filled(channel)
-                valid.append(_convert(feature, raw, sent))
-                if absent is not None:
-                    gaps[channel] = absent
+            filled = [self._filled(channel) for channel in range(len(features))]
+            valid = _convert(features, [raw for raw, _ in filled], out)
             if False in valid or (None in valid and not all_finite(out)):
                 for channel, is_valid in enumerate(valid):
                     if is_valid is False or (is_valid is None and not all_finite(out[channel])):
                         self._refuse_unsent(channel, dtype)
         if missing is not None:
-            for channel, absent in gaps.items():
-                out[channel, absent] = missing[channel]
+            for channel, (_, absent) in enumerate(filled):
+                if absent is not None:
+                    out[channel, absent] = missing[channel]
         return out
 
     def _filled(self, channel: int) -> tuple[Tensor, Tensor | None]:
@@ -341,28 +342,64 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
     return each
 
 
-def _convert(feature: Feature, raw: Tensor, out: Tensor) -> bool | None:
-    """Write numbers as they are sent, and return whether they can be.
+def _convert(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> list[bool | None]:
+    """Write numbers as they are sent, and return of each channel whether they can be.
 
-    None stands for: if they are finite.
+    None stands for: if they are finite. Channels of one kind are transformed together.
     """
-    values, is_real = raw, out.dtype.kind not in "iub"
-    is_finite = is_wrong = False
-    if not feature.plain:
-        limits = feature.lower, feature.upper
-        real = feature.real(raw.dtype)
-        is_held = out.dtype == real
-        work = out if is_held and out.flags.contiguous else np.empty(len(raw), real)
-        values = feature.computed(raw, work)
-        if feature.categories or (feature.nonfinite is None and limits != (None, None)):
-            is_wrong = not all_finite(values)
-        is_finite = None not in limits and is_held
-        values = feature.standardised(values, work)
-    if not is_real:
-        is_wrong = is_wrong or bool(_misfits(feature, values, out.dtype).any())
+    together = max(1, TOGETHER_BYTES // max(1, out[:1].nbytes))
+    kinds = [(feature.kind, raw.dtype) for feature, raw in zip(features, raws, strict=True)]
+    valid: list[bool | None] = []
+    for stop, following in enumerate([*kinds[1:], None], 1):
+        here = slice(len(valid), stop)
+        if following != kinds[here.start] or stop - here.start == together:
+            valid += [_write(features[here], raws[here], out[here])] * (stop - here.start)
+    return valid
+
+
+def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> bool | None:
+    """Write numbers of channels of one kind, and return whether they can be sent."""
+    values: Any = raws
+    rows, is_valid = [*out], None
+    if not features[0].plain:
+        values, is_valid = _transformed(features, raws, rows, out)
+    if out.dtype.kind in "iub":
+        each = zip(features, values, strict=True)
+        wrong = any(_misfits(feature, numbers, out.dtype).any() for feature, numbers in each)
+        is_valid = is_valid is not False and not wrong
     if values is not out:
-        np.copyto(out, values, casting="unsafe")
-    return None if is_real and not is_finite and not is_wrong else not is_wrong
+        _copy(values, rows)
+    return is_valid
+
+
+def _transformed(
+    features: Sequence[Feature], raws: Sequence[Tensor], rows: Sequence[Tensor], out: Tensor
+) -> tuple[Any, bool | None]:
+    """Return transformed numbers, in `out` if that has their type, and whether they can be sent."""
+    first, real = features[0], features[0].real(raws[0].dtype)
+    is_held = out.dtype == real
+    if not is_held or out.strides[1] != out.itemsize:
+        out = np.empty(out.shape, real)
+        rows = [*out]
+    each = zip(features, raws, rows, strict=True)
+    computed = [feature.computed(raw, row) for feature, raw, row in each]
+    # Integers are finite, and stay exact.
+    replaces = first.nonfinite is not None and any(x.dtype.kind not in "iub" for x in computed)
+    if not (replaces or any(first.moves)):
+        return computed, None
+    if len(computed) > 1:
+        _copy(computed, rows)
+    values = out if len(computed) > 1 else computed[0][np.newaxis]
+    # A limit hides numbers that must not be sent, and a replacement those without a category.
+    hides = first.moves[2] if first.nonfinite is None else first.categories
+    is_finite = not hides or all_finite(values)
+    return standardised(features, values, out), is_finite and ((is_held and first.bounds) or None)
+
+
+def _copy(arrays: Iterable[Tensor], rows: Sequence[Tensor]) -> None:
+    for values, row in zip(arrays, rows, strict=True):
+        if values is not row:
+            row[:] = values
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -424,8 +461,12 @@ def bind_columns(
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(term for feature in named for term in feature.terms)
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
-    alike = _alike({term: place for term, (place, _, _) in read.items()})
-    places = {term: read[term][0] for term in dict.fromkeys(alike.values())}
+    firsts: dict[Any, Term] = {}
+    alike = {  # the first field of the same records: what is asked of that holds for all
+        term: firsts.setdefault((term[0][:-1], x.levels, x.events, x.node.is_unknown), term)
+        for term, (x, _, _) in read.items()
+    }
+    places = {term: read[term][0] for term in firsts.values()}
     known = [place.depth for place in places.values() if not place.node.is_unknown]
     top = max(known or [int(jagged), *(place.depth for place in places.values())])
     for term, place in places.items():
@@ -437,8 +478,6 @@ def bind_columns(
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
     first, place = next(iter(own.items()))
     if jagged:
-        with of_field(first[0]):
-            innermost(place)
         own = {term: _with_lists(place, term, missing) for term, place in own.items()}
         places |= own
         place = own[first]
@@ -470,18 +509,12 @@ def bind_columns(
     return columns
 
 
-def _alike(places: dict[Term, Structure]) -> dict[Term, Term]:
-    """Return for each field the first of the same records: what is asked of that holds for all."""
-    firsts: dict[Any, Term] = {}
-    return {
-        term: firsts.setdefault((term[0][:-1], x.levels, x.events, x.node.is_unknown), term)
-        for term, x in places.items()
-    }
-
-
 def _with_lists(place: Structure, term: Term, missing: Any) -> Structure:
     """Return a field with empty lists in objects that are not there, refused without `missing`."""
     lists = without_options(place.levels)
+    if not lists:
+        with of_field(term[0]):
+            innermost(place)  # raises
     if (levels := filled(lists)) is lists:
         return place
     for number in range(len(without_options(lists[:-1])), len(lists) - 1):

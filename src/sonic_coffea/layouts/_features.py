@@ -83,10 +83,21 @@ class Feature:
 
     Attributes
     ----------
+    term : Term
+        What the field's numbers are known by, or those that an index refers to.
     terms : tuple of Term
         The fields that lie as the rows do, or their elements.
     plain : bool
         Whether the numbers pass unchanged.
+    constants : tuple of float
+        The shift, the scale, the limits and `nonfinite`, for `standardised`.
+    moves : tuple of bool
+        Whether there are a shift, a scale and limits.
+    bounds : bool
+        Whether finite numbers remain so.
+    kind : tuple
+        What is declared, but for constants: features of one kind are standardised together, if
+        their numbers have one type.
 
     Examples
     --------
@@ -110,8 +121,13 @@ class Feature:
     index: str | None = None
     replace: Any = None
     nonfinite_last: bool = False
+    term: Term = field(init=False, default=((), ""))
     terms: tuple[Term, ...] = field(init=False, default=())
     plain: bool = field(init=False, default=True)
+    constants: tuple[float, ...] = field(init=False, default=())
+    moves: tuple[bool, ...] = field(init=False, default=())
+    bounds: bool = field(init=False, default=False)
+    kind: tuple[Any, ...] = field(init=False, default=())
     _hides: bool = field(init=False, default=False)
 
     __eq__, __hash__ = equals, hashed
@@ -129,21 +145,24 @@ class Feature:
         refuse(what, cases)
         if self.expression is None:
             terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+            # In brackets, as a field may have the name of a reduction.
+            declare(self, term=(path_of(self.name), f"[{self.index}]" if self.index else ""))
         else:  # which may be the name, too
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
+        lower, upper = _limits(self.lower, self.upper)
+        constants = self.shift, self.scale, lower, upper, self.nonfinite or 0.0
+        moves = self.shift != 0.0, self.scale != 1.0, (lower, upper) != (-math.inf, math.inf)
+        bounds = self.scale != 0.0 and -math.inf < lower and upper < math.inf
+        how = self.nonfinite is None, self.nonfinite_last, self.categories, self.replace
+        kind = self.plain, moves, bounds, *how
+        declare(self, constants=constants, moves=moves, bounds=bounds, kind=kind)
         if self.nonfinite is None and self.function != "isfinite":
             # Such as arctan, which would hide that a number is infinite.
             infinite = np.asarray([-math.inf, math.inf, math.nan])
             with np.errstate(all="ignore"):
                 hidden = np.isfinite(self.computed(infinite, infinite.copy()))
             declare(self, _hides=bool(hidden.any()))
-
-    @property
-    def term(self) -> Term:
-        """What the field's numbers are known by, or those that an index refers to."""
-        # In brackets, as a field may have the name of a reduction.
-        return path_of(self.name), f"[{self.index}]" if self.index else ""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -205,7 +224,8 @@ class Feature:
             values = _replaced(values, known, default, out.dtype)
         hidden = ~np.isfinite(values) if self._hides and not all_finite(values) else None
         if self.within is not None:
-            values = _clipped(values, self.within[0], self.within[1], out)
+            least, most = (out.dtype.type(limit) for limit in _limits(*self.within))
+            values = values.clip(least, most, out)
         if self.power is not None or self.function is not None:
             # Integers have no absolute value of their least number.
             values = values.astype(out.dtype, copy=False)
@@ -219,41 +239,45 @@ class Feature:
             values[hidden] = math.nan
         return values
 
-    def standardised(self, values: Tensor, out: Tensor) -> Tensor:
-        """Return ``clip((value - shift) * scale, lower, upper)``, in `out` if that changes them."""
-        if not self.nonfinite_last:
-            values = self._finite(values, out)
-        real = out.dtype.type
-        if self.shift != 0.0:
-            values = np.subtract(values, real(self.shift), out=out)
-        if self.scale != 1.0:
-            values = np.multiply(values, real(self.scale), out=out)
-        values = _clipped(values, self.lower, self.upper, out)
-        return self._finite(values, out) if self.nonfinite_last else values
-
     def transformed(self, raw: Tensor) -> Tensor:
-        """Return numbers as they are sent, in new memory."""
-        out = np.empty(len(raw), self.real(raw.dtype))
-        return self.standardised(self.computed(raw, out), out)
+        """Return numbers as they are sent."""
+        work = np.empty((1, len(raw)), self.real(raw.dtype))
+        sent: Tensor = standardised([self], self.computed(raw, work[0])[np.newaxis], work)[0]
+        return sent
 
-    def _finite(self, values: Tensor, out: Tensor) -> Tensor:
-        """Return numbers with those that are not finite replaced."""
-        if self.nonfinite is None or all_finite(values):
-            return values
-        return np.where(np.isfinite(values), values, out.dtype.type(self.nonfinite))
+
+def standardised(features: Sequence[Feature], values: Tensor, out: Tensor) -> Any:
+    """Return ``clip((value - shift) * scale, lower, upper)`` of ``[F, n]``, of one kind.
+
+    The numbers are in `out` if that changes them.
+    """
+    first, (shifts, scales, limits) = features[0], features[0].moves
+    constants = np.asarray([feature.constants for feature in features], out.dtype)
+    shift, scale, lower, upper, nonfinite = constants.T[:, :, np.newaxis]
+    if first.nonfinite is not None and not first.nonfinite_last:
+        values = _finite(values, nonfinite)
+    if shifts:
+        values = np.subtract(values, shift, out=out)
+    if scales:
+        values = np.multiply(values, scale, out=out)
+    if limits:
+        values = values.clip(lower, upper, out)
+    return _finite(values, nonfinite) if first.nonfinite_last else values
+
+
+def _limits(lower: float | None, upper: float | None) -> tuple[float, float]:
+    return (-math.inf if lower is None else lower), (math.inf if upper is None else upper)
+
+
+def _finite(values: Tensor, nonfinite: Tensor) -> Tensor:
+    """Return numbers with those that are not finite replaced."""
+    finite = np.isfinite(values)
+    return values if finite.all() else np.where(finite, values, nonfinite)
 
 
 def all_finite(values: Tensor) -> bool:
     """Return whether numbers are finite, as integers and strings always are."""
     return values.dtype.kind in "iubO" or bool(np.isfinite(values).all())
-
-
-def _clipped(values: Tensor, lower: float | None, upper: float | None, out: Tensor) -> Tensor:
-    if lower is None and upper is None:
-        return values
-    least: Any = None if lower is None else out.dtype.type(lower)
-    most: Any = None if upper is None else out.dtype.type(upper)
-    return values.clip(least, most, out)
 
 
 def _replaced(

@@ -23,6 +23,7 @@ from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
     Levels,
+    RowSelection,
     Structure,
     Tensor,
     column_at,
@@ -379,19 +380,18 @@ class Padded(FieldsLayout):
         wrap, by_channel = self.pad_mode == "wrap", self.by_element(out).swapaxes(1, 2)
         width, longest = self.width * self.dtype.itemsize, by_channel.shape[2]
         for here, elements in bound.columns.blocks(batch.rows, width, longest):
-            values, rows = elements.values(out.dtype), bound.columns.numbers(elements.rows)
-            padded = elements.counts < (1 if wrap else longest)
-            fills = self._fills(bound.columns, rows, padded)
+            values, padded = elements.values(out.dtype), elements.counts < (1 if wrap else longest)
+            fills = self._fills(bound.columns, elements.rows, padded)
             pad(by_channel[here], values, elements.starts, elements.counts, fills, wrap=wrap)
 
-    def _fills(self, columns: Columns, rows: Int64, padded: Tensor | slice) -> Tensor:
+    def _fills(self, columns: Columns, rows: RowSelection, padded: Tensor | slice) -> Tensor:
         """Return ``[n, F]``: what pads rows, of which some need it."""
         fill: Any = self.fill
-        fills: Tensor = np.zeros((len(rows), self.width), self.dtype)
+        fills = np.empty((columns.count(rows), self.width), self.dtype)
         if self.dtype == STRING:
             fills[:] = [text.encode() for text in fill]
         elif self.pad == "before":
-            fills[padded] = padding(columns, fill, self.dtype, rows[padded])
+            fills[padded] = padding(columns, fill, self.dtype, columns.numbers(rows)[padded])
         else:
             fills[:] = fill
         return fills

@@ -34,7 +34,7 @@ Part = tuple[str, "Bound", slice]
 """Elements with places along an axis: their collection's name, they themselves, and the places."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Bound:
     """A layout with the arrays of a call: any rows can be packed, at any time, in any thread.
 
@@ -158,7 +158,10 @@ class Layout(ABC):
         places = self.axes.replace("C", "F")
         if "F" not in places:
             return tensor[..., np.newaxis]
-        return np.moveaxis(tensor, places.index("F") - len(places), -1)
+        order = [*range(tensor.ndim)]
+        order.append(order.pop(places.index("F") - len(places)))
+        by_element: Tensor = tensor.transpose(order)
+        return by_element
 
     @abstractmethod
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
@@ -181,8 +184,7 @@ class Layout(ABC):
 
     def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        rows = bound.columns.numbers(batch.rows)
-        return (len(rows), *(self.row_shape(batch.bucket) or ()))
+        return (bound.columns.count(batch.rows), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
         """Return the length to which jagged rows are padded in a bucket; 0 if they are not.
@@ -267,7 +269,8 @@ class Layout(ABC):
     def _whole(self, array: Any) -> tuple[Bound, Batch]:
         if has_no_data(array):
             raise InputError("layouts pack arrays that are in memory; compute lazy ones")
-        check_index(array)
+        if isinstance(array, dict):
+            check_index(array)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         return bound, Batch(rows, bound.bucket_of(rows))
@@ -276,4 +279,4 @@ class Layout(ABC):
 def shaped(axes: str, width: int, lengths: Iterable[int]) -> tuple[int, ...]:
     """Return the shape of axes of places, of some lengths, and of the channels."""
     each = iter(lengths)
-    return tuple(next(each) if axis == "L" else width for axis in axes)
+    return tuple([next(each) if axis == "L" else width for axis in axes])

@@ -24,12 +24,16 @@ def _pad(out: Any, values: Any, starts: Any, counts: Any, fills: Any, wrap: Any)
     for i in range(rows):
         start, count = starts[i], min(counts[i], length)
         for f in range(channels):
-            # Of one axis each, they need no sum of indices, which is half of the time.
+            # Loops from 0 over one axis, without conditions, handle several numbers at a time.
             row, target, fill = values[f, start : start + count], out[i, f], fills[i, f]
+            behind = target[count:]
             for k in range(count):
                 target[k] = row[k]
-            for k in range(count, length):
-                target[k] = row[k % count] if wrap and count > 0 else fill
+            for k in range(length - count):
+                behind[k] = fill
+            if wrap and count > 0:
+                for k in range(length - count):
+                    behind[k] = row[k % count]
 
 
 @cache

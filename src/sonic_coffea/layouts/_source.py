@@ -42,10 +42,14 @@ def of_field(path: Path) -> Iterator[None]:
     """Name the field in the errors of what is made of it."""
     try:
         yield
-    except FieldError:
-        raise
     except InputError as error:
-        raise InputError(f"field {text_of(path)!r} {error.message}") from None
+        raise _in_field(path, error) from None
+
+
+def _in_field(path: Path, error: InputError) -> InputError:
+    if isinstance(error, FieldError):
+        return error
+    return InputError(f"field {text_of(path)!r} {error.message}")
 
 
 @contextmanager
@@ -103,9 +107,11 @@ class Source:
         key = path, reduction, strings
         known = self._read.get(key)
         if known is None:
-            with of_field(path):
+            try:  # for which `of_field` would take as long as for the rest
                 place = self._find(path, reduction)
                 known = self._read[key] = place, *numbers(place, strings=strings)
+            except InputError as error:
+                raise _in_field(path, error) from None
         return known
 
     def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
@@ -203,19 +209,20 @@ class Source:
         if isinstance(step, int):
             return _picked(above, step, text_of(path))
         node, at = above.node, above.at
-        if step in node.fields:
-            node = node.contents[node.field_to_index(step)] if node.is_record else node[step]
+        if step in (names := node.fields):
+            node = node.contents[names.index(step)] if node.is_record else node[step]
         elif any(isinstance(name, int) for name in path):
             objects, pick = path[:-2], path[-2]
             with suppress(FieldError):  # a property, computed in the lists of the objects
                 of_all = self._place((*objects, step))
                 if isinstance(pick, int) and of_all.depth == self._place(objects).depth:
                     return _picked(of_all, pick, text_of(path[:-1]))
-            raise _missing(step, path, node.fields)
+            raise _missing(step, path, names)
         else:
             return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
-        depth = len(above.levels)
-        return _with_gaps(down(above.events, above.levels, node, at), "None", depth)
+        place = down(above.events, above.levels, node, at)
+        is_leaf = place.levels is above.levels
+        return place if is_leaf else _with_gaps(place, "None", len(above.levels))
 
 
 def _of_objects(place: Structure, objects: Structure) -> Structure:

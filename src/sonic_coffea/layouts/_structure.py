@@ -29,7 +29,7 @@ STRING = np.dtype(object)
 """The type of tensors of strings: each is of type bytes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen ones take longer, and each call has several
 class Level:
     """One level of a structure: lists, or an option.
 
@@ -80,7 +80,7 @@ Levels = tuple[Level, ...]
 NOTHING = contents.EmptyArray()
 
 
-@dataclass(slots=True, eq=False)  # each field of each input has one, and frozen ones take longer
+@dataclass(slots=True, eq=False)
 class Structure:
     """The lists and options above rows or numbers, from the outside in, and what is below them.
 
@@ -194,6 +194,8 @@ class Structure:
         InputError
             If the other field has other lists.
         """
+        if self.levels is other.levels and self.events == other.events:
+            return None
         ours, theirs = list(_essential(self.levels)), list(_essential(other.levels))
         count = self.events
         while ours and theirs and ours[0].equals(theirs[0]):
