@@ -127,10 +127,8 @@ class Inputs:
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
-        rows = self.numbers(start, stop)
-        if not len(rows):
-            return 0, 0
-        return self.rows.event_of(int(rows.min())), self.rows.event_of(int(rows.max())) + 1
+        events = self.rows.event_numbers()[self.selection(start, stop)]
+        return (int(events.min()), int(events.max()) + 1) if len(events) else (0, 0)
 
     def count_elements(self) -> tuple[int, ...]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import awkward as ak
@@ -13,7 +14,7 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
-from sonic_coffea.layouts._features import Feature, all_finite, standardised
+from sonic_coffea.layouts._features import Feature, all_finite, transform
 from sonic_coffea.layouts._source import Source, innermost, of_field, within
 from sonic_coffea.layouts._structure import (
     Int64,
@@ -38,21 +39,16 @@ from sonic_coffea.layouts._structure import (
 _WHOLE = 2.0**53
 """From here on, float64, in which numbers are transformed, rounds integers."""
 
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 21
 """Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
-TOGETHER_BYTES = 1 << 18
-"""Bytes of the channels that numpy transforms together; more are faster one by one."""
 
-
-Column = tuple[Tensor, Int64 | None, bool]
+Column = tuple[Tensor, Int64 | None, bool, str]
 """A field's numbers, the place of each element's number in them, and whether places are of rows.
 
-Without places, the numbers are in order. A place is -1 where there is no number.
+Without places, the numbers are in order. A place is -1 where there is no number, and the last text
+is the message for one that is sent.
 """
-
-Gap = tuple[Int64, bool, str]
-"""The places of a column that has no number somewhere, whether of rows, and what to say then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +71,6 @@ class Columns:
         Whether the replacement is transformed as the other numbers are.
     key : Feature or None
         What the elements of a row are sorted by, downwards.
-    gaps : list of Gap
-        Numbers that are missing in some rows, which must not be sent.
     """
 
     rows: Structure
@@ -86,14 +80,6 @@ class Columns:
     missing: tuple[Any, ...] | None = None
     transforms_missing: bool = False
     key: Feature | None = None
-    gaps: list[Gap] = field(default_factory=list)
-
-    def note_gaps(
-        self, index: Int64 | None, message: Callable[[], str], *, by_row: bool = False
-    ) -> None:
-        """Note missing numbers, if nothing replaces them, and what to say if one is sent."""
-        if index is not None and self.missing is None and np.any(index < 0):
-            self.gaps.append((index, by_row, message()))
 
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
@@ -192,7 +178,7 @@ class Elements:
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:
         """Return the number of each element, and which are missing, if some are."""
-        data, places, by_row = column
+        data, places, by_row, _ = column
         where, absent = self.rows if by_row else self.at, None
         if places is None:
             values = data[where]
@@ -244,15 +230,14 @@ class Elements:
         features, missing = self.columns.features, self.columns.missing
         if out is None:
             out = np.empty((len(features), self.size), dtype)
-        for index, by_row, message in self.columns.gaps:
-            wrong = np.repeat(index[self.rows], self.counts) if by_row else index[self.at]
-            self.refuse(wrong < 0, message, wrong)
         with np.errstate(all="ignore"):
             filled = [self._filled(channel) for channel in range(len(features))]
-            valid = _convert(features, [raw for raw, _ in filled], out)
-            if False in valid or (None in valid and not all_finite(out)):
-                for channel, is_valid in enumerate(valid):
-                    if is_valid is False or (is_valid is None and not all_finite(out[channel])):
+            raws = [raw for raw, _ in filled]
+            for _, alike in groupby(range(len(raws)), lambda c: (features[c].kind, raws[c].dtype)):
+                channels = [*alike]
+                here = slice(channels[0], channels[-1] + 1)
+                if not _write(features[here], raws[here], out[here]):
+                    for channel in channels:
                         self._refuse_unsent(channel, dtype)
         if missing is not None:
             for channel, (_, absent) in enumerate(filled):
@@ -264,6 +249,11 @@ class Elements:
         """Return the numbers of a channel as `raw` does, with `missing` if it is transformed."""
         feature, missing = self.columns.features[channel], self.columns.missing
         raw, absent = self.raw(feature)
+        if absent is not None and missing is None:
+            for term in feature.terms if feature.expression is not None else [feature.term]:
+                column = self.columns.terms[term]
+                if (gaps := self.take(column)[1]) is not None:
+                    self.refuse(gaps, column[-1], gaps)
         is_filled = self.columns.transforms_missing and not feature.plain
         if absent is None or missing is None or not is_filled:
             return raw, absent
@@ -330,76 +320,33 @@ def padding(columns: Columns, fills: Any, dtype: np.dtype[Any], rows: RowSelecti
     first = np.zeros(len(columns.rows), np.int64)
     for channel, (feature, fill) in enumerate(zip(columns.features, fills, strict=True)):
         terms: dict[Term, Column] = {}
-        for term, (data, index, by_row) in columns.terms.items():
-            constant = np.asarray([fill], real_of(data.dtype))
-            terms[term] = (data, index, True) if by_row else (constant, first, False)
+        for term, column in columns.terms.items():
+            constant = np.asarray([fill], real_of(column[0].dtype))
+            terms[term] = column if column[2] else (constant, first, False, "")
         missing = None if columns.missing is None else columns.missing[channel : channel + 1]
-        gaps = [gap for gap in columns.gaps if gap[1]]
-        own = replace(columns, features=(feature,), terms=terms, missing=missing, gaps=gaps)
+        own = replace(columns, features=(feature,), terms=terms, missing=missing)
         alone = replace(own, offsets=None, key=None)
         with within(f"fill {fill}, padded before the transformation"):
             (each[:, channel],) = Elements(alone, rows).values(dtype)
     return each
 
 
-def _convert(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> list[bool | None]:
-    """Write numbers as they are sent, and return of each channel whether they can be.
-
-    None stands for: if they are finite. Channels of one kind are transformed together.
-    """
-    together = max(1, TOGETHER_BYTES // max(1, out[:1].nbytes))
-    kinds = [(feature.kind, raw.dtype) for feature, raw in zip(features, raws, strict=True)]
-    valid: list[bool | None] = []
-    for stop, following in enumerate([*kinds[1:], None], 1):
-        here = slice(len(valid), stop)
-        if following != kinds[here.start] or stop - here.start == together:
-            valid += [_write(features[here], raws[here], out[here])] * (stop - here.start)
-    return valid
-
-
-def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> bool | None:
-    """Write numbers of channels of one kind, and return whether they can be sent."""
+def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> bool:
+    """Write numbers of channels of one kind; return False if one may be that cannot be sent."""
     values: Any = raws
-    rows, is_valid = [*out], None
+    is_valid = True
     if not features[0].plain:
-        values, is_valid = _transformed(features, raws, rows, out)
+        real = features[0].real(raws[0].dtype)
+        is_held = out.dtype == real and out.strides[1] == out.itemsize
+        values = out if is_held else np.empty(out.shape, real)
+        is_valid = transform(features, raws, values)
     if out.dtype.kind in "iub":
         each = zip(features, values, strict=True)
-        wrong = any(_misfits(feature, numbers, out.dtype).any() for feature, numbers in each)
-        is_valid = is_valid is not False and not wrong
+        is_valid = is_valid and not any(_misfits(f, sent, out.dtype).any() for f, sent in each)
     if values is not out:
-        _copy(values, rows)
-    return is_valid
-
-
-def _transformed(
-    features: Sequence[Feature], raws: Sequence[Tensor], rows: Sequence[Tensor], out: Tensor
-) -> tuple[Any, bool | None]:
-    """Return transformed numbers, in `out` if that has their type, and whether they can be sent."""
-    first, real = features[0], features[0].real(raws[0].dtype)
-    is_held = out.dtype == real
-    if not is_held or out.strides[1] != out.itemsize:
-        out = np.empty(out.shape, real)
-        rows = [*out]
-    each = zip(features, raws, rows, strict=True)
-    computed = [feature.computed(raw, row) for feature, raw, row in each]
-    # Integers are finite, and stay exact.
-    replaces = first.nonfinite is not None and any(x.dtype.kind not in "iub" for x in computed)
-    if not (replaces or any(first.moves)):
-        return computed, None
-    if len(computed) > 1:
-        _copy(computed, rows)
-    values = out if len(computed) > 1 else computed[0][np.newaxis]
-    # A limit hides numbers that must not be sent, and a replacement those without a category.
-    hides = first.moves[2] if first.nonfinite is None else first.categories
-    is_finite = not hides or all_finite(values)
-    return standardised(features, values, out), is_finite and ((is_held and first.bounds) or None)
-
-
-def _copy(arrays: Iterable[Tensor], rows: Sequence[Tensor]) -> None:
-    for values, row in zip(arrays, rows, strict=True):
-        if values is not row:
-            row[:] = values
+        for row, sent in zip(out, values, strict=True):
+            row[:] = sent
+    return is_valid and all_finite(out)
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -488,16 +435,16 @@ def bind_columns(
     offsets = levels[-1].data if jagged else None
     fills = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), {}, fills, transforms_missing, key)
-    aligned: dict[Term, tuple[Int64 | None, bool]] = {}
+    aligned: dict[Term, tuple[Int64 | None, bool, str]] = {}
     for term, place in places.items():
         by_row = jagged and place.depth < top
         lies = rows if by_row else Structure(rows.events, levels)
         index = lies.align(place, (first[0], term[0]))
-        columns.note_gaps(index, lambda: _gap(place.levels[-1], term), by_row=by_row)  # noqa: B023
-        aligned[term] = index, by_row
+        has_gaps = index is not None and np.any(index < 0)
+        aligned[term] = index, by_row, _gap(place.levels[-1], term) if has_gaps else ""
     for term, (_, data, at) in read.items():
-        index, by_row = aligned[alike[term]]
-        columns.terms[term] = (*column_at(data, at, index), by_row)
+        index, by_row, gap = aligned[alike[term]]
+        columns.terms[term] = (*column_at(data, at, index), by_row, gap)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -566,8 +513,6 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     option = merged(place.levels[1:])
     if option is not None:
         index = through(option, index)
-    what = f"field {name!r} refers to no {feature.text!r} in event {{event}}"
-    columns.note_gaps(index, lambda: f"{what}; say what stands for it, such as missing=0.0")
     for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
@@ -576,7 +521,11 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
-    return (*column_at(data, at, index), False)
+    gap = (
+        f"field {name!r} refers to no {feature.text!r} in event {{event}}; say what stands for it, "
+        "such as missing=0.0"
+    )
+    return (*column_at(data, at, index), False, gap)
 
 
 def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:

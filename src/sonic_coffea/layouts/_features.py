@@ -90,14 +90,14 @@ class Feature:
     plain : bool
         Whether the numbers pass unchanged.
     constants : tuple of float
-        The shift, the scale, the limits and `nonfinite`, for `standardised`.
+        The shift, the scale, the limits and `nonfinite`.
     moves : tuple of bool
         Whether there are a shift, a scale and limits.
-    bounds : bool
-        Whether finite numbers remain so.
+    exact : bool
+        Whether integers remain integers.
     kind : tuple
-        What is declared, but for constants: features of one kind are standardised together, if
-        their numbers have one type.
+        What is declared, but for constants: numbers of one kind and one type are transformed
+        together.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class Feature:
     plain: bool = field(init=False, default=True)
     constants: tuple[float, ...] = field(init=False, default=())
     moves: tuple[bool, ...] = field(init=False, default=())
-    bounds: bool = field(init=False, default=False)
+    exact: bool = field(init=False, default=True)
     kind: tuple[Any, ...] = field(init=False, default=())
     _hides: bool = field(init=False, default=False)
 
@@ -153,10 +153,11 @@ class Feature:
         lower, upper = _limits(self.lower, self.upper)
         constants = self.shift, self.scale, lower, upper, self.nonfinite or 0.0
         moves = self.shift != 0.0, self.scale != 1.0, (lower, upper) != (-math.inf, math.inf)
-        bounds = self.scale != 0.0 and -math.inf < lower and upper < math.inf
+        before = self.function, self.power, self.within, self.categories
+        exact = not any(moves) and before == (None, None, None, None)
         how = self.nonfinite is None, self.nonfinite_last, self.categories, self.replace
-        kind = self.plain, moves, bounds, *how
-        declare(self, constants=constants, moves=moves, bounds=bounds, kind=kind)
+        kind = self.plain, exact, moves, *how
+        declare(self, constants=constants, moves=moves, exact=exact, kind=kind)
         if self.nonfinite is None and self.function != "isfinite":
             # Such as arctan, which would hide that a number is infinite.
             infinite = np.asarray([-math.inf, math.inf, math.nan])
@@ -212,8 +213,12 @@ class Feature:
 
     def real(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type in which numbers of a type, and what replaces them, are computed."""
-        pairs, real = (*(self.categories or ()), *(self.replace or ())), real_of(dtype)
-        return np.result_type(real, *(np.min_scalar_type(v) for _, v in pairs)) if pairs else real
+        others = [*(self.categories or ()), *(self.replace or ())]
+        if self.exact and dtype.kind in "iu" and all(_holds(dtype, new) for _, new in others):
+            return dtype
+        real = real_of(dtype)
+        types = (np.min_scalar_type(new) for _, new in others)
+        return np.result_type(real, *types) if others else real
 
     def computed(self, raw: Tensor, out: Tensor) -> Tensor:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
@@ -241,38 +246,48 @@ class Feature:
 
     def transformed(self, raw: Tensor) -> Tensor:
         """Return numbers as they are sent."""
-        work = np.empty((1, len(raw)), self.real(raw.dtype))
-        sent: Tensor = standardised([self], self.computed(raw, work[0])[np.newaxis], work)[0]
-        return sent
+        sent = np.empty((1, len(raw)), self.real(raw.dtype))
+        transform([self], [raw], sent)
+        return np.asarray(sent[0])
 
 
-def standardised(features: Sequence[Feature], values: Tensor, out: Tensor) -> Any:
-    """Return ``clip((value - shift) * scale, lower, upper)`` of ``[F, n]``, of one kind.
+def transform(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> bool:
+    """Write numbers of channels of one kind as they are sent, in the type that `real` returns.
 
-    The numbers are in `out` if that changes them.
+    Return whether none was hidden that must not be sent: limits hide infinite numbers, and a
+    replacement hides those without a category.
     """
     first, (shifts, scales, limits) = features[0], features[0].moves
+    for feature, raw, row in zip(features, raws, out, strict=True):
+        computed = feature.computed(raw, row)
+        if computed is not row:
+            row[:] = computed
+    if out.dtype.kind in "iu" or not (limits or shifts or scales or first.nonfinite is not None):
+        return True
     constants = np.asarray([feature.constants for feature in features], out.dtype)
     shift, scale, lower, upper, nonfinite = constants.T[:, :, np.newaxis]
+    is_valid = not (first.categories or (limits and first.nonfinite is None)) or all_finite(out)
     if first.nonfinite is not None and not first.nonfinite_last:
-        values = _finite(values, nonfinite)
+        _replace_nonfinite(out, nonfinite)
     if shifts:
-        values = np.subtract(values, shift, out=out)
+        out -= shift
     if scales:
-        values = np.multiply(values, scale, out=out)
+        out *= scale
     if limits:
-        values = values.clip(lower, upper, out)
-    return _finite(values, nonfinite) if first.nonfinite_last else values
+        out.clip(lower, upper, out)
+    if first.nonfinite_last:
+        _replace_nonfinite(out, nonfinite)
+    return is_valid
 
 
 def _limits(lower: float | None, upper: float | None) -> tuple[float, float]:
     return (-math.inf if lower is None else lower), (math.inf if upper is None else upper)
 
 
-def _finite(values: Tensor, nonfinite: Tensor) -> Tensor:
-    """Return numbers with those that are not finite replaced."""
+def _replace_nonfinite(values: Tensor, nonfinite: Tensor) -> None:
     finite = np.isfinite(values)
-    return values if finite.all() else np.where(finite, values, nonfinite)
+    if not finite.all():
+        np.copyto(values, nonfinite, where=~finite)
 
 
 def all_finite(values: Tensor) -> bool:
@@ -284,9 +299,7 @@ def _replaced(
     raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
 ) -> Tensor:
     """Return what replaces each number; the default for the others, but NaN and inf stay."""
-    kept = default is raw and raw.dtype.kind in "iu"
-    kept = kept and all(isinstance(v, int) and _holds(raw.dtype, v) for _, v in pairs)
-    result = np.empty(len(raw), raw.dtype if kept else real)
+    result = np.empty(len(raw), real)
     result[:] = default
     if not all_finite(raw):
         np.copyto(result, raw, where=~np.isfinite(raw))
@@ -295,8 +308,8 @@ def _replaced(
     return result
 
 
-def _holds(dtype: np.dtype[Any], number: int) -> bool:
-    return np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
+def _holds(dtype: np.dtype[Any], number: float) -> bool:
+    return isinstance(number, int) and np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
 
 
 Field = Name | float | Feature | Sequence[Feature]

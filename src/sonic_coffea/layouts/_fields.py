@@ -64,7 +64,7 @@ class FieldsLayout(Layout):
         named = [*self.features, *filter(None, [self.key])]
         return tuple(dict.fromkeys(column_of(path) for f in named for path in f.paths))
 
-    def _check_options(self, **checks: str) -> None:
+    def __post_init__(self, **checks: str) -> None:
         """Check the options, and what fields have to do with them."""
         name = type(self).__name__
         declare(self, **{self.fields_option: as_features(getattr(self, self.fields_option), name)})
@@ -163,9 +163,6 @@ class Row(FieldsLayout):
     missing: Constants = None
     pad: str = "after"
 
-    def __post_init__(self) -> None:
-        self._check_options()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense(FieldsLayout):
@@ -200,7 +197,7 @@ class Dense(FieldsLayout):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
-        self._check_options()
+        FieldsLayout.__post_init__(self)
         (feature, *more), path = self.features, path_of(self.features[0].name)
         as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
         one = f"one field is taken, as it is, got {[feature, *more]}"
@@ -216,7 +213,7 @@ class Dense(FieldsLayout):
         (feature,) = self.features
         path = path_of(feature.name)
         place, data, at = source.numbers(path)
-        column = (*column_at(data, at, None), False)
+        column = (*column_at(data, at, None), False, "")
         with of_field(path):
             above, shape = _split(place, self.shape)
         rows = Structure(place.events, above)
@@ -335,7 +332,7 @@ class Padded(FieldsLayout):
 
     def __post_init__(self) -> None:
         lengths = "lengths" if isinstance(self, Bucketed) else "length"
-        self._check_options(length=lengths, outer="length")
+        FieldsLayout.__post_init__(self, length=lengths, outer="length")
         if self.fill is None:
             declare(self, fill="" if self.dtype == STRING else 0.0)
         one_for_each("fill", self, len(self.features))
@@ -365,7 +362,7 @@ class Padded(FieldsLayout):
             raise InputError(f"field {name!r} has no lists of lists, which outer= needs")
         if any(np.any(option.data < 0) for option in rows.levels[len(levels) :]):
             raise InputError(f"field {name!r} has None among its lists; use ak.drop_none")
-        if self.pad == "before" and any(by_row for _, _, by_row in bound.columns.terms.values()):
+        if self.pad == "before" and any(by_row for _, _, by_row, _ in bound.columns.terms.values()):
             raise InputError(
                 f"field {name!r} is padded before an expression that reads numbers of the whole "
                 "list, which lists of padding lack; leave pad='before' or outer= out"
@@ -507,7 +504,7 @@ class Flat(FieldsLayout):
     refers_to: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_options()
+        FieldsLayout.__post_init__(self)
         both = f"splits and batch are two inputs, got {self.splits!r} for both"
         indices = f"numbers that refer to elements are int32 or int64, got {self.dtype.name}"
         whole = self.refers_to is None or self.dtype.name in ("int32", "int64")

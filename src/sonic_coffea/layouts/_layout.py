@@ -201,7 +201,7 @@ class Layout(ABC):
         if self.dtype != STRING:
             return int(self.dtype.itemsize)
         # Beside the strings, it reads numbers that sort them or refer to them.
-        texts = (data for data, _, _ in bound.columns.terms.values() if data.dtype == STRING)
+        texts = (data for data, *_ in bound.columns.terms.values() if data.dtype == STRING)
         return max((len(s) for data in texts for s in data), default=0) + 4
 
     def row_bytes(self, bound: Bound, batch: Batch) -> int | Int64:

@@ -329,16 +329,11 @@ class Output:
         """The tensor of no rows."""
         last = () if self.inner is None else self.last
         if self.groups is not None and self.inner is None:
-            last = (max(_reach(members) for _, members in self.groups),)  # as many as they need
+            indices = [
+                m for _, members in self.groups if isinstance(members, tuple) for m in members
+            ]
+            last = (1 + max(indices, default=0),)  # as many as they need
         return np.zeros((0, *last), self.dtype)
-
-
-def _reach(members: Any) -> int:
-    """Return how many values there are at least, if a group has some of them."""
-    if not isinstance(members, slice):
-        return int(1 + max(members))
-    first, stop = members.start or 0, members.stop or 0
-    return int(max(abs(first) + 1, abs(stop)))
 
 
 def _beyond(members: Any, width: int) -> bool:

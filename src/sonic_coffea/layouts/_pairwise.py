@@ -128,7 +128,7 @@ class Pairwise(FieldsLayout):
     def __post_init__(self) -> None:
         if isinstance(self.formulae, str):
             declare(self, formulae=[self.formulae])
-        self._check_options(length="lengths")
+        FieldsLayout.__post_init__(self, length="lengths")
         one_for_each("fill", self, self.width)
         cases = {
             "expected at least one formula, got none": not self.formulae,

@@ -132,13 +132,8 @@ class Structure:
         return contents.ByteMaskedArray(Index8(present), content, valid_when=True)
 
     def event_of(self, row: int) -> int:
-        """Return the event that a row belongs to, without numbering all rows."""
-        for level in reversed(self.levels):
-            if level.is_list:
-                row = int(np.searchsorted(level.data, row, side="right")) - 1
-            else:
-                row = int(np.flatnonzero(level.data >= 0)[row])
-        return row
+        """Return the event that a row belongs to."""
+        return int(self.event_numbers()[row])
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""

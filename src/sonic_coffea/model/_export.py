@@ -141,7 +141,7 @@ def _label(rows: Structure, label: Any, records: Sequence[Any], what: str) -> An
         return _label(rows, label, others, what)
     values = inputs.pack_all()[what][:, 0]
     columns = inputs.bound[what].columns
-    are_whole = all(data.dtype.kind in "iu" for data, _, _ in columns.terms.values())
+    are_whole = all(data.dtype.kind in "iu" for data, *_ in columns.terms.values())
     if are_whole and np.any(np.abs(values) >= 2**53):
         raise InputError(
             f"{what}: float64 rounds whole numbers from 2^53 on; give the array itself"
