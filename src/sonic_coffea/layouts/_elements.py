@@ -104,7 +104,7 @@ class Columns:
         key = self.key
         if key is None or self.offsets is None:
             return None
-        elements = Elements(replace(self, key=None), rows)
+        elements = Elements(replace(self, key=None, missing=()), rows)
         keys, absent = elements.raw(key)
         with np.errstate(all="ignore"):
             keys = key.transformed(keys)
@@ -198,18 +198,24 @@ class Elements:
         return values, absent
 
     def raw(self, feature: Feature) -> tuple[Tensor, Tensor | None]:
-        """Return the numbers of a feature before they are transformed, and which are missing."""
+        """Return the numbers of a feature before they are transformed, and which are missing.
+
+        Without a replacement, missing numbers are refused where they are sent.
+        """
         gaps, values = None, {}
-        if feature.expression is None:
-            return self.take(self.columns.terms[feature.term])
-        terms, compute = expression_of(feature.expression)
-        for term in terms:
-            taken, absent = self.take(self.columns.terms[term])
-            with of_field(term[0]):
-                values[term] = exact(widened(taken))
+        for term in [feature.term] if feature.expression is None else feature.terms:
+            column = self.columns.terms[term]
+            values[term], absent = self.take(column)
             if absent is not None:
                 gaps = absent if gaps is None else gaps | absent
-        result = np.asarray(compute(values))
+                if self.columns.missing is None:
+                    self.refuse(absent, column[-1], absent)
+        if feature.expression is None:
+            return values[feature.term], gaps
+        for term, taken in values.items():
+            with of_field(term[0]):
+                values[term] = exact(widened(taken))
+        result = np.asarray(expression_of(feature.expression)[1](values))
         if result.dtype.kind not in "fiub" or result.shape not in ((), (self.size,)):
             raise InputError(
                 f"expression {feature.expression!r} gives {result.dtype} {list(result.shape)}; "
@@ -249,11 +255,6 @@ class Elements:
         """Return the numbers of a channel as `raw` does, with `missing` if it is transformed."""
         feature, missing = self.columns.features[channel], self.columns.missing
         raw, absent = self.raw(feature)
-        if absent is not None and missing is None:
-            for term in feature.terms if feature.expression is not None else [feature.term]:
-                column = self.columns.terms[term]
-                if (gaps := self.take(column)[1]) is not None:
-                    self.refuse(gaps, column[-1], gaps)
         is_filled = self.columns.transforms_missing and not feature.plain
         if absent is None or missing is None or not is_filled:
             return raw, absent

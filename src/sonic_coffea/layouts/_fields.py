@@ -112,8 +112,7 @@ class FieldsLayout(Layout):
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         names = [feature.channel for feature in self.features]
-        lists = listed(bound.columns, self.by_element(tensor), names)
-        return lists if self.jagged else lists.content
+        return listed(bound, self.by_element(tensor), names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,12 +111,9 @@ def _is_as_read(objects: Content) -> bool:
     """Whether the lists, and a column, of a collection are virtual, and so those of the file."""
     if not (objects.is_list and hasattr(objects, "offsets") and objects.content.is_record):
         return False
-    columns = (column.data for column in objects.content.contents if column.is_numpy)
-    return _is_virtual(objects.offsets.data) and any(map(_is_virtual, columns))
-
-
-def _is_virtual(data: Any) -> bool:
-    return not isinstance(data, np.ndarray)
+    columns = [column.data for column in objects.content.contents if column.is_numpy]
+    read = [isinstance(data, np.ndarray) for data in (objects.offsets.data, *columns)]
+    return not read[0] and not all(read[1:])
 
 
 def referred_positions(

@@ -158,10 +158,7 @@ class Layout(ABC):
         places = self.axes.replace("C", "F")
         if "F" not in places:
             return tensor[..., np.newaxis]
-        order = [*range(tensor.ndim)]
-        order.append(order.pop(places.index("F") - len(places)))
-        by_element: Tensor = tensor.transpose(order)
-        return by_element
+        return np.moveaxis(tensor, places.index("F") - len(places), -1)
 
     @abstractmethod
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import chain
 from threading import Lock
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from sonic_coffea.layouts._batch import Inputs, bind_inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
 from sonic_coffea.layouts._layout import Bound, Layout, Part
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
-from sonic_coffea.layouts._padding import Scatter, content_of, places_of
+from sonic_coffea.layouts._padding import Axis, Scatter, content_of, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, real_of, widened
 
 Inner = int | tuple[Any, ...] | None
@@ -239,8 +240,11 @@ class Output:
 
     @property
     def last(self) -> tuple[int, ...]:
-        """The last axes of the response, one number if nothing tells."""
-        inner = 1 if self.inner is None else self.inner
+        """The last axes of the response: if nothing tells, what groups need, or one number."""
+        inner = self.inner
+        if inner is None:
+            groups = (members for _, members in self.groups or () if isinstance(members, tuple))
+            inner = 1 + max(chain.from_iterable(groups), default=0)
         return (inner,) if isinstance(inner, int) else tuple(n for n in inner if n is not ...)
 
     def shaped(self, shape: Sequence[int]) -> Output:
@@ -264,10 +268,8 @@ class Output:
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
         each = tensor.shape[1:]
-        if self.labels is not None:
-            each = (len(self.labels),)
-        elif self.shape is not None:
-            each = self.shape
+        if self.inner is not None:
+            each = self.last
         elif each == (1,):
             each = ()
         values = self._finished(widened(tensor).reshape(len(tensor), *each))
@@ -323,17 +325,6 @@ class Output:
             raise ResponseError(f"output {name!r}: expected {expected}, got shape {list(shape)}")
         if self.labels is None and self.shape is None:  # else they were checked as declared
             self.check_values(shape)
-
-    @property
-    def blank(self) -> Tensor:
-        """The tensor of no rows."""
-        last = () if self.inner is None else self.last
-        if self.groups is not None and self.inner is None:
-            indices = [
-                m for _, members in self.groups if isinstance(members, tuple) for m in members
-            ]
-            last = (1 + max(indices, default=0),)  # as many as they need
-        return np.zeros((0, *last), self.dtype)
 
 
 def _beyond(members: Any, width: int) -> bool:
@@ -433,7 +424,7 @@ class ByRow:
         self._bound: Bound | None = None
         self._parts: tuple[Part, ...] = ()
         self._is_padded = False
-        self._axes: list[tuple[Bound | None, int, int]] = []
+        self._axes: list[Axis] = []
         self._scatters: list[Scatter] = []
         self._kind: tuple[Any, ...] | None = None
         self._split: list[Tensor] = []
@@ -574,7 +565,7 @@ class ByRow:
             tensor = tensor.reshape(*shape, width)
         axis = bound.axis(length)
         each = [
-            places_of((part.columns, 0, 0), selection, rows, here.stop - here.start)
+            places_of((part, 0, 0), selection, rows, here.stop - here.start)
             for _, part, here in axis
         ]
         places = np.concatenate([*each, np.full((rows, 1), -1)], axis=1)
@@ -591,10 +582,8 @@ class ByRow:
         if self._scatters:
             return self._scatters
         parts = self._parts
-        dtype, each = self._kind or (self.output.dtype, self.output.blank.shape[1:])
-        axes = [[(bound.columns if bound else None, b, a) for bound, b, a in self._axes]]
-        if parts:
-            axes = [[(part.columns, 0, 0)] for _, part, _ in parts]
+        dtype, each = self._kind or (self.output.dtype, self.output.last)
+        axes: list[list[Axis]] = [[(part, 0, 0)] for _, part, _ in parts] or [self._axes]
         if self.output.choose is not None:
             axes, dtype, each = [[]], np.dtype(np.int64), (self.output.chosen, len(parts) or 1)
         if self.output.splits is not None:
@@ -621,7 +610,8 @@ class ByRow:
         if output.choose is not None:
             return self._choices(first.values)
         if output.splits is not None:
-            values = np.concatenate(self._split) if self._split else output.blank
+            nothing = np.zeros((0, *output.last), output.dtype)
+            values = np.concatenate(self._split) if self._split else nothing
             starts, stops = (Index64(np.ascontiguousarray(ends)) for ends in first.values.T)
             lists = contents.ListArray(starts, stops, output.content(values))
             return lists.to_ListOffsetArray64(start_at_zero=True)
@@ -629,9 +619,6 @@ class ByRow:
         each = [x.lists(output.content(x.values), optional=optional) for x in (first, *others)]
         if not self._parts:
             return each[0]
-        for number, (_, part, _) in enumerate(self._parts):
-            if part.columns.offsets is None:  # one element
-                each[number] = each[number].content
         return contents.RecordArray(each, [name for name, _, _ in self._parts])
 
     def _choices(self, chosen: Tensor) -> Content:

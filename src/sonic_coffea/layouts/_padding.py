@@ -14,7 +14,7 @@ from awkward.contents import Content
 from awkward.index import Index8, Index64
 
 from sonic_coffea._files import others_write
-from sonic_coffea.layouts._elements import Columns
+from sonic_coffea.layouts._layout import Bound
 from sonic_coffea.layouts._structure import STRING, Int64, RowSelection, Tensor, offsets_of, ranges
 
 
@@ -73,15 +73,16 @@ def load_loop() -> None:
     pad(some, some[0], one - 1, one, some[0])
 
 
-Axis = tuple[Columns | None, int, int]
+Axis = tuple[Bound | None, int, int]
 """The elements that have places along an axis, and how many other places are before and after."""
 
 
 def places_of(axis: Axis, rows: RowSelection, number: int, length: int) -> Int64:
     """Return ``[n, L]``: the index in its row's list of what each place has, -1 for padding."""
-    columns, before, after = axis
-    if columns is None:
+    bound, before, after = axis
+    if bound is None:
         return np.broadcast_to(np.arange(length), (number, length))
+    columns = bound.columns
     counts, order = columns.counts(rows), columns.order(rows)
     index = np.full((number, length), -1)
     index[:, :before] = np.arange(before)
@@ -123,8 +124,8 @@ class Scatter:
         self._axes = axes
         self._counts = [
             np.full(rows, before + after, np.int64)
-            + (0 if columns is None else columns.counts(slice(0, rows)))
-            for columns, before, after in axes
+            + (0 if bound is None else bound.columns.counts(slice(0, rows)))
+            for bound, before, after in axes
         ]
         if axes:
             self._offsets = offsets_of(np.prod(self._counts, axis=0, dtype=np.int64))
@@ -145,11 +146,11 @@ class Scatter:
         begins = self._offsets[:-1][rows]
         sizes = self._offsets[1:][rows] - begins
         is_padded = tensor.ndim == len(self._axes) + self.values.ndim
-        (columns, before, after), *more = self._axes
-        if more or columns is None or columns.key is not None or before + after:
+        (bound, before, after), *more = self._axes
+        if more or bound is None or bound.columns.key is not None or before + after:
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
         elif is_padded:
-            valid = columns.present(rows, tensor.shape[1]).reshape(-1)
+            valid = bound.columns.present(rows, tensor.shape[1]).reshape(-1)
             places = ranges(begins, np.minimum(sizes, tensor.shape[1]))
         else:
             places = ranges(begins, sizes)
@@ -175,7 +176,7 @@ class Scatter:
         return valid.reshape(-1), index[valid]
 
     def lists(self, values: Content, *, optional: bool = False) -> Content:
-        """Return content of all values as lists of each row.
+        """Return content of all values as lists of each row, if it has lists of elements.
 
         Values are of an option type if some have been truncated, or may be (`optional`).
         """
@@ -188,16 +189,16 @@ class Scatter:
         for place in reversed(range(len(self._axes))):
             above = np.prod(self._counts[:place], axis=0, dtype=np.int64)
             counts: Int64 = np.repeat(self._counts[place], above)
-            columns, before, after = self._axes[place]
-            if columns is None:
+            bound, before, after = self._axes[place]
+            if bound is None:
                 values = contents.RegularArray(values, before + after, zeros_length=len(counts))
-            else:
+            elif bound.columns.offsets is not None:
                 values = contents.ListOffsetArray(Index64(offsets_of(counts)), values)
         return values
 
 
-def listed(columns: Columns, tensor: Tensor, names: Sequence[str]) -> Content:
-    """Return ``[N, L, F]`` or ``[sum n, F]`` of all rows as lists of records of `names`.
+def listed(bound: Bound, tensor: Tensor, names: Sequence[str]) -> Content:
+    """Return ``[N, L, F]`` or ``[sum n, F]`` of all rows as records of `names`, or lists of them.
 
     A name that is there several times is numbered: ``pt``, ``pt_1``.
     """
@@ -206,8 +207,8 @@ def listed(columns: Columns, tensor: Tensor, names: Sequence[str]) -> Content:
         each = (f"{name}_{number}" if number else name for number in range(len(names)))
         taken = ({*names} - {name}).union(different)
         different.append(next(one for one in each if one not in taken))
-    rows = len(columns.rows)
-    scatter = Scatter([(columns, 0, 0)], rows, tensor.shape[-1:], tensor.dtype)
+    rows = len(bound.rows)
+    scatter = Scatter([(bound, 0, 0)], rows, tensor.shape[-1:], tensor.dtype)
     scatter.place(slice(0, rows), tensor)
     return scatter.lists(content_of(scatter.values, different))
 

@@ -161,12 +161,11 @@ class Tokens(Layout):
         return tuple(map(sum, zip(*each, strict=True)))
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
-        by_element, contents = self.by_element(tensor), []
-        names = [name for name, _ in self.channels]
-        for own, (_, part, places) in zip(self.own, bound.parts, strict=True):
-            values = by_element[:, places][:, :, own]
-            lists = listed(part.columns, values, [names[channel] for channel in own])
-            contents.append(lists if part.layout.jagged else lists.content)
+        by_element = self.by_element(tensor)
+        contents = [
+            listed(part, by_element[:, places][:, :, own], [self.channels[n][0] for n in own])
+            for own, (_, part, places) in zip(self.own, bound.parts, strict=True)
+        ]
         return RecordArray(contents, [name for name, _ in self.parts], length=len(tensor))
 
 
