@@ -347,7 +347,8 @@ def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> 
     if values is not out:
         for row, sent in zip(out, values, strict=True):
             row[:] = sent
-    return is_valid and all_finite(out)
+        is_valid = is_valid and all_finite(out)
+    return is_valid
 
 
 def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -374,7 +375,6 @@ def bind_columns(
     *,
     jagged: bool,
     missing: Sequence[Any] | None = None,
-    transforms_missing: bool = False,
     key: Feature | None = None,
     strings: bool = False,
 ) -> Columns:
@@ -393,8 +393,6 @@ def bind_columns(
         Whether the innermost list belongs to the row.
     missing : sequence, optional
         Replacement of a missing number in each channel; by default, missing numbers are refused.
-    transforms_missing : bool
-        Whether the replacement is transformed as the other numbers are.
     key : Feature, optional
         What the elements of a row are sorted by.
     strings : bool
@@ -435,7 +433,7 @@ def bind_columns(
     rows = Structure(place.events, levels[:-1] if jagged else levels)
     offsets = levels[-1].data if jagged else None
     fills = None if missing is None else tuple(missing)
-    columns = Columns(rows, offsets, tuple(features), {}, fills, transforms_missing, key)
+    columns = Columns(rows, offsets, tuple(features), missing=fills, key=key)
     aligned: dict[Term, tuple[Int64 | None, bool, str]] = {}
     for term, place in places.items():
         by_row = jagged and place.depth < top

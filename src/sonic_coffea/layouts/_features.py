@@ -92,7 +92,7 @@ class Feature:
     constants : tuple of float
         The shift, the scale, the limits and `nonfinite`.
     moves : tuple of bool
-        Whether there are a shift, a scale and limits.
+        Whether there are a shift, a scale and limits, and whether these make all numbers finite.
     exact : bool
         Whether integers remain integers.
     kind : tuple
@@ -152,7 +152,9 @@ class Feature:
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         lower, upper = _limits(self.lower, self.upper)
         constants = self.shift, self.scale, lower, upper, self.nonfinite or 0.0
-        moves = self.shift != 0.0, self.scale != 1.0, (lower, upper) != (-math.inf, math.inf)
+        limits, no_limits = (lower, upper), (-math.inf, math.inf)
+        bounds = self.scale != 0.0 and all(map(math.isfinite, limits)) and not self.nonfinite_last
+        moves = self.shift != 0.0, self.scale != 1.0, limits != no_limits, bounds
         before = self.function, self.power, self.within, self.categories
         exact = not any(moves) and before == (None, None, None, None)
         how = self.nonfinite is None, self.nonfinite_last, self.categories, self.replace
@@ -254,16 +256,16 @@ class Feature:
 def transform(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> bool:
     """Write numbers of channels of one kind as they are sent, in the type that `real` returns.
 
-    Return whether none was hidden that must not be sent: limits hide infinite numbers, and a
-    replacement hides those without a category.
+    Return whether all are finite, and none was hidden that must not be sent: limits hide infinite
+    numbers, and a replacement hides those without a category.
     """
-    first, (shifts, scales, limits) = features[0], features[0].moves
+    first, (shifts, scales, limits, bounds) = features[0], features[0].moves
     for feature, raw, row in zip(features, raws, out, strict=True):
         computed = feature.computed(raw, row)
         if computed is not row:
             row[:] = computed
     if out.dtype.kind in "iu" or not (limits or shifts or scales or first.nonfinite is not None):
-        return True
+        return all_finite(out)
     constants = np.asarray([feature.constants for feature in features], out.dtype)
     shift, scale, lower, upper, nonfinite = constants.T[:, :, np.newaxis]
     is_valid = not (first.categories or (limits and first.nonfinite is None)) or all_finite(out)
@@ -277,7 +279,7 @@ def transform(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) 
         out.clip(lower, upper, out)
     if first.nonfinite_last:
         _replace_nonfinite(out, nonfinite)
-    return is_valid
+    return is_valid and (bounds or all_finite(out))
 
 
 def _limits(lower: float | None, upper: float | None) -> tuple[float, float]:

@@ -97,10 +97,10 @@ class FieldsLayout(Layout):
             self.features,
             jagged=self.jagged,
             missing=missing,
-            transforms_missing=self.pad == "before",
             key=self.key,
             strings=strings,
         )
+        columns.transforms_missing = self.pad == "before"
         return Bound(self, columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:

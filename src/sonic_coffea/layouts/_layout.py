@@ -158,7 +158,10 @@ class Layout(ABC):
         places = self.axes.replace("C", "F")
         if "F" not in places:
             return tensor[..., np.newaxis]
-        return np.moveaxis(tensor, places.index("F") - len(places), -1)
+        order = [*range(tensor.ndim)]
+        order.append(order.pop(places.index("F") - len(places)))
+        by_element: Tensor = tensor.transpose(order)
+        return by_element
 
     @abstractmethod
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:

@@ -347,14 +347,10 @@ def _is_leaf(node: Content) -> bool:
 
 def _lists_of(node: Content, at: slice | Int64) -> tuple[Int64, slice | Int64]:
     """Return the offsets of some lists, and where their elements lie; buffers are read once."""
-    if hasattr(node, "offsets"):
-        offsets = np.asarray(read(node.offsets), np.int64)
-        if isinstance(at, slice) and at.start < at.stop:  # they lie one after the other
-            offsets = offsets[at.start : at.stop + 1]
-            return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
-        starts, stops = offsets[:-1][at], offsets[1:][at]
-    else:
-        starts, stops = (np.asarray(read(x)[at], np.int64) for x in (node.starts, node.stops))
+    if isinstance(at, slice) and at.start < at.stop and hasattr(node, "offsets"):
+        offsets = np.asarray(read(node.offsets)[at.start : at.stop + 1], np.int64)
+        return offsets - offsets[0], slice(int(offsets[0]), int(offsets[-1]))
+    starts, stops = (np.asarray(read(x)[at], np.int64) for x in (node.starts, node.stops))
     counts = stops - starts
     if len(starts) and np.array_equal(starts[1:], stops[:-1]):
         return offsets_of(counts), slice(int(starts[0]), int(stops[-1]))
