@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -202,14 +202,10 @@ def touch_position(events: Any, name: str, file: Any) -> None:
         ak.typetracer.touch_data(events[name][POSITION])
     elif file is not None and not _shares(events[name].layout, file[name].layout):
         for array in (events, file):
-            _touch(array, EVENT_ID)
-            _touch(array[name], (*_DIRECTION, "pt"))
-
-
-def _touch(records: Any, names: Iterable[str]) -> None:
-    fields = records if isinstance(records, dict) else records.fields
-    for field in {*names}.intersection(fields):
-        ak.typetracer.touch_data(records[field])
+            for records, names in ((array, EVENT_ID), (array[name], (*_DIRECTION, "pt"))):
+                fields = records if isinstance(records, dict) else records.fields
+                for field in {*names}.intersection(fields):
+                    ak.typetracer.touch_data(records[field])
 
 
 def _shares(objects: Content, known: Content) -> bool:
