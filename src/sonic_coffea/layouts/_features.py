@@ -150,11 +150,10 @@ class Feature:
         else:  # which may be the name, too
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
-        lower, upper = _limits(self.lower, self.upper)
-        constants = self.shift, self.scale, lower, upper, self.nonfinite or 0.0
-        limits, no_limits = (lower, upper), (-math.inf, math.inf)
+        limits = _limits(self.lower, self.upper)
+        constants = self.shift, self.scale, *limits, self.nonfinite or 0.0
         bounds = self.scale != 0.0 and all(map(math.isfinite, limits)) and not self.nonfinite_last
-        moves = self.shift != 0.0, self.scale != 1.0, limits != no_limits, bounds
+        moves = self.shift != 0.0, self.scale != 1.0, limits != _limits(None, None), bounds
         before = self.function, self.power, self.within, self.categories
         exact = not any(moves) and before == (None, None, None, None)
         how = self.nonfinite is None, self.nonfinite_last, self.categories, self.replace
