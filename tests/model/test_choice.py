@@ -414,8 +414,10 @@ def test_outputs_may_be_in_another_order(sonic_server: Any) -> None:
 
     sonic_server(*models, functions=dict.fromkeys(("first", "second"), function))
     jets = ak.Array([{"pt": 1.0, "n": 0}, {"pt": 2.0, "n": 1}])
+    tracer = ak.Array(jets.layout.to_typetracer(forget_length=True))
     for asked in (sonic.Folds(models, fold=None), sonic.Folds(models, fold="n")):
         assert asked(jets).tolist() == [{"y": 1.0, "z": 10.0}, {"y": 2.0, "z": 20.0}]
+        assert asked(tracer).fields == ["y", "z"]
 
 
 def test_models_of_different_shapes_are_refused() -> None:
