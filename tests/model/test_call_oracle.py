@@ -227,34 +227,36 @@ def sent_alone(inputs: Mapping[str, Any], plain: Any) -> tuple[Tensors, dict[str
 
 Facts = dict[str, Any]
 """What an event, or an object, has beside the objects' fields."""
+
+
+def nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+def by_events(events: Any) -> dict[str, Any]:
+    return {"events": events}
+
+
 ROUTES: dict[str, tuple[Any, Any, Any]] = {
-    "one": (lambda m: m[0], lambda t: {}, lambda event, row: [0]),
-    "version": (lambda m: m[0], lambda t: {"version": t.version}, lambda event, row: [0]),
-    "mean": (lambda m: sonic.Folds(m, fold=None), lambda t: {}, lambda event, row: [0, 1]),
-    "event": (sonic.Folds, lambda t: {"fold": t.fold}, lambda event, row: [event["fold"]]),
-    "row": (sonic.Folds, lambda t: {"fold": t.row_fold}, lambda event, row: [row["fold"]]),
-    "field": (
-        lambda m: sonic.Folds(m, "q > 9"),
-        lambda t: {},
-        lambda event, row: [int(row["q"] > 9)],
-    ),
-    "formula": (
-        lambda m: sonic.Folds(m, "event % 2"),
-        lambda t: {"events": t},
-        lambda event, row: [event["event"] % 2],
-    ),
+    "one": (lambda m: m[0], nothing, lambda e, r: [0]),
+    "version": (lambda m: m[0], lambda t: {"version": t.version}, lambda e, r: [0]),
+    "mean": (lambda m: sonic.Folds(m, fold=None), nothing, lambda e, r: [0, 1]),
+    "event": (sonic.Folds, lambda t: {"fold": t.fold}, lambda e, r: [e["fold"]]),
+    "row": (sonic.Folds, lambda t: {"fold": t.row_fold}, lambda e, r: [r["fold"]]),
+    "field": (lambda m: sonic.Folds(m, "q > 9"), nothing, lambda e, r: [int(r["q"] > 9)]),
+    "formula": (lambda m: sonic.Folds(m, "event % 2"), by_events, lambda e, r: [e["event"] % 2]),
     "number": (
         lambda m: sonic.Choice({1: m[0], 0: m[1]}, "m > 9"),
-        lambda t: {},
-        lambda event, row: [None if row["m"] is None else int(row["m"] <= 9)],
+        nothing,
+        lambda e, r: [None if r["m"] is None else int(r["m"] <= 9)],
     ),
     "text": (
         lambda m: sonic.Choice({"A": m[0], "B": m[1]}, "region"),
-        lambda t: {"events": t},
-        lambda event, row: [{"A": 0, "B": 1}.get(event["region"])],
+        by_events,
+        lambda e, r: [{"A": 0, "B": 1}.get(e["region"])],
     ),
 }
-"""Of each route: what is asked, with which options, and the numbers of the models of a row."""
+"""What is asked, with which options, and the numbers of the models, by the facts of a row."""
 FACTS = {
     "event": st.integers(0, 5),
     "region": pick(["A", "B", None]),
