@@ -18,12 +18,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import awkward as ak
+import hypothesis
 import numpy as np
+import pandas as pd
 import pytest
 from coffea import processor
-from hypothesis import given, note, settings
+from hypothesis import note, settings
 from hypothesis import strategies as st
-from tests.layouts.nodes import CASES, objects
+from tests.layouts.nodes import CASES, arrays, objects
 from tests.layouts.reference import Refused, expected, placed, rows_of
 from tests.layouts.test_oracle import has_none
 from tests.model.answers import Slots, axes_of, elements_of, finish, score, slots_of
@@ -64,7 +66,9 @@ beside = {
 
 @st.composite
 def some_inputs(draw: Any) -> dict[str, sonic.Layout]:
-    """Draw an input whose elements may have scores, "x", and others beside it."""
+    """Draw an input whose elements may have scores, "x", and others beside it; or a row alone."""
+    if draw(st.integers(0, 5)) == 0:
+        return {"row": sonic.Row(draw(pick([["q"], ["m", HALVED]])), missing=draw(missing))}
     inputs = {"x": draw(of_elements)}
     if draw(flag) and not isinstance(inputs["x"], sonic.Flat):
         inputs["mask"] = sonic.Mask(beside="x")
@@ -121,14 +125,16 @@ def axes_of_inputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 @st.composite
 def some_outputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, sonic.Output]:
     """Draw one or two outputs, as the inputs allow."""
-    is_flat = isinstance(inputs["x"], sonic.Flat)
+    x = inputs.get("x")
+    is_flat = isinstance(x, sonic.Flat)
     of_constituents = pick([*NUMBERS, *STRINGS]) | pick(CHOSEN[2 * is_flat :])
     if not is_flat:
         of_constituents |= pick(ASSIGNED)
-    if not isinstance(inputs["x"], (sonic.Flat, sonic.Tokens)):
+    if not isinstance(x, (sonic.Flat, sonic.Tokens)):
         of_constituents |= axes_of_inputs(inputs) | axes_of_inputs(inputs)
-    each = st.builds(lambda how: sonic.Output(**how, per="constituent"), of_constituents)
-    each |= pick([*NUMBERS, *STRINGS, *SPLIT]).map(lambda how: sonic.Output(**how))
+    each = pick([*NUMBERS, *STRINGS, *SPLIT]).map(lambda how: sonic.Output(**how))
+    if x is not None:
+        each |= of_constituents.map(lambda how: sonic.Output(**how, per="constituent"))
     outputs = {"u": draw(each)}
     if draw(flag):
         outputs["v"] = draw(each.filter(lambda output: not output.splits))
@@ -149,7 +155,7 @@ def network(model: sonic.Model, version: str, tensors: Tensors) -> dict[str, np.
     sizes: dict[Any, int] = {2: 2}
     for name in {"x", "y"} & {*tensors}:
         sizes[name] = places(model.inputs[name], tensors[name])
-    sizes |= {"1+x": 1 + sizes["x"], "x+2": sizes["x"] + 2}
+    sizes |= {"1+x": 1 + sizes.get("x", 0), "x+2": sizes.get("x", 0) + 2}
     answer = {}
     for name, output in model.outputs.items():
         seed = zlib.crc32(repr((model.name, version, name, sent)).encode())
@@ -168,7 +174,7 @@ def network(model: sonic.Model, version: str, tensors: Tensors) -> dict[str, np.
 
 def served(model: sonic.Model, server: FakeServer) -> FakeModel:
     """Return what answers requests of any rows, by the answer for each row."""
-    is_flat = isinstance(model.inputs["x"], sonic.Flat)
+    is_flat = isinstance(model.inputs.get("x"), sonic.Flat)
 
     def rows_of_request(inputs: Tensors) -> Iterator[Tensors]:
         if not is_flat:
@@ -294,7 +300,8 @@ numbers_of_models = itertools.count()
 def calls(draw: Any) -> Call:
     inputs = draw(some_inputs())
     outputs = draw(some_outputs(inputs))
-    per = draw(pick([None, None, None, "row", "event"]))
+    has_buckets = isinstance(inputs.get("x"), sonic.Bucketed)  # an event's longest row decides
+    per = draw(pick([None, None, None, "row", "row" if has_buckets else "event"]))
     models = []
     for number in (1.0, 3.0):
         own = {**inputs}
@@ -303,7 +310,12 @@ def calls(draw: Any) -> Call:
         name = f"model {next(numbers_of_models)}"
         models.append(sonic.Model(name, own, outputs, one_request_per=per))
         outputs = dict(reversed(outputs.items()))
-    array = draw(objects(pairs="pairs" in inputs, least=draw(pick([0, 3, 3, 4]))))
+    least, is_table = draw(pick([0, 3, 3, 4])), "x" not in inputs and not outputs["u"].splits
+    array = draw(objects(pairs="pairs" in inputs, least=least))
+    if is_table:
+        array = draw(
+            arrays(({"m": ("float32",), "q": (draw(pick(["int32", "bool"])),)},), least=least)
+        )
     plain, depth = ak.to_list(array), array["q"].ndim - 1
     counts = len(plain), sum(len(rows_of(event, depth)) for event in plain)
     facts = [draw(st.lists(st.fixed_dictionaries(FACTS), min_size=n, max_size=n)) for n in counts]
@@ -319,6 +331,10 @@ def calls(draw: Any) -> Call:
         given_as.append("inputs")
     if not has_none(ak.to_list(array[["q"]])):
         given_as.append("columns")
+    if is_table:
+        given_as = (
+            ["numpy"] if len(outputs) > 1 or outputs["u"].labels is None else ["numpy", "frame"]
+        )
     return Call(
         models,
         array,
@@ -335,7 +351,9 @@ def calls(draw: Any) -> Call:
 def is_joint(model: sonic.Model) -> bool:
     """Whether rows of a request are not told apart."""
     splits = any(output.splits for output in model.outputs.values())
-    return splits or isinstance(model.inputs["x"], sonic.Flat) or model.one_request_per == "event"
+    return (
+        splits or isinstance(model.inputs.get("x"), sonic.Flat) or model.one_request_per == "event"
+    )
 
 
 def scored_alone(call: Call) -> tuple[list[Any], list[Any]]:
@@ -356,7 +374,7 @@ def scored_alone(call: Call) -> tuple[list[Any], list[Any]]:
             answer = network(model, version, tensors)
             each = {name: score(o, answer[name], slots) for name, o in outputs.items()}
             answers.append(each if len(each) > 1 else each["u"])
-        if not answers and call.default is not None:
+        if not answers and (call.default is not None or call.given_as in ("numpy", "frame")):
             each = {name: finish(o, np.zeros(o.last)) for name, o in outputs.items()}
             each = mapped(lambda _: call.default, each)
             answers = [each if len(each) > 1 else each["u"]]
@@ -435,39 +453,65 @@ def table_of(call: Call) -> ak.Array:
     return ak.zip({"objects": call.objects, **documented}, depth_limit=1)
 
 
+def given(call: Call, turn: int) -> Any:
+    """Return the objects as the call gives them."""
+    array = call.objects
+    if call.given_as == "inputs":
+        return dict.fromkeys(call.models[0].inputs, array)
+    if call.given_as == "variations":
+        return sonic.Variations(nominal=array, other=array[::turn])
+    columns = {name: array[name] for name in array.fields}
+    if call.given_as in ("numpy", "frame"):
+        columns = {name: np.asarray(ak.to_list(column)) for name, column in columns.items()}
+    if call.given_as == "frame":
+        return pd.DataFrame(columns, index=np.arange(len(array))[::-1])
+    return array if call.given_as == "array" else columns
+
+
 def check(call: Call, asked: Any, pool: sonic.Pool, wanted: Any, sent: list[Any]) -> None:
     """Score all objects at once, as they are given; compare scores, rows that are sent, types."""
-    events, array = table_of(call), call.objects
+    events = table_of(call)
     options: dict[str, Any] = {"pool": pool, **call.options(events)}
     if call.given_as == "processor":
         analysis = Analysis(asked, lambda events: {"pool": pool, **call.options(events)})
         assert same(analysis.process(events)["scores"], wanted)
         return
-    given: Any = array
-    if call.given_as == "inputs":
-        given = dict.fromkeys(call.models[0].inputs, array)
-    elif call.given_as == "columns":
-        given = {name: array[name] for name in array.fields}
-    elif call.given_as == "variations":
-        # Folds, and the events of a choice, are the same for all variations.
-        turn = 1 if {"fold", "events"} & {*options} else -1
-        given = sonic.Variations(nominal=array, other=array[::turn])
-        for name in ("mask", "version"):
-            if options.get(name) is not None:
-                options[name] = {"nominal": options[name], "other": options[name][::turn]}
-    pending = asked.submit(given, **options)
-    result, is_once = pending.result(), call.deduplicate or call.pool == "cached"
-    if call.given_as == "variations":
+    # Folds, and the events of a choice, are the same for all variations.
+    turn = 1 if {"fold", "events"} & {*options} else -1
+    is_varied = call.given_as == "variations"
+    for name in {"mask", "version"} & {*options} if is_varied else ():
+        if options[name] is not None:
+            options[name] = {"nominal": options[name], "other": options[name][::turn]}
+    pending = asked.submit(given(call, turn), **options)
+    result = pending.result()
+    if is_varied:
         assert same(result["other"].tolist(), wanted[::turn])
-        result, is_once, sent = result["nominal"], True, 2 * sent
-    assert same(result.tolist(), wanted)
+        result, sent = result["nominal"], 2 * sent
+    is_once = call.deduplicate or call.pool == "cached" or is_varied
     is_once = is_once and not is_joint(call.models[0])
     assert pending.statistics.total().rows == len({*sent} if is_once else sent)
+    if call.given_as in ("numpy", "frame"):
+        assert same(by_row(result), wanted)
+        return
+    assert same(result.tolist(), wanted)
     assert "float16" not in str(result.type)  # which awkward does not reduce
     tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
     for some in (events[:0], tracer):
         scores = asked(some.objects, **{**options, **call.options(some)})
         assert type_of(scores) == type_of(result)
+
+
+def by_row(scores: Any) -> list[Any]:
+    """Return the scores of each row of a table, from those in columns."""
+    if isinstance(scores, pd.DataFrame):
+        none = scores.isna().all(axis=1)
+        return scores.astype(object).mask(none, None).to_dict("records")  # type: ignore[no-any-return]
+    if isinstance(scores, dict):
+        columns = [by_row(column) for column in scores.values()]
+        return [dict(zip(scores, each, strict=True)) for each in zip(*columns, strict=True)]
+    assert isinstance(scores, np.ndarray)
+    plain: list[Any] = scores.tolist()
+    return plain
 
 
 def type_of(scores: ak.Array) -> str:
@@ -477,7 +521,7 @@ def type_of(scores: ak.Array) -> str:
 
 @pytest.mark.timeout(0)
 @settings(max_examples=CASES // 4 or 2 * settings.default.max_examples, print_blob=True)
-@given(calls())
+@hypothesis.given(calls())
 def test_objects_have_the_scores_of_each_row_alone(
     server: FakeServer, pools: dict[str, sonic.Pool], call: Call
 ) -> None:
