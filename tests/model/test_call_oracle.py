@@ -322,8 +322,10 @@ def calls(draw: Any) -> Call:
     each = outputs.values()
     are_numbers = all(not o.choose and not o.splits and o.dtype.kind != "O" for o in each)
     has_mean = are_numbers and all(o.dtype.kind not in "iu" for o in each)
-    route = draw(pick(["one", *(name for name in ROUTES if has_mean or name != "mean")]))
-    masked = draw(pick([None, "mask", "row_mask"]))
+    # Without rows, lists of what each row has are of no type.
+    impossible = {"mean": not has_mean, "row": not facts[1]}
+    route = draw(pick(["one", *(name for name in ROUTES if not impossible.get(name))]))
+    masked = draw(pick([None, "mask", *(["row_mask"] if facts[1] else [])]))
     all_are_scored = masked is None and route in ("one", "version", "mean")
     has_default = are_numbers and all(o.per == "row" for o in each) and not all_are_scored
     given_as = ["array", "processor", "variations"]
@@ -375,7 +377,10 @@ def scored_alone(call: Call) -> tuple[list[Any], list[Any]]:
             each = {name: score(o, answer[name], slots) for name, o in outputs.items()}
             answers.append(each if len(each) > 1 else each["u"])
         if not answers and (call.default is not None or call.given_as in ("numpy", "frame")):
-            each = {name: finish(o, np.zeros(o.last)) for name, o in outputs.items()}
+            blank = {
+                n: np.full(o.last, b"" if o.dtype == object else 0) for n, o in outputs.items()
+            }
+            each = {name: finish(output, blank[name]) for name, output in outputs.items()}
             each = mapped(lambda _: call.default, each)
             answers = [each if len(each) > 1 else each["u"]]
         scores.append(mapped(mean, *answers) if answers else None)
