@@ -231,9 +231,9 @@ class Engine:
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(attempt.slice.call, attempt.url, tally)
-            case do.Fail(request, error, url):
-                if url is not None:
-                    self._record(request.call, url, Tally(failures=1))
+            case do.Fail(request, error):
+                if error.server is not None:
+                    self._record(request.call, error.server, Tally(failures=1))
                 self._fail(request, error)
             case do.Resolve(caller, outcome):
                 self.callers.remove(caller)
