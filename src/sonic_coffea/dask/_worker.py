@@ -26,9 +26,9 @@ from sonic_coffea.pool import (
     TRANSIENT,
     Pool,
     Settings,
+    hooks,
     install,
     is_in_process,
-    take_part,
     uninstall,
 )
 
@@ -94,8 +94,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
-        memory_bytes = worker.memory_manager.memory_limit
-        take_part(suspend, memory_bytes, _pool_of_task)
+        hooks.wait, hooks.pool_of_task = suspend, _pool_of_task
+        hooks.memory_bytes = worker.memory_manager.memory_limit
         self.pool = install(self.settings, claim=False)
         self.pool.workers.add(worker)
         offer_metrics(partial(_pools, worker))

@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.pool._process import wait_for
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._settings import Settings
 from sonic_coffea.reporting import Statistics
@@ -146,7 +146,7 @@ class Call:
                 model=self.contract.model,
             )
         try:
-            return wait_for(self._over, timeout_s, self._settings)
+            return self.over or hooks.wait(self._over, timeout_s, self._settings)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise

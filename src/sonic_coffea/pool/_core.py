@@ -44,12 +44,12 @@ Event = partial[None]
 class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
-    def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None = None) -> None:
+    def __init__(self, settings: Settings, rng: Random) -> None:
         super().__init__(settings, rng)
         self._rng = rng
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
-        self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
+        self._max_in_flight_bytes = settings.in_flight_bytes(None)
         # Until its first quotas come, or until this time, a model may only have so many requests
         # in flight, over all servers. The first chunks of a thousand processes come at once, and
         # by the processes' own limits they would fill the servers' queues.

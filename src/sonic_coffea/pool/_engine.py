@@ -26,7 +26,7 @@ from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import fulfil, run_apart
-from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
+from sonic_coffea.pool._process import switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.pool._servers import Sender, outcome_of
@@ -77,7 +77,7 @@ class Engine:
         self.inbox: SimpleQueue[Task | None] = SimpleQueue()
         self.lock = threading.RLock()
         self.closing = threading.Event()
-        self.core = RecordedCore(settings, memory_bytes())
+        self.core = RecordedCore(settings)
         self.senders: dict[str, Sender] = {}
         self.statistics = Statistics()
         self.calls: set[Call] = set()
@@ -203,7 +203,7 @@ class Engine:
             # Without this, callers would wait for ever, and later calls would find no thread.
             logger.exception("the pool has failed inside; it begins anew")
             self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
-            self.core = RecordedCore(self.settings, memory_bytes())
+            self.core = RecordedCore(self.settings)
             self._add_senders(self.settings.servers)
         return max(0.0, self.core.wakes_at() - time.monotonic())
 

@@ -25,7 +25,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
-from sonic_coffea.pool._process import is_in_task
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
@@ -177,7 +177,7 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        around, in_task = blocks_around(), is_in_task()
+        around, in_task = blocks_around(), hooks.is_in_task()
         with self._engine.lock:
             mine = [block for block in self._entered if block in around] or self._entered
             block = mine[-1]

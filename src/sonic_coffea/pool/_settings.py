@@ -353,7 +353,7 @@ class Settings:
             public = replace(public, fallback=None)
         return public if self.servers_file is None else replace(public, servers=())
 
-    def in_flight_bytes(self, memory_bytes: float | None) -> float:
+    def in_flight_bytes(self, memory_bytes: float | None) -> int:
         """Return the tensor bytes that may be in flight.
 
         Parameters
@@ -364,7 +364,7 @@ class Settings:
         if self.max_in_flight_bytes is not None:
             return self.max_in_flight_bytes
         part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
-        return min(part, _MAX_IN_FLIGHT_BYTES)
+        return int(min(part, _MAX_IN_FLIGHT_BYTES))
 
     def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
         """Return how many chunks may be suspended, for each thread.
