@@ -336,7 +336,7 @@ class PoolCore(ServedModels):
     def _advance(self) -> None:
         for endpoint in self.endpoints:
             if endpoint.probe_at <= self.now:
-                endpoint.start_probe(self.now)
+                endpoint.probed_at = self.now
                 self._instructions.append(do.Probe(endpoint.url))
             if endpoint.late_at <= self.now:
                 self._hedge_late(endpoint)

@@ -93,6 +93,8 @@ class Endpoint:
         The number of attempts in flight that are not late.
     late_at : float
         When an attempt may be late, at the earliest.
+    probed_at : float or None
+        When the probe began whose result is awaited.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
@@ -120,7 +122,7 @@ class Endpoint:
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
         # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
         self._owes, self._alive_at = False, 0.0
-        self._probed_at: float | None = None
+        self.probed_at: float | None = None
         self._probe_answered_at = 0.0
         # The log
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
@@ -314,18 +316,15 @@ class Endpoint:
     @property
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
-        waits = self.attempts and self._probed_at is None
+        waits = self.attempts and self.probed_at is None
         return self._alive_at + tuning.SILENCE_S if waits else math.inf
-
-    def start_probe(self, now: float) -> None:
-        self._probed_at = now
 
     def probed(self, error: SonicError | None, now: float) -> bool:
         """Take a probe's result, and return whether the server is lost.
 
         It is not if it has answered a request since the probe began.
         """
-        probed_at, self._probed_at = self._probed_at, None
+        probed_at, self.probed_at = self.probed_at, None
         self._owes = False
         if error is None:
             self._alive_at = self._probe_answered_at = now

@@ -116,9 +116,9 @@ class Engine:
             self.start()
             self.inbox.put(task)
 
-    def tell(self, event: Event) -> None:
-        """Give the core an event, if the thread runs, or once it does."""
-        self.inbox.put(lambda: event)
+    def tell(self, event: Callable[..., None], **arguments: Any) -> None:
+        """Give the core an event and its arguments, if the thread runs, or once it does."""
+        self.inbox.put(lambda: partial(event, **arguments))
 
     def run_on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, or here if the thread does not run."""
@@ -146,7 +146,7 @@ class Engine:
             if self._thread is not None:
                 self._add_senders(settings.servers)
             self.settings = settings
-            self.tell(partial(PoolCore.servers_changed, servers=settings.servers))
+            self.tell(PoolCore.servers_changed, servers=settings.servers)
 
         self.run_on_thread(change)
 
@@ -243,8 +243,9 @@ class Engine:
             case do.Validate(url, key):
                 self.senders[url].validate(key)
             case do.StartFallback():
-                opening = run_apart("sonic-fallback", self._open_fallback)
-                opening.add_done_callback(self._fallback_opened)
+                run_apart("sonic-fallback", self._open_fallback).add_done_callback(
+                    lambda opening: self.inbox.put(partial(self._fallback_opened, opening))
+                )
             case do.Reconnect(url, channel):
                 self.senders[url].renew(channel)
             case do.Close(url):
@@ -262,18 +263,13 @@ class Engine:
         sender.loads = not is_in_process(url)
         return url, sender
 
-    def _fallback_opened(self, future: Future[tuple[str, Sender]]) -> None:
-        """Use the fallback, or tell the core why it cannot be opened."""
-        opened = outcome_of(future, ConfigError)
-
-        def started() -> Event:
-            if isinstance(opened, SonicError):
-                return partial(PoolCore.fallback_started, url=None, error=opened)
-            url, sender = opened
-            self.senders.setdefault(url, sender)
-            return partial(PoolCore.fallback_started, url=url)
-
-        self.inbox.put(started)
+    def _fallback_opened(self, opening: Future[tuple[str, Sender]]) -> Event:
+        """Take the fallback's sender; tell the core its URL, or why it cannot be opened."""
+        outcome = outcome_of(opening, ConfigError)
+        if not isinstance(outcome, SonicError):
+            outcome, sender = outcome
+            self.senders.setdefault(outcome, sender)
+        return partial(PoolCore.fallback_started, outcome=outcome)
 
     def _deliver(self, answer: do.Answer) -> None:
         attempt, response = answer.attempt, answer.response
@@ -322,7 +318,7 @@ class Engine:
     def _discard(self, call: Call) -> None:
         if call in self.calls:
             self.calls.remove(call)
-            self.tell(partial(PoolCore.call_ended, call=call))
+            self.tell(PoolCore.call_ended, call=call)
 
     def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
         """End all calls and contract requests."""

@@ -462,14 +462,14 @@ class ServedModels(ABC):
             self.endpoints.fallback_starts = True
             self._instructions.append(do.StartFallback())
 
-    def fallback_started(self, url: str | None, error: SonicError | None = None) -> None:
-        """Use the fallback, which serves at a URL; without one, the error says why not."""
-        if url is None:
-            logger.error("no fallback: %s", error)
+    def fallback_started(self, outcome: str | SonicError) -> None:
+        """Use the fallback, which serves at a URL, unless an error says why it cannot be used."""
+        if isinstance(outcome, SonicError):
+            logger.error("no fallback: %s", outcome)
             self.endpoints.refuse_fallback()
         else:
-            logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.fallback_started(url, self.now)
+            logger.warning("rows are scored by the fallback %s until a server is back", outcome)
+            self.endpoints.fallback_started(outcome, self.now)
 
     def _compare_fallback(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract | None

@@ -280,8 +280,8 @@ class Pool:
         try:
             outcome = future.result(deadline.left_s)
         except BaseException as error:
-            withdrawn = partial(PoolCore.contract_withdrawn, key=key, caller=future)
-            self._engine.tell(partial(withdrawn, timeout_s=deadline.timeout_s))
+            timeout_s, withdrawn = deadline.timeout_s, PoolCore.contract_withdrawn
+            self._engine.tell(withdrawn, key=key, caller=future, timeout_s=timeout_s)
             if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
                 raise
             outcome = future.result()
@@ -369,12 +369,10 @@ class Pool:
             How long they may take.
         """
         self._engine.tell(
-            partial(
-                PoolCore.scheduler_joined,
-                starts_at=time.monotonic() + delay_s,
-                max_in_flight=max_in_flight,
-                quotas_within_s=quotas_within_s,
-            )
+            PoolCore.scheduler_joined,
+            starts_at=time.monotonic() + delay_s,
+            max_in_flight=max_in_flight,
+            quotas_within_s=quotas_within_s,
         )
 
     def dump(self, path: str | Path) -> None:
@@ -430,7 +428,7 @@ class Pool:
         lease_s : float
             For how long they are valid.
         """
-        self._engine.tell(partial(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s))
+        self._engine.tell(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s)
 
     def last_contract(self, model: str, version: str | None) -> tuple[float, Contract | None]:
         """Return how many seconds ago servers gave a contract, and the contract.

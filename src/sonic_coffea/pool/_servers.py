@@ -57,8 +57,8 @@ class Sender:
     ----------
     connect : callable
         Returns one more connection to the server.
-    post : callable
-        Gives the engine an event.
+    tell : callable
+        Gives the engine an event and its arguments.
     sent : callable
         Gives it the time of sending with the next event, and does not wake it.
     """
@@ -67,14 +67,14 @@ class Sender:
         self,
         url: str,
         connect: Callable[[], Transport],
-        post: Callable[[Event], None],
+        tell: Callable[..., None],
         sent: Callable[[Event], None],
     ) -> None:
         self.connections = [connect()]
         self._connect = connect
         self._url = url
         self._sent = sent
-        self._post = post
+        self._tell = tell
         self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._woken_at = -math.inf
@@ -116,8 +116,7 @@ class Sender:
                 error = error and outcomes.get()
             return error
 
-        probed = partial(PoolCore.probed, url=self._url)
-        self._ask("sonic-probe", ask, probed, errors.ServerLostError)
+        self._ask(ask, errors.ServerLostError, PoolCore.probed)
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
@@ -139,13 +138,12 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        validated = partial(PoolCore.validated, url=self._url, key=key)
-        self._ask("sonic-contract", ask, validated, errors.RequestError)
+        self._ask(ask, errors.RequestError, partial(PoolCore.validated, key=key))
 
-    def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
-        """Ask something that may block, and post the event with its outcome."""
-        run_apart(name, ask).add_done_callback(
-            lambda future: self._post(partial(event, outcome=outcome_of(future, kind)))
+    def _ask(self, ask: Callable[[], Any], kind: type[SonicError], event: Any) -> None:
+        """Ask something that may block, and tell the core the outcome."""
+        run_apart("sonic-ask", ask).add_done_callback(
+            lambda future: self._tell(event, url=self._url, outcome=outcome_of(future, kind))
         )
 
     def close(self) -> None:
@@ -164,7 +162,7 @@ class Sender:
     def _transmit(self, attempt: Attempt) -> None:
         if attempt.cancelled or attempt.slice.call.over:
             error = errors.CancelledError("cancelled before it was sent")
-            self._post(partial(PoolCore.failed, attempt=attempt, error=error))
+            self._tell(PoolCore.failed, attempt=attempt, error=error)
             return
         try:
             attempt.sent(self._send(attempt))
@@ -174,7 +172,7 @@ class Sender:
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
         logger.debug("a request could not be made", exc_info=error)
         ours = as_ours(error, errors.RequestError)
-        self._post(partial(PoolCore.failed, attempt=attempt, error=ours, sent=False))
+        self._tell(PoolCore.failed, attempt=attempt, error=ours, sent=False)
 
     def _send(self, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
@@ -187,15 +185,15 @@ class Sender:
         self._sent(partial(PoolCore.sent, attempt=attempt, at=sent_at))
 
         def done(outcome: Response | SonicError) -> None:
-            failed = partial(PoolCore.failed, attempt=attempt)
             if isinstance(outcome, SonicError):
-                self._post(partial(failed, error=outcome))
+                self._tell(PoolCore.failed, attempt=attempt, error=outcome)
             elif version and outcome.version not in ("", version):
                 what = f"version {outcome.version} answered, and version {version} was asked for"
-                self._post(partial(failed, error=errors.ResponseError(what, server=attempt.url)))
+                error = errors.ResponseError(what, server=attempt.url)
+                self._tell(PoolCore.failed, attempt=attempt, error=error)
             else:
                 answer = Answer(attempt, outcome, packing_at, sent_at, time.monotonic())
-                self._post(partial(PoolCore.answered, answer=answer))
+                self._tell(PoolCore.answered, answer=answer)
 
         while attempt.channel >= len(self.connections):
             self.connections.append(self._connect())
