@@ -22,15 +22,7 @@ from sonic_coffea.dask._dashboard import TOTALS
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
-from sonic_coffea.pool import (
-    TRANSIENT,
-    Pool,
-    Settings,
-    hooks,
-    install,
-    is_in_process,
-    uninstall,
-)
+from sonic_coffea.pool import TRANSIENT, Pool, Settings, hooks, install, is_in_process, uninstall
 
 logger = logging.getLogger(__name__)
 
@@ -182,13 +174,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def _news(pool: Pool) -> Counter[Any]:
     """Return by how much a pool's tallies have grown since this was asked last."""
-    counted = Counter(
-        {
-            (served, name): getattr(tally, name)
-            for served, tally in pool.statistics
-            for name in TOTALS
-        }
-    )
+    tallies = pool.statistics
+    counted = Counter({(key, n): getattr(t, n) for key, t in tallies for n in TOTALS})
     news = counted - _reported.get(pool, Counter())
     _reported[pool] = counted
     return news

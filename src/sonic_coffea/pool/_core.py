@@ -16,15 +16,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from sonic_coffea.errors import (
-    ContractError,
-    InferenceError,
-    ModelNotFoundError,
-    RequestTooLargeError,
-    ResponseError,
-    ServerLostError,
-    SonicError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
@@ -181,7 +174,8 @@ class PoolCore(ServedModels):
         too, if its response does not fit the contract.
         """
         request = attempt.slice
-        if isinstance(error, ResponseError | ContractError):  # its server may have another model
+        # The server of such a response may have another model.
+        if isinstance(error, errors.ResponseError | errors.ContractError):
             self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
@@ -225,7 +219,7 @@ class PoolCore(ServedModels):
         if decision == "lost":
             endpoint.failed(error, self.now)
             self._mark_stale()
-            if not (isinstance(error, ServerLostError) and error.undelivered):
+            if not (isinstance(error, errors.ServerLostError) and error.undelivered):
                 request.losses += 1
                 self._back_off(request, request.losses)
             # This time goes on when coffea or dask run a chunk again.
@@ -237,11 +231,11 @@ class PoolCore(ServedModels):
             return "retry" if again else "fail"
         endpoint.erred(attempt, error, self.now, too_large=decision == "split")
         match error:
-            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
+            case errors.ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
                 self._forget(attempt.key)
-            case RequestTooLargeError() | InferenceError() if decision == "retry":
+            case errors.RequestTooLargeError() | errors.InferenceError() if decision == "retry":
                 request.inference_failures += 1
-            case RequestTooLargeError():  # it may not be the size
+            case errors.RequestTooLargeError():  # it may not be the size
                 self._back_off(request, request.splits)
         return decision if failing_s < for_s else "fail"
 
@@ -285,7 +279,7 @@ class PoolCore(ServedModels):
 
     def _give_up(self, request: RequestSlice, error: SonicError) -> None:
         self._end(request)
-        if isinstance(error, RequestTooLargeError):
+        if isinstance(error, errors.RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
@@ -359,4 +353,4 @@ class PoolCore(ServedModels):
             endpoint.breaker.spend()
             seconds = self.now - attempt.sent_at
             what = f"no response in {seconds:.3g} s, while others are answered"
-            self._send_again(attempt, ServerLostError(what, server=endpoint.url))
+            self._send_again(attempt, errors.ServerLostError(what, server=endpoint.url))

@@ -10,16 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from sonic_coffea.errors import (
-    CancelledError,
-    DeadlineError,
-    ModelNotFoundError,
-    OverloadError,
-    RouteTimeoutError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import CircuitBreaker
 from sonic_coffea.pool._channels import Channels
@@ -249,7 +241,7 @@ class Endpoint:
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
         self._owes, hopeless = False, self.awaited == 0
-        delivered = not (isinstance(error, ServerLostError) and error.undelivered)
+        delivered = not (isinstance(error, errors.ServerLostError) and error.undelivered)
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
         elif hopeless and delivered and now >= self._revalidates_at:
@@ -261,23 +253,23 @@ class Endpoint:
     def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
         """Take an error other than a loss; `too_large`: the size of the request may be why."""
         key, limit = attempt.key, self.limits[attempt.key]
-        if not isinstance(error, (DeadlineError, CancelledError)):
+        if not isinstance(error, (errors.DeadlineError, errors.CancelledError)):
             self.mark_alive(now)
         if too_large:
             self._refuse_size(error, attempt.slice, now)
         match error:
-            case RouteTimeoutError():
+            case errors.RouteTimeoutError():
                 self.breaker.last_error = error
                 limit.halve(now)
                 if not self.by_model[key]:  # the route may cut all requests, and at once
                     limit.pause(now)
-            case OverloadError():
+            case errors.OverloadError():
                 self.breaker.last_error = error
                 limit.refused(self.by_model[key], now, error.retry_after_s)
                 self._telemetry[key].refused += 1
-            case TokenExpiredError():
+            case errors.TokenExpiredError():
                 limit.pause(now)
-            case ModelNotFoundError():
+            case errors.ModelNotFoundError():
                 self.signatures[key].miss(now)
 
     def retried(self, error: SonicError, now: float) -> None:
