@@ -385,9 +385,7 @@ class Endpoint:
         last, self._telemetry = self._telemetry, defaultdict(Telemetry)
         network_s = self.channels.round_trip_s
         return {
-            key: replace(
-                last[key], in_flight=self.by_model[key], waiting=number, network_s=network_s
-            )
-            for key, number in waiting.items()
+            key: replace(last[key], in_flight=self.by_model[key], waiting=n, network_s=network_s)
+            for key, n in waiting.items()
             if key in self.by_model or key in self.models
         }

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -38,6 +39,7 @@ def open_transport(url: str, *, options: ConnectionOptions) -> Transport:
     return connect_transport(url, options=options)
 
 
+@dataclass(eq=False)
 class Sender:
     """The connections to an endpoint, and the threads that pack and send requests.
 
@@ -63,18 +65,13 @@ class Sender:
         Gives it the time of sending with the next event, and does not wake it.
     """
 
-    def __init__(
-        self,
-        url: str,
-        connect: Callable[[], Transport],
-        tell: Callable[..., None],
-        sent: Callable[[Event], None],
-    ) -> None:
-        self.connections = [connect()]
-        self._connect = connect
-        self._url = url
-        self._sent = sent
-        self._tell = tell
+    url: str
+    _connect: Callable[[], Transport]
+    _tell: Callable[..., None]
+    _sent: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
+        self.connections = [self._connect()]
         self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._woken_at = -math.inf
@@ -143,7 +140,7 @@ class Sender:
     def _ask(self, ask: Callable[[], Any], kind: type[SonicError], event: Any) -> None:
         """Ask something that may block, and tell the core the outcome."""
         run_apart("sonic-ask", ask).add_done_callback(
-            lambda future: self._tell(event, url=self._url, outcome=outcome_of(future, kind))
+            lambda future: self._tell(event, url=self.url, outcome=outcome_of(future, kind))
         )
 
     def close(self) -> None:
