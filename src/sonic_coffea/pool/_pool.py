@@ -103,7 +103,7 @@ class Pool:
         self, settings: Settings, *, connect: Callable[..., Transport] | None = None
     ) -> None:
         # `check` calls it for the other hosts of a cluster.
-        self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        self.check_elsewhere: Callable[..., list[HostCheck]] = lambda *_: []
         # Workers of dask in this process: blocks of their tasks leave it open for other tasks.
         self.workers = set[Any]()
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
@@ -353,8 +353,7 @@ class Pool:
             declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
         tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
-        elsewhere = self.check_elsewhere
-        return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
+        return Checks([check_here(*tried), *self.check_elsewhere(*tried)])
 
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.

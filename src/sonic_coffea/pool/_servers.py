@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -73,7 +72,7 @@ class Sender:
     def __post_init__(self) -> None:
         self.connections = [self._connect()]
         self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Future[None]] = []
         self._woken_at = -math.inf
         self.loads = False
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -82,15 +81,13 @@ class Sender:
         """Queue an attempt to be packed and sent."""
         self._inbox.put(attempt)
         if len(self._threads) < self.connections[0].threads:
-            thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads
-                if not self._threads:
-                    self._inbox.get()
-                    self._failed(attempt, error)
-                return
-            self._threads.append(thread)
+            thread = run_apart("sonic-send", self._run)
+            problem = thread.exception() if thread.done() else None  # no more threads
+            if problem is None:
+                self._threads.append(thread)
+            elif not self._threads:
+                self._inbox.get()
+                self._failed(attempt, problem)
 
     def renew(self, channel: int) -> None:
         """Replace a connection, and close the old one."""
