@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 from collections import Counter
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -90,7 +89,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         hooks.memory_bytes = worker.memory_manager.memory_limit
         self.pool = install(self.settings, claim=False)
         self.pool.workers.add(worker)
-        offer_metrics(partial(_pools, worker))
+        offer_metrics(lambda: [plugin.pool for plugin in _plugins(worker)])
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join(self.pool)
 
@@ -185,10 +184,6 @@ def _plugins(worker: Worker) -> list[Any]:
     """Return the plugins of a worker that have a pool."""
     plugins = worker.plugins.copy().values()  # the event loop may add one meanwhile
     return [plugin for plugin in plugins if isinstance(plugin, SonicPlugin) and plugin.pool]
-
-
-def _pools(worker: Worker) -> list[Pool]:
-    return [plugin.pool for plugin in _plugins(worker)]
 
 
 def _pool_of_task() -> Pool | None:

@@ -71,7 +71,8 @@ class PoolCore(ServedModels):
         due: list[float] = []
         for key in self.wanted():
             due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self.now)
-            due += self._wait_times(key)
+            if self._known[key].callers:
+                due += self._known[key].late_at, self.starts_at
             due += [at for x in self.endpoints for at in x.wait_times(key)]
         return min([*times, *(at for at in due if at > self.now)], default=math.inf)
 

@@ -136,11 +136,8 @@ class Endpoint:
         since = self.breaker.failing_since, self.signatures[key].missing_since
         return min((at for at in since if at is not None), default=None)
 
-    def retry_at(self, key: ModelKey) -> float:
-        """Return when all back-offs that concern a model are over."""
-        return max(self._back_offs(key))
-
-    def _back_offs(self, key: ModelKey) -> list[float]:
+    def back_offs(self, key: ModelKey) -> list[float]:
+        """Return when each back-off ends that concerns a model."""
         signature, limit = self.signatures[key], self.limits[key]
         return [self.breaker.retry_at, limit.paused_until, signature.retry_at]
 
@@ -182,7 +179,7 @@ class Endpoint:
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = self._back_offs(key)
+        times = self.back_offs(key)
         if (quota := self._quotas.get(key)) is not None:
             times += quota.next_turn_at, quota.expires_at
         return times

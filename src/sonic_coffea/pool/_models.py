@@ -138,11 +138,6 @@ class ServedModels(ABC):
         asked = [key for key, known in self._known.items() if known.callers]
         return list(dict.fromkeys([*self.waiting.models(), *asked]))
 
-    def _wait_times(self, key: ModelKey) -> list[float]:
-        """Return the times at which callers may get a model's contract without an event."""
-        known = self._known[key]
-        return [known.late_at, self.starts_at] if known.callers else []
-
     def _ask_servers(self) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
@@ -248,7 +243,7 @@ class ServedModels(ABC):
         if callers and signature.outcome is None:
             return self.now >= self.starts_at
         failed = callers and isinstance(signature.outcome, SonicError)
-        return (failed or signature.contract is None) and self.now >= endpoint.retry_at(key)
+        return (failed or signature.contract is None) and self.now >= max(endpoint.back_offs(key))
 
     def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract) -> None:
         """Take the contract of a server that was asked for it, unless requests did not find it."""
