@@ -24,10 +24,7 @@ def draw(statistics: Statistics) -> Figure:
         import matplotlib as mpl
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-    served = [
-        (_label(f"{model} v{version} on {server}"), tally)
-        for (server, model, version), tally in sorted(statistics)
-    ]
+    served = [(_label(*key), tally) for key, tally in sorted(statistics)]
     # Not of pyplot, whose backend in a notebook would show it a second time.
     figure = Figure(figsize=(7.5, 7.2 + 0.7 * len(served)), layout="constrained")
     # Names may look like formulae.
@@ -48,10 +45,11 @@ def draw(statistics: Statistics) -> Figure:
     return figure
 
 
-def _label(name: str) -> str:
+def _label(server: str, model: str, version: str) -> str:
     """Return a name in lines that leave room for a plot; legends leave out what begins with _."""
-    shown = textwrap.wrap(printable(name), 75, drop_whitespace=False)
-    return "\n".join(shown) if not name.startswith("_") else " " + "\n".join(shown)
+    name = printable(f"{model} v{version} on {server}")
+    shown = "\n".join(textwrap.wrap(name, 75, drop_whitespace=False))
+    return f" {shown}" if name.startswith("_") else shown
 
 
 def _draw_time(axes: Any, served: list[Any]) -> None:
