@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
+Timings = Mapping[tuple[str, str], ModelStatistics]
+"""What servers count themselves, by server and model."""
+
 # For servers without statistics.
 _UNKNOWN = ModelStatistics(requests=1)
 
@@ -49,7 +52,7 @@ class Report:
     statistics: Statistics
     _: KW_ONLY
     wall_s: float | None = None
-    timings: Mapping[tuple[str, str], ModelStatistics] = field(default_factory=dict)
+    timings: Timings = field(default_factory=dict)
     date: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     @property
@@ -248,9 +251,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else ""
 
 
-def advise(
-    statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
-) -> Iterator[str]:
+def advise(statistics: Statistics, timings: Timings) -> Iterator[str]:
     """Yield what slows a run down, by statistics of its clients and its servers, and the remedy."""
     s, total = statistics, statistics.total()
     padding = _ratio(s.padding, s.padding + s.elements)
