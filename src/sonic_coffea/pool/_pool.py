@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea import errors
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._call import Call
@@ -390,11 +391,8 @@ class Pool:
             If the file cannot be written.
         """
         lines = self._engine.run_on_thread(self._engine.core.lines)
-        try:
-            Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
-        except OSError as error:
-            message = f"cannot write the dump {str(path)!r}: {error.strerror}"
-            raise errors.ConfigError(message) from None
+        with replacing(Path(path)) as half:
+            half.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
     def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
         """Return what happened to requests since the last call, by server and model.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from sonic_coffea import provenance
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._plots import draw
@@ -114,7 +115,7 @@ class Report:
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
-        with provenance.replacing(target) as half:
+        with replacing(target) as half:
             half.write_text(text, encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

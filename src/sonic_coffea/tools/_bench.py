@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea import provenance
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Settings, open_transport, rows_per_request
 from sonic_coffea.transport import time_requests
@@ -57,7 +57,7 @@ class Curve:
         ConfigError
             If the file cannot be written.
         """
-        with provenance.replacing(Path(path)) as half:
+        with replacing(Path(path)) as half:
             half.parent.mkdir(parents=True, exist_ok=True)
             half.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
