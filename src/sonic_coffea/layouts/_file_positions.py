@@ -159,7 +159,9 @@ def referred_positions(
     places = () if file is None else (file.layout, *_contents(file.layout).values())
     if not any(_has(place, rest) for place in places for _, _, rest in owners):
         return None
-    is_sure = any(_has(file.layout, (_name_in(file, step), *step[2])) for step in owners)
+    # The innermost first, as coffea names collections, and others are searched for.
+    sought = ((_name_in(file, step), *step[2]) for step in reversed(owners))
+    is_sure = any(_has(file.layout, path) for path in sought)
     known, is_traced = _name_in(file, lists[0]), ak.backend(records) == "typetracer"
     if not known and POSITION not in records.fields:
         if is_traced:
