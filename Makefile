@@ -41,7 +41,7 @@ help:
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image,"
 	@echo "              and a few with those that public frameworks pin"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
-	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
+	@echo "make oracle   layouts and calls against slow references, on 20,000 arrays; or CASES=100000"
 	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
 	@echo "              SECONDS=600 SEED=7 for longer, and for the faults of a run that failed"
 	@echo "make soak     make many calls and connections, after which a process holds no more;"
@@ -109,7 +109,8 @@ matrix: $(TOOLS)/bin/nox
 	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox
 
 oracle: $(VENV)/.dev-installed
-	SONIC_ORACLE_CASES=$(CASES) $(BIN)/python -m pytest tests/layouts/test_oracle.py
+	SONIC_ORACLE_CASES=$(CASES) $(BIN)/python -m pytest tests/layouts/test_oracle.py \
+		tests/model/test_call_oracle.py
 
 chaos: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install

@@ -1,11 +1,13 @@
-"""Files of users: their text and state, and whether others can write them or hold them."""
+"""Files of users: their text and state, whether others can write them or hold them; new ones."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,32 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a path for a new file, which replaces the target if it is written without an error.
+
+    A link stays, and leads to the new file: the old one would be read where it leads to. A pipe or
+    a device, such as ``/dev/stdout``, stays, too.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written. For an OSError, coffea's ``skipbadfiles`` would drop the
+        chunk.
+    """
+    is_stream = target.exists() and not (target.is_file() or target.is_dir())
+    whole = target if is_stream else Path(os.path.realpath(target))
+    # Others may write the same file at the same time. tempfile would hide it from the group.
+    half = whole if is_stream else whole.with_name(f".{whole.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield half
+        if not is_stream:
+            half.replace(whole)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            if not is_stream:
+                half.unlink()

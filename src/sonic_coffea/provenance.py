@@ -7,8 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import awkward as ak
 import xxhash
 
 from sonic_coffea._extras import needed
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError
 
 __all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
@@ -117,31 +117,6 @@ def write_parquet(
                 schema = table.schema.with_metadata({**(table.schema.metadata or {}), **record})
                 writer = stack.enter_context(pq.ParquetWriter(half, schema))
             writer.write_table(table)
-
-
-@contextlib.contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a path for a new file, which replaces the target if it is written without an error.
-
-    A link stays, and leads to the new file: the old one would be read where it leads to.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If the file cannot be written. For an OSError, coffea's ``skipbadfiles`` would drop the
-        chunk.
-    """
-    target = Path(os.path.realpath(target))
-    # Others may write the same file at the same time. tempfile would hide it from the group.
-    half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield half
-        half.replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            half.unlink()
 
 
 def to_root(

@@ -364,10 +364,10 @@ def test_workers_are_set_up(one_worker: Client) -> None:
     """
 
     def state(dask_worker: Any) -> tuple[Any, Any, bool]:
-        from sonic_coffea.pool._process import memory_bytes
+        from sonic_coffea.pool import hooks
 
         limit = dask_worker.memory_manager.memory_limit
-        return memory_bytes(), limit, "profile" in dask_worker.periodic_callbacks
+        return hooks.memory_bytes, limit, "profile" in dask_worker.periodic_callbacks
 
     with sonic.connect("grpc://never.called:1", client=one_worker):
         ((told, limit, profiled),) = one_worker.run(state).values()

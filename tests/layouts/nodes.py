@@ -208,19 +208,19 @@ def structures(draw: Any, leaf: Kinds) -> Kinds:
 
 
 @st.composite
-def arrays(draw: Any, kinds: Kinds, *, wild: bool = False) -> ak.Array:
-    """Draw an array of events of a type; to be read with `ak.to_list`."""
-    plain = draw(st.lists(data_of(kinds, wild=wild), max_size=5))
+def arrays(draw: Any, kinds: Kinds, *, wild: bool = False, least: int = 0) -> ak.Array:
+    """Draw an array of at least some events of a type; to be read with `ak.to_list`."""
+    plain = draw(st.lists(data_of(kinds, wild=wild), min_size=least, max_size=5))
     array = ak.Array(Builder(draw).build(kinds, plain))
     if draw(st.booleans()):
-        array = array[draw(st.integers(0, len(plain))) :]
+        array = array[draw(st.integers(0, len(plain) - least)) :]
     if draw(st.booleans()):
         array = array[::-1]
     return array
 
 
 @st.composite
-def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
+def objects(draw: Any, *, wild: bool = False, pairs: bool = False, least: int = 0) -> ak.Array:
     """Draw ``events * … * {m, q, pf: var * {pt, id, s}, image: 2 * 3 * number}``, where s is text.
 
     Constituents, and numbers of objects and constituents, may be None. With `pairs`, they are not,
@@ -241,4 +241,4 @@ def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
         "pf": collection(),
         "image": (2, 3, *(("maybe",) * draw(st.booleans())), draw(dtypes)),
     }
-    return draw(arrays(draw(structures((leaf,))), wild=wild))
+    return draw(arrays(draw(structures((leaf,))), wild=wild, least=least))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from itertools import permutations
@@ -11,9 +10,6 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.layouts.reference import replaced
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -21,159 +17,10 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import ByRow, bind_inputs, trace
 from sonic_coffea.testing import FakeModel, FakeServer
 
-Events = list[Any]
-
-number = st.integers(0, 50).map(lambda n: n / 4)
-jets = st.lists(st.fixed_dictionaries({"pt": number}), max_size=5)
-events = st.lists(jets | st.none(), max_size=5)
 of_elements = partial(sonic.Output, per="constituent")
-SECOND = sonic.Padded("pt", 2, sort_by="-pt")
-
-
-def array_of(plain: Events) -> ak.Array:
-    return ak.Array([*plain, [{"pt": 0.5}], None])[: len(plain)]
-
-
-def layouts(length: int) -> Any:
-    return st.sampled_from(
-        [
-            sonic.Padded("pt", length),
-            sonic.Padded("pt", length, sort_by="pt"),
-            sonic.Bucketed("pt", (1, length + 1), sort_by="pt"),
-            sonic.Bucketed("pt", (1, 2, length + 2)),
-        ]
-    )
-
-
-def order_of(layout: Any, row: list[Any]) -> list[int]:
-    """Where each sent element was."""
-    sign = {None: 0, "pt": -1, "-pt": 1}[layout.sort_by]
-    return sorted(range(len(row)), key=lambda k: sign * row[k]["pt"])[: layout.lengths[-1]]
-
-
-def answered(output: sonic.Output, layout: Any, plain: Events, tensor: Any) -> list[Any]:
-    """Place the answers of one request after the other, the last first."""
-    inputs = bind_inputs({"x": layout, "y": SECOND}, array_of(plain))
-    assembly = ByRow("out", output, inputs)
-    for segment in reversed(inputs.segments):
-        length = layout.padded_length(segment.bucket)
-        for start in range(segment.start, segment.stop, 2):
-            stop = min(start + 2, segment.stop)
-            response = {"out": tensor(inputs.numbers(start, stop), length)}
-            assembly.place(inputs.selection(start, stop), stop - start, response)
-    scores: list[Any] = inputs.rows.unflatten(assembly.content()).tolist()
-    return scores
-
-
-def places_of(axis: Any, layout: Any, row: list[Any]) -> list[int | None]:
-    """Where the values of an axis are in the answer, in the order of the row's elements."""
-    if axis == 2:
-        return [0, 1]
-    slots = {at: slot for slot, at in enumerate(order_of(SECOND if axis == "y" else layout, row))}
-    before = int(axis == "1+x")
-    here = [before + slots[k] if k in slots else None for k in range(len(row))]
-    length = next((n for n in layout.lengths if n >= len(row)), layout.lengths[-1])
-    return [0] * before + here + [length, length + 1] * (axis == "x+2")
-
-
-def number_of(digits: Any) -> int:
-    return int("".join(map(str, digits)))
-
-
-axes_of_inputs = st.lists(st.sampled_from(["x", "x", "1+x", "x+2", "y", 2]), max_size=3)
-labels_at = st.sampled_from([None, 0, 1, 2, 3])
-
-
-@given(
-    events,
-    st.integers(1, 3).flatmap(layouts),
-    st.tuples(st.integers(1, 3), st.sampled_from([None, 3]))
-    | st.tuples(axes_of_inputs.filter(lambda axes: {*axes} - {2}), labels_at),
-)
-def test_values_come_back_in_lists_of_their_elements(
-    plain: Events, layout: Any, declared: tuple[Any, int | None]
-) -> None:
-    """A value is the row's number and the places, so that each shows where it comes from."""
-    axes, place = declared
-    each = ["x"] * axes if isinstance(axes, int) else axes
-    if place is not None and each is axes:
-        axes = [*each[:place], "labels", *each[place:]]
-
-    def tensor(rows: Any, length: int) -> Any:
-        lengths = {"x": length, "1+x": 1 + length, "x+2": length + 2, "y": 2, 2: 2}
-        shape = [lengths[axis] for axis in each]
-        if place is not None:
-            shape.insert(place, 2)
-        out = np.zeros((len(rows), *shape), np.int64)
-        for at in np.ndindex(*out.shape):
-            out[at] = number_of((rows[at[0]], *at[1:]))
-        return out
-
-    def nested(number: int, row: list[Any], *before: int | None) -> Any:
-        if len(before) < len(each):
-            here = places_of(each[len(before)], layout, row)
-            return [nested(number, row, *before, k) for k in here]
-        if None in before:
-            return None
-        if place is None:
-            return number_of((number, *before))
-        values = ((number, *before[:place], k, *before[place:]) for k in (0, 1))
-        return dict(zip("ab", map(number_of, values), strict=True))
-
-    output = of_elements(None if place is None else ["a", "b"], "int64", axes=axes)
-    rows = [row for row in plain if row is not None]
-    expected = replaced(plain, 1, itertools.starmap(nested, enumerate(rows)))
-    assert answered(output, layout, plain, tensor) == expected
-
-
-@given(events, st.integers(1, 3).flatmap(layouts), st.integers(0, 3), st.randoms(), st.booleans())
-def test_elements_are_chosen_among_what_was_sent(
-    plain: Events, layout: Any, axes: int, random: Any, labelled: bool
-) -> None:
-    """By the greatest number along some axes; without axes, by the slot."""
-    rows = [row for row in plain if row is not None]
-    sent = [order_of(layout, row) for row in rows]
-    choices = [0.0, 1.0, 2.0, random.random(), -np.inf, np.nan] if axes else range(-2, 8)
-    numbers = np.asarray(random.choices(choices, k=len(rows) * 8**axes * (2 - bool(axes))))
-    numbers = numbers.reshape(len(rows), *(8,) * axes, *() if axes else (2,))
-
-    def tensor(some: Any, length: int) -> Any:
-        if axes == 0:
-            return numbers[some] if labelled else numbers[some, 0]
-        return numbers[(some, *(slice(0, length),) * axes)].astype(np.float32)
-
-    def chosen(i: int) -> Any:
-        slots = numbers[i] if labelled or axes else numbers[i, :1]
-        if axes:
-            greatest, best = -np.inf, (-1,) * axes
-            for at in itertools.product(range(len(sent[i])), repeat=axes):
-                if numbers[(i, *at)].astype(np.float32) > greatest:
-                    greatest, best = numbers[(i, *at)].astype(np.float32), at
-            slots = best
-        each = [sent[i][slot] if 0 <= slot < len(sent[i]) else None for slot in slots]
-        if labelled:
-            return dict(zip("abc", each, strict=False))
-        return each if axes > 1 else each[0]
-
-    labels = list("abc"[: axes or 2]) if labelled else None
-    how: dict[str, Any] = {"axes": axes, "choose": "argmax"} if axes else {"choose": "slot"}
-    output = of_elements(labels, "float32" if axes else "int64", **how)
-    expected = replaced(plain, 1, map(chosen, range(len(rows))))
-    assert answered(output, layout, plain, tensor) == expected
 
 
 LISTS = ak.Array([[{"pt": 1.0}, {"pt": 3.0}], [], [{"pt": 2.0}]])
-
-
-def test_choices_may_be_of_each_class_and_of_nodes() -> None:
-    scores = np.asarray([[0.1, 0.9], [0.7, 0.2], [0.5, 0.5]], np.float32)
-    inputs = bind_inputs({"x": sonic.Flat("pt", sort_by="pt")}, LISTS)
-    assembly = ByRow("y", of_elements(["b", "c"], choose="argmax"), inputs)
-    for rows, elements in ((slice(1, 2), slice(2, 2)), (slice(0, 3), slice(0, 3))):
-        assembly.place(rows, rows.stop - rows.start, {"y": scores[elements]})
-    chosen = inputs.rows.unflatten(assembly.content())
-    assert chosen.b.tolist() == [0, None, 0]
-    assert chosen.c.tolist() == [1, None, 0]
 
 
 FLAT = {"x": sonic.Flat("a.pt")}
@@ -257,39 +104,15 @@ def test_answers_for_constituents_are_of_one_kind(
         output.place(slice(2, 3), 1, {"out": np.zeros((1, *first[1:]), np.float64)})
 
 
-# Outputs, and the shape of the answer for three rows of three elements.
-OUTPUTS = {
-    "number": (sonic.Output(shape=()), (3, 1)),
-    "matrix": (sonic.Output(shape=(2, 3)), (3, 2, 3)),
-    "labels": (sonic.Output(["a", "b"]), (3, 2)),
-    "vectors": (of_elements(shape=(2,), of="x"), (3, 2, 2)),
-    "nodes": (of_elements(shape=(2,), of="f"), (3, 2)),
-    "pairs": (of_elements(axes=2, of="x"), (3, 2, 2)),
-    "assignment": (of_elements(["q", "b"], axes=2, choose="argmax", of="x"), (3, 2, 2)),
-    "chosen": (of_elements(None, "int64", choose="slot", of="x"), (3, 1)),
-    "clusters": (sonic.Output(shape=(3,), splits="s"), (3, 3)),
-    "groups": (sonic.Output(groups={"a": [0, 2], "b": slice(1, 3)}), (3, 3)),
-}
-JETS = ak.Array([[{"pf": [{"pt": 1.0}, {"pt": 2.0}]}, {"pf": []}], [], [{"pf": [{"pt": 3.0}]}]])
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_the_type_is_the_same_without_rows_and_without_data(name: str) -> None:
-    output, shape = OUTPUTS[name]
-    layouts = {"x": sonic.Padded("pf.pt", 2), "f": sonic.Flat("pf.pt")}
-    answer = {name: np.zeros(shape, output.dtype), "s": np.asarray([0, 1, 1, 3])}
-    inputs, none = (bind_inputs(layouts, jets) for jets in (JETS, JETS[:0]))
-    assembly = ByRow(name, output, inputs)
-    assembly.place(slice(0, 3), 3, answer)
-    whole = inputs.rows.unflatten(assembly.content())
-    empty = none.rows.unflatten(ByRow(name, output, none).content())
-    tracer = ak.Array(JETS.layout.to_typetracer(forget_length=True))
-    shown = str(trace(layouts, {name: output}, tracer).type.content)
-    if name in ("vectors", "pairs"):  # what is truncated is None, in any chunk
-        assert "?" in shown or "option[" in shown
-        shown = shown.replace("?", "").replace("option[", "").replace("]", "")
-    assert shown == str(whole.type.content) == str(empty.type.content)
-    assert ak.concatenate([whole, empty]).tolist() == whole.tolist()
+def test_groups_have_the_same_type_without_a_shape() -> None:
+    """Whether there are rows, none, or no data."""
+    output, array = sonic.Output(groups={"a": [0, 2], "b": slice(1, 3)}), ak.Array({"pt": [1.0]})
+    layouts, none = {"x": sonic.Row("pt")}, array[:0]
+    whole, empty = (ByRow("y", output, bind_inputs(layouts, some)) for some in (array, none))
+    whole.place(slice(0, 1), 1, {"y": np.zeros((1, 3), "f4")})
+    traced = trace(layouts, {"y": output}, ak.Array(array.layout.to_typetracer()))
+    types = {str(ak.Array(scores.content()).type.content) for scores in (whole, empty)}
+    assert types == {str(traced.type.content)}
 
 
 def test_servers_tell_the_shape_that_nobody_declares() -> None:

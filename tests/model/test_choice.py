@@ -10,8 +10,6 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
@@ -57,147 +55,10 @@ def running() -> Iterator[FakeServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def shared(running: FakeServer) -> Iterator[sonic.Pool]:
-    with sonic.Pool(sonic.connect(running.url).settings) as pool:
-        yield pool
-
-
 @pytest.fixture
 def server(running: FakeServer) -> Iterator[FakeServer]:
     with sonic.connect(running.url):
         yield running
-
-
-# Routes by numbers and masks of events and of objects, against loops in plain Python.
-
-case = st.none() | st.integers(0, 2)
-flags = st.none() | st.booleans()
-# Of no constituent are the numbers that pad.
-constituents = st.lists(st.integers(1, 3).map(float), max_size=3)
-objects = st.none() | st.fixed_dictionaries(
-    {"pt": st.integers(0, 3).map(float), "k": case, "m": flags, "pf": constituents}
-)
-jets = st.none() | st.lists(objects, max_size=3)
-event = st.fixed_dictionaries({"jets": jets, "k": case, "m": flags, "event": st.integers(0, 5)})
-# Whatever is drawn has the type of an array that holds everything.
-NOTHING = {"pt": 0.0, "k": None, "m": None, "pf": [], "region": None}
-SOMETHING = {"pt": 1.0, "k": 0, "m": True, "pf": [1.0], "region": "A"}
-TYPICAL = [
-    {"jets": None, "k": None, "m": None, "event": 0},
-    {"jets": [None, NOTHING, SOMETHING], "k": 0, "m": True, "event": 0},
-]
-
-
-def table(events: list[dict[str, Any]]) -> ak.Array:
-    for jet in [jet for event in events for jet in event["jets"] or [] if jet is not None]:
-        jet["region"] = None if jet["k"] is None else "ABC"[jet["k"]]
-    return ak.Array([*TYPICAL, *events])[len(TYPICAL) :]
-
-
-def of_jet(event: dict[str, Any], jet: dict[str, Any]) -> list[Any]:
-    return [jet["k"]]
-
-
-# What scores the jets of events, with which options; and the numbers of the models of a jet.
-ROUTES: dict[str, tuple[Any, Any]] = {
-    "one": (lambda m, _: (m[1], {}), lambda event, jet: [1]),
-    "mean": (lambda m, _: (sonic.Folds(m, fold=None), {}), lambda event, jet: [0, 1, 2]),
-    "event": (lambda m, t: (sonic.Folds(m), {"fold": t.k}), lambda event, jet: [event["k"]]),
-    "formula": (
-        lambda m, t: (sonic.Folds(m, fold="event % 3"), {"events": t}),
-        lambda event, jet: [event["event"] % 3],
-    ),
-    "jet": (lambda m, t: (sonic.Folds(m), {"fold": t.jets.k}), of_jet),
-    "number": (lambda m, _: (sonic.Choice(dict(enumerate(m)), by="k"), {}), of_jet),
-    "text": (lambda m, _: (sonic.Choice(dict(zip("ABC", m, strict=True)), "region"), {}), of_jet),
-}
-MASKS: dict[str | None, Any] = {
-    None: lambda _: None,
-    "jet": lambda events: ak.with_parameter(events.jets.m, "__doc__", "the union of bits"),
-    # As columns of a file are.
-    "event": lambda events: ak.with_parameter(events.m, "__doc__", "the union of bits"),
-}
-
-
-def may_have_default(route: str, masked: str | None) -> bool:
-    """Whether objects can be left out."""
-    return masked is not None or route not in ("one", "mean")
-
-
-def score(jet: dict[str, Any], numbers: list[int], *, is_fold: bool) -> dict[str, Any]:
-    """Return the mean of the scores of some models."""
-    number = sum(numbers) / len(numbers)
-    x = jet["pt"] * (1 + number) if is_fold else jet["pt"]
-    y = {"a": x, "b": x + number}
-    # The third constituent is truncated, and has no score.
-    w = [value + 10 * number if k < 2 else None for k, value in enumerate(jet["pf"])]
-    return {"y": y, "w": w} if is_fold else y
-
-
-@given(
-    st.lists(event, max_size=4),
-    st.sampled_from(sorted(ROUTES)),
-    st.sampled_from(list(MASKS)),
-    *(st.booleans(),) * 3,
-)
-def test_objects_are_scored_by_their_models(
-    shared: sonic.Pool,
-    events: list[dict[str, Any]],
-    route: str,
-    masked: str | None,
-    is_fold: bool,
-    deduplicate: bool,
-    vary: bool,
-) -> None:
-    make, numbers_of = ROUTES[route]
-    has_default = not is_fold and may_have_default(route, masked)  # lists have none
-    default = {"a": -1.0, "b": -1.0} if has_default else None
-    sent: list[Any] = []
-
-    def expected_of(event: dict[str, Any], jet: dict[str, Any] | None) -> Any:
-        if jet is None:
-            return None
-        numbers = numbers_of(event, jet)
-        if None in numbers or (masked and not (jet if masked == "jet" else event)["m"]):
-            return default
-        sent.extend((number, jet["pt"], *jet["pf"][: 2 * is_fold]) for number in numbers)
-        return score(jet, numbers, is_fold=is_fold)
-
-    array = table(events)
-    expected = [
-        None if event["jets"] is None else [expected_of(event, jet) for jet in event["jets"]]
-        for event in events
-    ]
-    asked, options = make(FOLDS if is_fold else PLAIN, array)
-    options |= {"mask": MASKS[masked](array), "default": -1.0 if has_default else None}
-    objects = sonic.Variations(nominal=array.jets, same=array.jets) if vary else array.jets
-    pending = asked.submit(objects, pool=shared, deduplicate=deduplicate, **options)
-    scores = pending.result()
-    for found in scores.values() if vary else [scores]:
-        assert found.tolist() == expected
-    if is_fold:
-        # Rows of three constituents and of the first two of them are the same.
-        rows = len(set(sent)) if vary or deduplicate else len(sent)
-        assert pending.statistics.total().rows == rows
-
-
-@pytest.mark.parametrize("has_default", [False, True])
-@pytest.mark.parametrize("masked", MASKS)
-@pytest.mark.parametrize("route", ROUTES)
-def test_types_do_not_depend_on_the_objects(
-    server: FakeServer, route: str, masked: str | None, has_default: bool
-) -> None:
-    default = -1.0 if has_default and may_have_default(route, masked) else None
-
-    def type_of(events: ak.Array) -> str:
-        asked, options = ROUTES[route][0](PLAIN, events)
-        scores = asked(events.jets, mask=MASKS[masked](events), default=default, **options)
-        return str(scores.type.content)
-
-    events = ak.Array(TYPICAL)
-    tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
-    assert {type_of(some) for some in (events[:0], events[:1], tracer)} == {type_of(events)}
 
 
 # The events of all other tests.
@@ -308,22 +169,6 @@ def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
         Analysis(sonic.Choice({1: FOLDS[0], 2: FOLDS[1]}, by="ran")).process(NUMBERED)
 
 
-def test_variations_have_numbers_and_masks_of_their_own_objects(server: FakeServer) -> None:
-    folded = ak.with_field(EVENTS, ak.Array([[0, 2], [], [1, 1], [0]]), "number")
-    folds = sonic.Folds(FOLDS, fold="number")
-    varied = sonic.Variations(nominal=folded, cut=folded[:, 1:])
-    pending = folds.submit(varied, mask={"nominal": MASK, "cut": EVENTS.pt[:, 1:] < 3})
-    scores = pending.result()
-    assert scores["nominal"].y.a.tolist() == [[None, 6.0], [], [None, 6.0], [4.0]]
-    assert scores["cut"].y.a.tolist() == [[6.0], [], [None], []]
-    assert sonic.report(pending).statistics.objects == 4
-    # Of the events, if the objects do not have it: the same in each variation.
-    by_event = sonic.Folds(FOLDS, fold="event % 3")
-    assert by_event(varied, events=NUMBERED)["cut"].y.a.tolist() == [[6.0], [], [6.0], []]
-    with pytest.raises(errors.InputError, match="'cut' has 3 events, and there are 4 folds"):
-        folds(sonic.Variations(nominal=EVENTS, cut=EVENTS[1:]), fold=np.zeros(4, int))
-
-
 def test_changed_outputs_are_those_of_each_model(server: FakeServer) -> None:
     """Models of the same inputs may share their outputs, if these are equal when rows are sent."""
     changed = plain(1)
@@ -402,22 +247,6 @@ def test_objects_without_what_chooses_get_none(server: FakeServer) -> None:
     assert by_text(photons, events=events).b.tolist() == [[1.0, 2.0], [None], []]
 
 
-def test_outputs_may_be_in_another_order(sonic_server: Any) -> None:
-    inputs, names = {"x": sonic.Row("pt")}, ("y", "z")
-    models = [
-        sonic.Model("first", inputs, dict.fromkeys(names)),
-        sonic.Model("second", inputs, dict.fromkeys(names[::-1])),
-    ]
-
-    def function(inputs: Any) -> dict[str, np.ndarray]:
-        return {"y": inputs["x"], "z": 10 * inputs["x"]}
-
-    sonic_server(*models, functions=dict.fromkeys(("first", "second"), function))
-    jets = ak.Array([{"pt": 1.0, "n": 0}, {"pt": 2.0, "n": 1}])
-    for asked in (sonic.Folds(models, fold=None), sonic.Folds(models, fold="n")):
-        assert asked(jets).tolist() == [{"y": 1.0, "z": 10.0}, {"y": 2.0, "z": 20.0}]
-
-
 def test_models_of_different_shapes_are_refused() -> None:
     one, two, three = (sonic.Model(f"m{n}", {"x": sonic.Row("pt")}, {"y": None}) for n in (1, 2, 3))
     served = {
@@ -461,13 +290,6 @@ def test_none_stays_for_rows_that_servers_lost(server: FakeServer) -> None:
         assert scores.a.tolist() == [[-1.0, None], [], [None, None], [None]]
 
 
-def test_defaults_have_the_type_of_each_output(server: FakeServer) -> None:
-    scores = WHOLE(EVENTS, mask=MASK, default=-1)
-    assert scores.y.b.tolist() == [[-1.0, 11.0], [], [None, 12.0], [13.0]]
-    assert scores.z.tolist() == [[-1, 2], [], [None, 3], [4]]
-    assert scores.type == WHOLE(EVENTS).type
-
-
 def test_events_that_lack_an_object_are_left_out() -> None:
     """By a mask where one input reads the object and others, and by ak.mask for all inputs."""
     leptons, met = ak.Array([{"pt": 1.0}, None, {"pt": 3.0}]), ak.Array([{"pt": 4.0}] * 3)
@@ -488,22 +310,6 @@ def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
     for wrong in (MASK, ak.mask(MASK, [True, False, True, True])):
         with pytest.raises(errors.InputError, match="same objects"):
             ONE(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0]}), mask=wrong)
-
-
-def test_defaults_are_for_numbers(sonic_server: Any) -> None:
-    outputs = {"each": sonic.Output(["a"], per="constituent"), "vector": sonic.Output(shape=(2,))}
-    lists = sonic.Model("lists", {"x": sonic.Padded("x", 3)}, outputs)
-    vector = sonic.Model("lists", lists.inputs, {"vector": outputs["vector"]})
-    objects, mask = ak.Array([{"x": [1.0, 2.0]}, {"x": [3.0]}]), [True, False]
-
-    def function(inputs: Any) -> Any:
-        return {"each": inputs["x"].transpose(0, 2, 1), "vector": inputs["x"][:, 0, :2]}
-
-    sonic_server(lists, functions={"lists": function})
-    assert vector(objects, mask=mask, default=-1.0).tolist() == [[1.0, 2.0], [-1.0, -1.0]]
-    assert lists(objects, mask=mask).each.a.tolist() == [[1.0, 2.0], None]
-    with pytest.raises(errors.ConfigError, match="numbers, and not for lists or strings"):
-        lists(objects, mask=mask, default=-1.0)
 
 
 LISTS = "the folds do not have the same objects"
@@ -581,6 +387,7 @@ NO_INTEGERS = ak.with_parameter([1.7, 1.0, 1.0, 1.0], "__doc__", "interactions")
         ({"version": NO_INTEGERS}, "version: expected a whole number for each"),
         ({"defualt": -1.0}, "submit has no option 'defualt'; did you mean 'default'"),
         ({"default": -1.0}, "default= is the score of objects that mask= leaves out"),
+        ({"fold": [0] * 4, "mask": MASK, "default": 1}, "numbers, and not for lists or strings"),
         ({"mask": MASK, "default": "x"}, "expected default to be a number, got 'x'"),
         ({"mask": MASK, "default": 0.5}, "the scores: int64 cannot hold the default 0.5"),
         ({"mask": MASK, "default": 1e300}, "the scores: float32 cannot hold the default 1e"),

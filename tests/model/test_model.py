@@ -84,6 +84,9 @@ def test_a_contract_is_compared_once_until_the_declaration_changes() -> None:
             model(numbers)
         model.outputs["y"] = sonic.Output(["doubled"])
         assert model(numbers).doubled.tolist() == [2.0]
+        for seed in (1, True):  # which are equal
+            model.parameters = (("seed", seed),)
+            assert model.compare(contract, server="").parameters[0][1] is seed
 
 
 def test_contracts_are_checked_before_anything_is_sent(

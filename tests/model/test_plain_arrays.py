@@ -42,25 +42,6 @@ def server(sonic_server: Any) -> None:
     sonic_server(MODEL, SEVERAL, functions=functions)
 
 
-def test_arrays_of_numpy_are_scored_as_such() -> None:
-    columns = {"pt": np.asarray([1.0, 2.0]), "eta": np.asarray([0.5, 0.0], "f4")}
-    scores = MODEL(columns)
-    assert {name: values.tolist() for name, values in scores.items()} == {
-        "a": [2.0, 4.0],
-        "b": [1.0, 0.0],
-    }
-    assert all(type(values) is np.ndarray for values in scores.values())
-    assert MODEL({name: column[:0] for name, column in columns.items()})["a"].shape == (0,)
-    masked = MODEL(columns, mask=columns["pt"] > 1.5)["a"]
-    assert masked.mask.tolist() == [True, False]
-    given = SEVERAL({"pt": columns["pt"]})
-    assert given["y"]["a"].tolist() == [2.0, 4.0]
-    assert given["v"].tolist() == [[1.0, -1.0], [2.0, -2.0]]
-    assert given["s"].tolist() == ["1", "2"]
-    number = sonic.Model("m", MODEL.inputs, {"y": sonic.Output(shape=(2,))})
-    assert number(columns).tolist() == [[2.0, 1.0], [4.0, 0.0]]
-
-
 def test_data_frames_are_scored_as_such() -> None:
     scores = MODEL(FRAME)
     expected = pd.DataFrame({"a": [2.0, 4.0, 6.0], "b": [1.0, 0.0, -1.0]}, index=FRAME.index)

@@ -76,6 +76,27 @@ def test_an_index_of_the_file_into_objects_that_it_does_not_have_is_refused(
     assert track.pack(events).tolist() == FOUND
 
 
+def test_an_index_of_merged_objects_is_refused_where_it_may_count_in_two_lists(
+    tmp_path: Path,
+) -> None:
+    events = read(tmp_path, TreeMakerSchema, {"Hits_track": HITS, "Tracks_z": TRACKS})
+    merged = ak.concatenate([events.Hits, events.Hits[:, :0]], axis=1)
+    own = ak.Array([[1, 0], [0], [-1]])
+    events["Merged"] = ak.with_field(merged, own, "own")
+    track = sonic.Row(sonic.Feature("Tracks.z", index="Merged.track"), missing=-9.0)
+    assert track.pack(events).tolist() == [[3], [1], [5], [-9]]
+    noted = ak.with_field(events.Tracks, ak.local_index(events.Tracks.z), "file_position")
+    for tracks in (events.Tracks, noted):
+        changed = ak.with_field(events, cut(tracks, events.Tracks.z), "Tracks")
+        if tracks is noted:
+            assert track.pack(changed).tolist() == FOUND
+        else:
+            with pytest.raises(errors.InputError, match="'Merged.track' has the name of an index"):
+                track.pack(changed)
+        of_own = sonic.Row(sonic.Feature("Tracks.z", index="Merged.own"), missing=-9.0)
+        assert of_own.pack(changed).tolist() == [[2], [3], [5], [-9]]
+
+
 def test_an_index_counts_in_the_objects_and_not_in_what_they_refer_to() -> None:
     events = sample(entry_stop=50)
     grandmother = sonic.Feature("GenPart.parent.pdgId", index="GenPart.genPartIdxMother")

@@ -89,7 +89,7 @@ def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     scenario.served[ONE] = LOST
     scenario.lose(ONE)
     scenario.wait(0.5)
-    scenario.tell(PoolCore.fallback_started, url=TWO)
+    scenario.tell(PoolCore.fallback_started, outcome=TWO)
     for _ in range(2):
         scenario.answer_all()
         scenario.wait(2)
@@ -206,7 +206,7 @@ def test_fallbacks_serve_the_same_file_while_servers_are_asked_anew(digest: str)
     scenario.served[ONE] = LOST
     waiter = scenario.ask(anew=True)
     scenario.wait(2)
-    scenario.tell(PoolCore.fallback_started, url=TWO)
+    scenario.tell(PoolCore.fallback_started, outcome=TWO)
     scenario.wait(5)
     if digest == "aa":
         assert waiter.outcome == contract(digest="aa")
@@ -222,7 +222,7 @@ def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> N
     scenario.wait(3)
     assert not scenario.failed
     assert scenario.fallbacks == 1
-    scenario.tell(PoolCore.fallback_started, url=TWO)
+    scenario.tell(PoolCore.fallback_started, outcome=TWO)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
@@ -246,7 +246,7 @@ def test_fallbacks_without_the_model_are_one_clear_error() -> None:
     waiter = scenario.ask()
     assert scenario.fallbacks == 1
     assert waiter.outcome is None
-    scenario.tell(PoolCore.fallback_started, url=TWO)
+    scenario.tell(PoolCore.fallback_started, outcome=TWO)
     scenario.wait(3)
     assert isinstance(waiter.outcome, errors.ModelNotFoundError)
 
@@ -255,7 +255,7 @@ def test_fallbacks_that_load_the_model_are_waited_for_though_no_server_was_ever_
     scenario = Scenario(ONE, served=failure(errors.ServerLostError, unreached=True), fallback="dir")
     scenario.served[TWO] = None
     waiter = scenario.ask()
-    scenario.tell(PoolCore.fallback_started, url=TWO)
+    scenario.tell(PoolCore.fallback_started, outcome=TWO)
     scenario.wait(10)
     assert waiter.outcome is None
     scenario.say(TWO, contract())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import pickle
 import re
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +316,15 @@ def test_pages_are_files_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"cannot write .*x.json: No such file"):
         report.save(tmp_path / "nowhere" / "x.json")
     assert len(report.plot().axes) == 2
+
+
+def test_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "report.json")
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(pipe.read_text)
+        sonic.report(some_statistics()).save(pipe)
+        assert json.loads(read.result())["host"]
+    assert pipe.is_fifo()
 
 
 def test_pages_name_the_package_that_their_plots_need(

@@ -19,8 +19,6 @@ import grpc
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import example, given
-from hypothesis import strategies as st
 from tests.doubling import MODEL, double
 from tests.layouts.test_proportional import peak
 from tests.limits import limited
@@ -86,22 +84,6 @@ def objects(numbers: Any) -> ak.Array:
 
 def sent(server: FakeServer, model: str = "m") -> int:
     return server.statistics[model, "rows"]
-
-
-@given(st.lists(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), max_size=8))
-@example([[[1, 2], [1, 2, 0]], [], [[1, 2]]])
-def test_deduplicated_rows_have_the_same_scores(shared: Any, numbers: Any) -> None:
-    """In every output, also where rows are of several lengths and some are truncated."""
-    array = objects(ak.Array([[[0]], *numbers])[1:])
-    one = PADDED(array, pool=shared)
-    pending = PADDED.submit(array, pool=shared, deduplicate=True)
-    other = pending.result()
-    assert one.tolist() == other.tolist()
-    rows = [tuple(row[:4]) for event in numbers for row in event]
-    counts = pending.statistics.objects, pending.statistics.deduplicated
-    assert counts == (len(rows), len(rows) - len(set(rows)))
-    assert pending.statistics.total().rows == len(set(rows))
-    assert one.type == other.type
 
 
 @pytest.fixture(scope="module")
@@ -303,17 +285,6 @@ def test_names_of_variations_may_be_numbers(pool: Pool) -> None:
     pending = MODEL.submit(sonic.Variations({1: ONE, 2: ONE}), pool=pool)
     assert "under 1, 2" in repr(pending)
     assert [*pending.result()] == [1, 2]
-
-
-def test_graphs_are_all_sent_also_of_variations(sonic_server: Any) -> None:
-    graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": sonic.Output(per="constituent")})
-    sonic_server(graph, functions={"g": lambda inputs: {"y": 2 * inputs["x"]}})
-    nominal, up = objects([[1, 2], [3]]), objects([[1, 2], [4]])
-    scores = graph(sonic.Variations(nominal=nominal, up=up))
-    assert scores["nominal"].tolist() == [[2, 4], [6]]
-    assert scores["up"].tolist() == [[2, 4], [8]]
-    with pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"):
-        graph(objects([[[1, 2]]]), deduplicate=True)
 
 
 def folded(server: FakeServer) -> None:

@@ -115,10 +115,12 @@ def test_outputs_of_any_shape_have_default_scores(shape: tuple[int, ...]) -> Non
 def test_outputs_have_the_axes_of_their_declaration() -> None:
     of_elements = partial(sonic.Output, ["a", "b"], per="constituent")
     outputs = {"y": of_elements(axes=("labels", "1+x")), "z": of_elements(axes=(3, "x"))}
+    outputs["number"] = sonic.Output(shape=(), per="constituent")
     model = sonic.Model("m", {"x": sonic.Padded("pt", 4)}, outputs)
     assert FakeModel.of(model, dict).outputs == {
         "y": (np.float32, (2, -1)),
         "z": (np.float32, (3, -1, 2)),
+        "number": (np.float32, (-1,)),
     }
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from rich.console import Console
 
 from sonic_coffea.cli._output import json_only
+from sonic_coffea.errors import ConfigError, SonicError
 
 # An annotation has rules of typer, or a function, whose parameters become options of the command.
 Number = Annotated[int, {"min": 1}]
@@ -25,6 +27,8 @@ _JSON = typer.Option("--json", metavar="", help="Print the result as JSON, and n
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function as typer wants it, with the option ``--json``.
+
+    An error of this package is one message on standard error, without a traceback.
 
     Parameters by position are arguments, and keywords are options. A parameter that is
     ``Annotated`` with a function gets what the function returns, and the command has the parameters
@@ -46,9 +50,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*, as_json: bool, **arguments: Any) -> None:
         json_only.set(as_json)
-        for name, make in makers.items():
-            arguments[name] = make(**{n: arguments[n] for n in _parameters(make)})
-        function(**{name: arguments[name] for name in own})
+        try:
+            for name, make in makers.items():
+                arguments[name] = make(**{n: arguments[n] for n in _parameters(make)})
+            function(**{name: arguments[name] for name in own})
+        except SonicError as error:
+            Console(stderr=True).print("[bold red]error:[/] ", end="")
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
 
     parameters["as_json"] = inspect.Parameter(
         "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON]

@@ -1,37 +1,19 @@
-"""The commands, and how they fail: one message on standard error, and an exit code."""
+"""The commands, and the options of all of them."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from typer.core import TyperGroup
 
 from sonic_coffea import __version__
 from sonic_coffea.cli._analysis import demo, export, score
 from sonic_coffea.cli._command import command
 from sonic_coffea.cli._machine import build, install, serve, show_models, status
 from sonic_coffea.cli._servers import bench, check, models, plan, scaffold
-from sonic_coffea.errors import ConfigError, SonicError
-
-
-class _Main(TyperGroup):
-    """All commands; an error of this package is one message, without a traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SonicError as error:
-            Console(stderr=True).print("[bold red]error:[/] ", end="")
-            typer.echo(str(error), err=True)
-            sys.exit(2 if isinstance(error, ConfigError) else 1)
-
 
 app = typer.Typer(
-    cls=_Main,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Score jagged awkward arrays on shared inference servers from coffea and dask.",

@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 from collections import Counter
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,15 +21,7 @@ from sonic_coffea.dask._dashboard import TOTALS
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
-from sonic_coffea.pool import (
-    TRANSIENT,
-    Pool,
-    Settings,
-    install,
-    is_in_process,
-    take_part,
-    uninstall,
-)
+from sonic_coffea.pool import TRANSIENT, Pool, Settings, hooks, install, is_in_process, uninstall
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +85,11 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
-        memory_bytes = worker.memory_manager.memory_limit
-        take_part(suspend, memory_bytes, _pool_of_task)
+        hooks.wait, hooks.pool_of_task = suspend, _pool_of_task
+        hooks.memory_bytes = worker.memory_manager.memory_limit
         self.pool = install(self.settings, claim=False)
         self.pool.workers.add(worker)
-        offer_metrics(partial(_pools, worker))
+        offer_metrics(lambda: [plugin.pool for plugin in _plugins(worker)])
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join(self.pool)
 
@@ -182,13 +173,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def _news(pool: Pool) -> Counter[Any]:
     """Return by how much a pool's tallies have grown since this was asked last."""
-    counted = Counter(
-        {
-            (served, name): getattr(tally, name)
-            for served, tally in pool.statistics
-            for name in TOTALS
-        }
-    )
+    tallies = pool.statistics
+    counted = Counter({(key, n): getattr(t, n) for key, t in tallies for n in TOTALS})
     news = counted - _reported.get(pool, Counter())
     _reported[pool] = counted
     return news
@@ -198,10 +184,6 @@ def _plugins(worker: Worker) -> list[Any]:
     """Return the plugins of a worker that have a pool."""
     plugins = worker.plugins.copy().values()  # the event loop may add one meanwhile
     return [plugin for plugin in plugins if isinstance(plugin, SonicPlugin) and plugin.pool]
-
-
-def _pools(worker: Worker) -> list[Pool]:
-    return [plugin.pool for plugin in _plugins(worker)]
 
 
 def _pool_of_task() -> Pool | None:

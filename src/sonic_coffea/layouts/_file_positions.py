@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,12 +42,15 @@ class FilePositions:
         How many objects the file has in each event; -1 where nothing tells.
     rows : array of int64
         The number of each event in the file; -1 where nothing tells.
+    doubt : InputError, optional
+        What to raise if an index leads to other objects than in the collection as it is now.
     """
 
     events: Int64
     positions: Int64
     sizes: Int64
     rows: Int64
+    doubt: InputError | None = None
 
     def places(self, events: Int64, positions: Tensor) -> tuple[Int64, NDArray[np.bool_]]:
         """Return where objects of the file are now in their events, and which it never had.
@@ -58,6 +61,8 @@ class FilePositions:
         local = np.arange(len(self.events)) - np.searchsorted(self.events, self.events)
         places = np.full(len(positions), -1, np.int64)
         places[count > 0] = local[order[first[count > 0]]]
+        if self.doubt is not None and np.any((positions >= 0) & (places != positions)):
+            raise self.doubt
         sizes = self.sizes[events]
         return places, (places < 0) & ((positions < 0) | ((sizes >= 0) & (positions >= sizes)))
 
@@ -148,10 +153,12 @@ def referred_positions(
         return None
     name, records, _ = lists[0]
     file = file_of(records, *(_named(step) for step in steps))
-    if file is None:
+    places = () if file is None else (file.layout, *_contents(file.layout).values())
+    if not any(_has(place, rest) for place in places for _, _, rest in owners):
         return None
-    if not any(_has(file, (_name_in(file, step), *step[2])) for step in owners):
-        return None
+    # The innermost first, as coffea names collections, and others are searched for.
+    sought = ((_name_in(file, step), *step[2]) for step in reversed(owners))
+    is_sure = any(_has(file.layout, path) for path in sought)
     known, is_traced = _name_in(file, lists[0]), ak.backend(records) == "typetracer"
     if not known and POSITION not in records.fields:
         if is_traced:
@@ -163,7 +170,11 @@ def referred_positions(
     if is_traced:
         touch_position(both, known, file)
         return None
-    return file_positions(both, known, file)
+    positions = file_positions(both, known, file)
+    if is_sure or POSITION in records.fields:  # whoever noted it means the file's index
+        return positions
+    owner, _, index = owners[-1]
+    return replace(positions, doubt=_doubtful(".".join([owner, *map(str, index)]), name))
 
 
 def _named(step: Step) -> str:
@@ -180,9 +191,8 @@ def _name_in(file: Any, step: Step) -> str:
     return next((each for each, content in known if _shares(here, content)), "")
 
 
-def _has(file: Any, path: Path) -> bool:
-    """Whether a file has a field; an empty name is that of the events."""
-    node = file.layout
+def _has(node: Content, path: Path) -> bool:
+    """Whether records have a field; an empty name is that of the records."""
     for name in filter(None, path):
         if name not in (contents := _contents(node)):
             return False
@@ -326,6 +336,18 @@ def _unknown(name: str, why: str) -> InputError:
     return InputError(
         f"the objects of {name!r} are not those of the file any more, and indices of the file "
         f"count in its own lists; where these objects were in them is not known: {why}. Note it "
-        f"before you cut or sort: events[{name!r}, {POSITION!r}] = "
-        f"ak.local_index(events[{name!r}], axis=1)"
+        f"before you cut or sort: {_note(name)}"
     )
+
+
+def _doubtful(index: str, name: str) -> InputError:
+    return InputError(
+        f"{index!r} has the name of an index of the file, but not in a collection of the file: it "
+        f"may count in the file's lists, or in {name!r} as they are now, which leads to other "
+        "objects. If it counts in the file, note where they were before you cut or sort: "
+        f"{_note(name)}; otherwise, give it a name that the file does not have"
+    )
+
+
+def _note(name: str) -> str:
+    return f"events[{name!r}, {POSITION!r}] = ak.local_index(events[{name!r}], axis=1)"

@@ -119,9 +119,10 @@ class Declaration(WithPool):
     @property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
-        # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared.
+        # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared, and
+        # parameters by their text: 1 and True are equal, and different in a request.
         more: tuple[Any, ...] = (*filter(None, [self.one_request_per]), *self.parameters)
-        now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
+        now = (self.name, self.version, *self.inputs.items(), *self.outputs.items(), repr(more))
         hashed = self._hashed
         if hashed is None or hashed[0] != now:
             declared = repr((self.name, self.version, self.inputs, self.outputs, *more))

@@ -261,6 +261,7 @@ class Submission:
         """Return what stands for the scores of arrays without data."""
         for array in self._arrays.values():
             ak.typetracer.touch_data(array)
+        each = []
         for model in self.models:
             with model.hinting(objects):
                 scores = trace(
@@ -270,7 +271,8 @@ class Submission:
                     one_request_per=model.one_request_per,
                     optional=self._is_optional,
                 )
-        return scores
+            each.append(scores)
+        return each[0]  # outputs are in the order of the first model
 
     def _lazy(self, objects: Any) -> Pending:
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}

@@ -10,7 +10,7 @@ from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._limits import Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
-from sonic_coffea.pool._process import take_part
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._registry import (
     WithPool,
     current,

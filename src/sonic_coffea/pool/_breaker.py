@@ -98,7 +98,5 @@ def back_off_s(number: int, rng: Random, first_s: float = tuning.FIRST_BACK_OFF_
 
     It has jitter: many clients lose a server at the same moment, and must not return together.
     """
-    longest_s: float = min(
-        first_s * 2 ** min(number - 1, 10), max(tuning.LAST_BACK_OFF_S, 4 * first_s)
-    )
-    return longest_s * rng.uniform(0.5, 1.0)
+    longest_s = max(tuning.LAST_BACK_OFF_S, 4 * first_s)
+    return min(first_s * 2.0 ** min(number - 1, 10), longest_s) * rng.uniform(0.5, 1.0)

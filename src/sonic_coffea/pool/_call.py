@@ -11,18 +11,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import (
-    CancelledError,
-    ConfigError,
-    DeadlineError,
-    ModelNotFoundError,
-    OverloadError,
-    RequestError,
-    ResponseError,
-    ServerLostError,
-    SonicError,
-)
-from sonic_coffea.pool._process import wait_for
+from sonic_coffea import errors
+from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._settings import Settings
 from sonic_coffea.reporting import Statistics
@@ -33,12 +24,12 @@ logger = logging.getLogger(__name__)
 Tensor = NDArray[Any]
 
 MASKABLE = (
-    DeadlineError,
-    ModelNotFoundError,
-    OverloadError,
-    RequestError,
-    ResponseError,
-    ServerLostError,
+    errors.DeadlineError,
+    errors.ModelNotFoundError,
+    errors.OverloadError,
+    errors.RequestError,
+    errors.ResponseError,
+    errors.ServerLostError,
 )
 """Failures of servers, not of the rows: if a call masks, these rows are None."""
 
@@ -146,7 +137,7 @@ class Call:
                 model=self.contract.model,
             )
         try:
-            return wait_for(self._over, timeout_s, self._settings)
+            return self.over or hooks.wait(self._over, timeout_s, self._settings)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise
@@ -165,7 +156,7 @@ class Call:
             self._abandon(self, error)
 
     def cancel(self) -> None:
-        self.abandon(CancelledError("the call was cancelled"))
+        self.abandon(errors.CancelledError("the call was cancelled"))
 
     def _set_over(self) -> None:
         ended, self._missing = self.ended, []
@@ -188,7 +179,7 @@ class Call:
             raise
         except Exception as error:
             logger.debug("a response could not be taken", exc_info=True)
-            raise ResponseError(f"the response could not be taken: {error!r}") from None
+            raise errors.ResponseError(f"the response could not be taken: {error!r}") from None
         self.served_versions.add(response.version or self.contract.version)
 
     def missing(self, request: RequestSlice) -> list[tuple[int, int]]:

@@ -16,15 +16,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from sonic_coffea.errors import (
-    ContractError,
-    InferenceError,
-    ModelNotFoundError,
-    RequestTooLargeError,
-    ResponseError,
-    ServerLostError,
-    SonicError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import back_off_s
@@ -38,31 +31,30 @@ from sonic_coffea.pool._settings import Settings
 logger = logging.getLogger(__name__)
 
 Event = partial[None]
-"""Anything that the core has to know: one of its methods, with the arguments but the time."""
+"""Anything that the core has to know: one of its methods, with the arguments."""
 
 
 class PoolCore(ServedModels):
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
-    def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None = None) -> None:
+    def __init__(self, settings: Settings, rng: Random) -> None:
         super().__init__(settings, rng)
         self._rng = rng
         # Attempts of slices that have ended, and when they are to be cancelled.
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
-        self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
+        self._max_in_flight_bytes = settings.in_flight_bytes(None)
         # Until its first quotas come, or until this time, a model may only have so many requests
         # in flight, over all servers. The first chunks of a thousand processes come at once, and
         # by the processes' own limits they would fill the servers' queues.
         self._max_without_quotas, self._quotas_within_s = math.inf, 0.0
         self._held_until: dict[ModelKey, float] = {}
-        self._now = -math.inf  # the time of the last turn
 
     def handle(self, now: float, *events: Event) -> list[do.Instruction]:
         """Take events, or none if only time has passed, and return instructions."""
-        self._now = now
+        self.now = now
         for event in events:
-            event(self, now)
-        self._advance(now)
+            event(self)
+        self._advance()
         instructions, self._instructions = self._instructions, []
         return instructions
 
@@ -78,10 +70,11 @@ class PoolCore(ServedModels):
         # What was due at the last turn waits for a response, which makes room.
         due: list[float] = []
         for key in self.wanted():
-            due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self._now)
-            due += self._wait_times(key)
+            due += self.endpoints.fallback_due_at(key), self._held_until.get(key, self.now)
+            if self._known[key].callers:
+                due += self._known[key].late_at, self.starts_at
             due += [at for x in self.endpoints for at in x.wait_times(key)]
-        return min([*times, *(at for at in due if at > self._now)], default=math.inf)
+        return min([*times, *(at for at in due if at > self.now)], default=math.inf)
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]
@@ -97,21 +90,21 @@ class PoolCore(ServedModels):
 
     # Calls
 
-    def submitted(self, now: float, slices: Sequence[RequestSlice]) -> None:
+    def submitted(self, slices: Sequence[RequestSlice]) -> None:
         """Take the slices that a call has to send."""
         for request in slices:
-            self.waiting.add(request, now)
+            self.waiting.add(request, self.now)
 
-    def call_ended(self, now: float, call: Any) -> None:
+    def call_ended(self, call: Any) -> None:
         """End all slices of a call that is over."""
         self.waiting.take_chosen(call.key, lambda request: request.call is call)
         for request in self.endpoints.in_flight():
             if request.call is call:
-                self._end(request, now)
+                self._end(request)
 
     # Which slices leave
 
-    def assign(self, now: float) -> None:
+    def assign(self) -> None:
         """Send each slice that has room now, in the order in which they came.
 
         The first waiting slice of each model is one of these cases:
@@ -129,126 +122,128 @@ class PoolCore(ServedModels):
             # A slice larger than the whole limit travels alone.
             if in_flight_bytes and in_flight_bytes + request.nbytes > self._max_in_flight_bytes:
                 return
-            if self._holds_back(request.key, now):
+            if self._holds_back(request.key):
                 continue
-            endpoint = self.endpoints.choose(request, now)
+            endpoint = self.endpoints.choose(request, self.now)
             if endpoint is None:
-                self._start_fallback(request.key, now)
+                self._start_fallback(request.key)
                 continue
             self.waiting.take(request)
-            if request.rows > 1 and not request.whole and not endpoint.accepts_size(request, now):
-                self._split(request, now)
+            if (
+                request.rows > 1
+                and not request.whole
+                and not endpoint.accepts_size(request, self.now)
+            ):
+                self._split(request)
             else:
-                self._instructions.append(do.Send(endpoint.begin(request, now)))
+                self._instructions.append(do.Send(endpoint.begin(request, self.now)))
             heads = self.waiting.heads()
 
-    def _holds_back(self, key: ModelKey, now: float) -> bool:
+    def _holds_back(self, key: ModelKey) -> bool:
         """Whether requests of a model wait for its first quotas."""
         if self._max_without_quotas == math.inf:
             return False
-        until = self._held_until.setdefault(key, now + self._quotas_within_s)
+        until = self._held_until.setdefault(key, self.now + self._quotas_within_s)
         in_flight = sum(x.by_model[key] for x in self.endpoints)
-        return now < until and in_flight >= self._max_without_quotas
+        return self.now < until and in_flight >= self._max_without_quotas
 
     # Attempts and their outcomes
 
-    def sent(self, now: float, attempt: Attempt, at: float) -> None:
+    def sent(self, attempt: Attempt, at: float) -> None:
         """Note when the rows of an attempt were packed, and left this process."""
-        del now
         attempt.sent_at = at
 
-    def answered(self, now: float, answer: do.Answer) -> None:
+    def answered(self, answer: do.Answer) -> None:
         """Take a response, and return it if it is the one that counts."""
         attempt = answer.attempt
         if not self._settle(attempt):  # its slice has ended
             return
         # A clock of 15 ms, as that of Windows, stands still meanwhile.
         rtt_s = max(answer.received_at - answer.sent_at, 1e-6)
-        self.endpoints.by_url[attempt.url].answered(attempt, rtt_s, now)
+        self.endpoints.by_url[attempt.url].answered(attempt, rtt_s, self.now)
         for other in attempt.slice.attempts:
             if other.late:
-                self.endpoints.by_url[other.url].hedge_won(now)
-        self.answered_at = now
-        self._end(attempt.slice, now)
+                self.endpoints.by_url[other.url].hedge_won(self.now)
+        self.answered_at = self.now
+        self._end(attempt.slice)
         self._instructions.append(answer)
 
-    def failed(self, now: float, attempt: Attempt, error: SonicError, *, sent: bool = True) -> None:
+    def failed(self, attempt: Attempt, error: SonicError, *, sent: bool = True) -> None:
         """Send rows again, or give them up, unless another attempt may still be answered.
 
         If the attempt was not `sent`, no other endpoint helps. An attempt that was answered fails,
         too, if its response does not fit the contract.
         """
         request = attempt.slice
-        if isinstance(error, ResponseError | ContractError):  # its server may have another model
+        # The server of such a response may have another model.
+        if isinstance(error, errors.ResponseError | errors.ContractError):
             self._forget(attempt.key)
         if not self._settle(attempt):  # its slice has ended
             return
-        decision = self._decide(attempt, error, now) if sent else "fail"
+        decision = self._decide(attempt, error) if sent else "fail"
         again = decision != "fail"
         # A late attempt is not waited for, as its server seems to hang.
         awaited = any(not other.late for other in request.attempts)
         # The servers of the attempts that are left seem to hang, and a copy could not be made.
         if not sent and request.attempts and not request.queued:
-            request.retry_at = now + back_off_s(1, self._rng)
-            self.waiting.put_back(request, now)
+            request.retry_at = self.now + back_off_s(1, self._rng)
+            self.waiting.put_back(request, self.now)
         if again and not awaited:
-            self._send_again(attempt, error, now, split=decision == "split")
+            self._send_again(attempt, error, split=decision == "split")
         elif again or awaited or request.queued:
             self._instructions.append(do.Count(attempt, error, retried=sent))
         else:
             self._mark_stale()  # it may have been refused by another model
-            self._give_up(request, attempt.url if sent else None, error, now)
+            self._give_up(request, error.at(server=attempt.url) if sent else error)
 
-    def _send_again(
-        self, attempt: Attempt, error: SonicError, now: float, *, split: bool = False
-    ) -> None:
+    def _send_again(self, attempt: Attempt, error: SonicError, *, split: bool = False) -> None:
         """Queue rows once more, unless they wait already, and count the retry."""
         request = attempt.slice
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
             if split:
-                self._split(request, now)
+                self._split(request)
             else:
-                self.waiting.put_back(request, now)
-        self.endpoints.by_url[attempt.url].retried(error, now)
+                self.waiting.put_back(request, self.now)
+        self.endpoints.by_url[attempt.url].retried(error, self.now)
         self._instructions.append(do.Count(attempt, error, retried=True))
 
-    def _decide(self, attempt: Attempt, error: SonicError, now: float) -> Decision:
+    def _decide(self, attempt: Attempt, error: SonicError) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
-            request.first_failed_at = now
-        failing_s = now - request.first_failed_at
+            request.first_failed_at = self.now
+        failing_s = self.now - request.first_failed_at
         overtaken = endpoint.overtaken(attempt)
         decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
         if decision == "lost":
-            endpoint.failed(error, now)
+            endpoint.failed(error, self.now)
             self._mark_stale()
-            if not (isinstance(error, ServerLostError) and error.undelivered):
+            if not (isinstance(error, errors.ServerLostError) and error.undelivered):
                 request.losses += 1
-                self._back_off(request, request.losses, now)
+                self._back_off(request, request.losses)
             # This time goes on when coffea or dask run a chunk again.
             lost_since = self.endpoints.all_lost_since(attempt.key)
             if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
-                again = now - lost_since < for_s
+                again = self.now - lost_since < for_s
             else:
                 again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
             return "retry" if again else "fail"
-        endpoint.erred(attempt, error, now, too_large=decision == "split")
+        endpoint.erred(attempt, error, self.now, too_large=decision == "split")
         match error:
-            case ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
+            case errors.ModelNotFoundError() if endpoint.signatures[attempt.key].contract is None:
                 self._forget(attempt.key)
-            case RequestTooLargeError() | InferenceError() if decision == "retry":
+            case errors.RequestTooLargeError() | errors.InferenceError() if decision == "retry":
                 request.inference_failures += 1
-            case RequestTooLargeError():  # it may not be the size
-                self._back_off(request, request.splits, now)
+            case errors.RequestTooLargeError():  # it may not be the size
+                self._back_off(request, request.splits)
         return decision if failing_s < for_s else "fail"
 
-    def _back_off(self, request: RequestSlice, failures: int, now: float) -> None:
+    def _back_off(self, request: RequestSlice, failures: int) -> None:
         """Have rows wait that have failed too often to be sent again at once."""
         if failures >= tuning.MAX_RETRIES:
-            request.retry_at = now + back_off_s(failures - tuning.MAX_RETRIES + 1, self._rng)
+            request.retry_at = self.now + back_off_s(failures - tuning.MAX_RETRIES + 1, self._rng)
 
     # The end of attempts and slices
 
@@ -260,7 +255,7 @@ class PoolCore(ServedModels):
         self.endpoints.by_url[attempt.url].settle(attempt)
         return True
 
-    def _end(self, request: RequestSlice, now: float) -> None:
+    def _end(self, request: RequestSlice) -> None:
         """End a slice that is answered, given up or split, so that no row counts twice.
 
         It no longer waits. Its attempts are cancelled at once, or later if too many young attempts
@@ -272,98 +267,91 @@ class PoolCore(ServedModels):
             self._settle(attempt)
             channel = self.endpoints.by_url[attempt.url].channels[attempt.channel]
             old_at = attempt.begun_at + tuning.SILENCE_S
-            if old_at <= now or channel.reset():
+            if old_at <= self.now or channel.reset():
                 self._instructions.append(do.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
 
-    def _split(self, request: RequestSlice, now: float) -> None:
+    def _split(self, request: RequestSlice) -> None:
         """Queue a slice as two; answers to the whole come too late."""
-        self._end(request, now)
+        self._end(request)
         for part in request.halves():
-            self.waiting.put_back(part, now)
+            self.waiting.put_back(part, self.now)
 
-    def _give_up(
-        self, request: RequestSlice, url: str | None, error: SonicError, now: float
-    ) -> None:
-        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
-        self._end(request, now)
-        if isinstance(error, RequestTooLargeError):
+    def _give_up(self, request: RequestSlice, error: SonicError) -> None:
+        self._end(request)
+        if isinstance(error, errors.RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
-        self._instructions.append(do.Fail(request, error, url))
+        self._instructions.append(do.Fail(request, error))
 
     # Servers, the fallback and quotas
 
-    def servers_changed(self, now: float, servers: Sequence[str]) -> None:
+    def servers_changed(self, servers: Sequence[str]) -> None:
         """Take the servers that there are from now on."""
-        del now
         self.endpoints.set_servers(servers)
 
-    def probed(self, now: float, url: str, outcome: SonicError | None) -> None:
+    def probed(self, url: str, outcome: SonicError | None) -> None:
         """Take the outcome of a liveness probe: an error if the server does not live."""
         endpoint = self.endpoints.by_url.get(url)
-        if endpoint is None or not endpoint.probed(outcome, now) or outcome is None:
+        if endpoint is None or not endpoint.probed(outcome, self.now) or outcome is None:
             return
         for attempt in list(endpoint.attempts):
-            self.failed(now, attempt, outcome)
+            self.failed(attempt, outcome)
             self._instructions.append(do.Cancel(attempt))
         # A connection that the network dropped would stay silent.
         self._instructions += [do.Reconnect(url, n) for n in range(len(endpoint.channels))]
 
     def scheduler_joined(
-        self, now: float, starts_at: float, max_in_flight: int, quotas_within_s: float
+        self, starts_at: float, max_in_flight: int, quotas_within_s: float
     ) -> None:
         """Take what the scheduler says of the start.
 
         Before ``starts_at``, no server is contacted. Until a model's quotas come, within
         ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
         """
-        del now
         self.starts_at = starts_at
         self._max_without_quotas, self._quotas_within_s = max_in_flight, quotas_within_s
 
-    def quotas_received(
-        self, now: float, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float
-    ) -> None:
+    def quotas_received(self, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float) -> None:
         """Take the quotas that the scheduler allocates, for the length of a lease."""
         # A scheduler that is heard of may have quotas for the other models in another lease.
         self._quotas_within_s = max(self._quotas_within_s, lease_s)
         for key, until in self._held_until.items():
             if until > -math.inf:
-                self._held_until[key] = now + self._quotas_within_s
+                self._held_until[key] = self.now + self._quotas_within_s
         for (url, key), quota in quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, now, lease_s)
+                endpoint.set_quota(key, quota, self.now, lease_s)
 
     # Time
 
-    def _advance(self, now: float) -> None:
+    def _advance(self) -> None:
         for endpoint in self.endpoints:
-            if endpoint.probe_at <= now:
-                endpoint.start_probe(now)
+            if endpoint.probe_at <= self.now:
+                endpoint.probed_at = self.now
                 self._instructions.append(do.Probe(endpoint.url))
-            if endpoint.late_at <= now:
-                self._hedge_late(endpoint, now)
-            due = [number for number, x in enumerate(endpoint.channels) if x.renew(now)]
+            if endpoint.late_at <= self.now:
+                self._hedge_late(endpoint)
+            due = [number for number, x in enumerate(endpoint.channels) if x.renew(self.now)]
             self._instructions += [do.Reconnect(endpoint.url, number) for number in due]
-        self.waiting.put_back_due(now)
-        self._ask_servers(now)
-        self.assign(now)
+        self.waiting.put_back_due(self.now)
+        self._ask_servers()
+        self.assign()
         # They are in the order of the answers, so some are cancelled a little late.
-        while self._to_cancel and self._to_cancel[0][0] <= now:
+        while self._to_cancel and self._to_cancel[0][0] <= self.now:
             self._instructions.append(do.Cancel(self._to_cancel.popleft()[1]))
         self._instructions += [do.Close(url) for url in self.endpoints.remove_drained()]
 
-    def _hedge_late(self, endpoint: Endpoint, now: float) -> None:
+    def _hedge_late(self, endpoint: Endpoint) -> None:
         """Send late requests again, elsewhere or over another connection."""
-        for attempt in endpoint.take_late(now):
+        for attempt in endpoint.take_late(self.now):
             failed_at = attempt.slice.first_failed_at
-            if failed_at is not None and now - failed_at >= self._settings.retry_timeout_s:
+            if failed_at is not None and self.now - failed_at >= self._settings.retry_timeout_s:
                 continue  # else rows of a server that hangs, but lives, would never fail
             endpoint.breaker.spend()
-            seconds = now - attempt.sent_at
+            seconds = self.now - attempt.sent_at
             what = f"no response in {seconds:.3g} s, while others are answered"
-            self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
+            self._send_again(attempt, errors.ServerLostError(what, server=endpoint.url))

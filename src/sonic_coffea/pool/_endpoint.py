@@ -10,16 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from sonic_coffea.errors import (
-    CancelledError,
-    DeadlineError,
-    ModelNotFoundError,
-    OverloadError,
-    RouteTimeoutError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._breaker import CircuitBreaker
 from sonic_coffea.pool._channels import Channels
@@ -93,6 +85,8 @@ class Endpoint:
         The number of attempts in flight that are not late.
     late_at : float
         When an attempt may be late, at the earliest.
+    probed_at : float or None
+        When the probe began whose result is awaited.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
@@ -120,7 +114,7 @@ class Endpoint:
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
         # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
         self._owes, self._alive_at = False, 0.0
-        self._probed_at: float | None = None
+        self.probed_at: float | None = None
         self._probe_answered_at = 0.0
         # The log
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
@@ -142,11 +136,8 @@ class Endpoint:
         since = self.breaker.failing_since, self.signatures[key].missing_since
         return min((at for at in since if at is not None), default=None)
 
-    def retry_at(self, key: ModelKey) -> float:
-        """Return when all back-offs that concern a model are over."""
-        return max(self._back_offs(key))
-
-    def _back_offs(self, key: ModelKey) -> list[float]:
+    def back_offs(self, key: ModelKey) -> list[float]:
+        """Return when each back-off ends that concerns a model."""
         signature, limit = self.signatures[key], self.limits[key]
         return [self.breaker.retry_at, limit.paused_until, signature.retry_at]
 
@@ -188,7 +179,7 @@ class Endpoint:
 
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = self._back_offs(key)
+        times = self.back_offs(key)
         if (quota := self._quotas.get(key)) is not None:
             times += quota.next_turn_at, quota.expires_at
         return times
@@ -247,7 +238,7 @@ class Endpoint:
     def failed(self, error: SonicError, now: float) -> None:
         """Take the loss of a request; the endpoint is lost only if all requests in flight are."""
         self._owes, hopeless = False, self.awaited == 0
-        delivered = not (isinstance(error, ServerLostError) and error.undelivered)
+        delivered = not (isinstance(error, errors.ServerLostError) and error.undelivered)
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
         elif hopeless and delivered and now >= self._revalidates_at:
@@ -259,23 +250,23 @@ class Endpoint:
     def erred(self, attempt: Attempt, error: SonicError, now: float, *, too_large: bool) -> None:
         """Take an error other than a loss; `too_large`: the size of the request may be why."""
         key, limit = attempt.key, self.limits[attempt.key]
-        if not isinstance(error, (DeadlineError, CancelledError)):
+        if not isinstance(error, (errors.DeadlineError, errors.CancelledError)):
             self.mark_alive(now)
         if too_large:
             self._refuse_size(error, attempt.slice, now)
         match error:
-            case RouteTimeoutError():
+            case errors.RouteTimeoutError():
                 self.breaker.last_error = error
                 limit.halve(now)
                 if not self.by_model[key]:  # the route may cut all requests, and at once
                     limit.pause(now)
-            case OverloadError():
+            case errors.OverloadError():
                 self.breaker.last_error = error
                 limit.refused(self.by_model[key], now, error.retry_after_s)
                 self._telemetry[key].refused += 1
-            case TokenExpiredError():
+            case errors.TokenExpiredError():
                 limit.pause(now)
-            case ModelNotFoundError():
+            case errors.ModelNotFoundError():
                 self.signatures[key].miss(now)
 
     def retried(self, error: SonicError, now: float) -> None:
@@ -314,18 +305,15 @@ class Endpoint:
     @property
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
-        waits = self.attempts and self._probed_at is None
+        waits = self.attempts and self.probed_at is None
         return self._alive_at + tuning.SILENCE_S if waits else math.inf
-
-    def start_probe(self, now: float) -> None:
-        self._probed_at = now
 
     def probed(self, error: SonicError | None, now: float) -> bool:
         """Take a probe's result, and return whether the server is lost.
 
         It is not if it has answered a request since the probe began.
         """
-        probed_at, self._probed_at = self._probed_at, None
+        probed_at, self.probed_at = self.probed_at, None
         self._owes = False
         if error is None:
             self._alive_at = self._probe_answered_at = now
@@ -394,9 +382,7 @@ class Endpoint:
         last, self._telemetry = self._telemetry, defaultdict(Telemetry)
         network_s = self.channels.round_trip_s
         return {
-            key: replace(
-                last[key], in_flight=self.by_model[key], waiting=number, network_s=network_s
-            )
-            for key, number in waiting.items()
+            key: replace(last[key], in_flight=self.by_model[key], waiting=n, network_s=network_s)
+            for key, n in waiting.items()
             if key in self.by_model or key in self.models
         }

@@ -26,7 +26,7 @@ from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import fulfil, run_apart
-from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
+from sonic_coffea.pool._process import switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.pool._servers import Sender, outcome_of
@@ -77,7 +77,7 @@ class Engine:
         self.inbox: SimpleQueue[Task | None] = SimpleQueue()
         self.lock = threading.RLock()
         self.closing = threading.Event()
-        self.core = RecordedCore(settings, memory_bytes())
+        self.core = RecordedCore(settings)
         self.senders: dict[str, Sender] = {}
         self.statistics = Statistics()
         self.calls: set[Call] = set()
@@ -116,9 +116,9 @@ class Engine:
             self.start()
             self.inbox.put(task)
 
-    def tell(self, event: Event) -> None:
-        """Give the core an event, if the thread runs, or once it does."""
-        self.inbox.put(lambda: event)
+    def tell(self, event: Callable[..., None], **arguments: Any) -> None:
+        """Give the core an event and its arguments, if the thread runs, or once it does."""
+        self.inbox.put(lambda: partial(event, **arguments))
 
     def run_on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, or here if the thread does not run."""
@@ -146,7 +146,7 @@ class Engine:
             if self._thread is not None:
                 self._add_senders(settings.servers)
             self.settings = settings
-            self.tell(partial(PoolCore.servers_changed, servers=settings.servers))
+            self.tell(PoolCore.servers_changed, servers=settings.servers)
 
         self.run_on_thread(change)
 
@@ -203,7 +203,7 @@ class Engine:
             # Without this, callers would wait for ever, and later calls would find no thread.
             logger.exception("the pool has failed inside; it begins anew")
             self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
-            self.core = RecordedCore(self.settings, memory_bytes())
+            self.core = RecordedCore(self.settings)
             self._add_senders(self.settings.servers)
         return max(0.0, self.core.wakes_at() - time.monotonic())
 
@@ -231,9 +231,9 @@ class Engine:
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(attempt.slice.call, attempt.url, tally)
-            case do.Fail(request, error, url):
-                if url is not None:
-                    self._record(request.call, url, Tally(failures=1))
+            case do.Fail(request, error):
+                if error.server is not None:
+                    self._record(request.call, error.server, Tally(failures=1))
                 self._fail(request, error)
             case do.Resolve(caller, outcome):
                 self.callers.remove(caller)
@@ -243,8 +243,9 @@ class Engine:
             case do.Validate(url, key):
                 self.senders[url].validate(key)
             case do.StartFallback():
-                opening = run_apart("sonic-fallback", self._open_fallback)
-                opening.add_done_callback(self._fallback_opened)
+                run_apart("sonic-fallback", self._open_fallback).add_done_callback(
+                    lambda opening: self.inbox.put(partial(self._fallback_opened, opening))
+                )
             case do.Reconnect(url, channel):
                 self.senders[url].renew(channel)
             case do.Close(url):
@@ -262,18 +263,13 @@ class Engine:
         sender.loads = not is_in_process(url)
         return url, sender
 
-    def _fallback_opened(self, future: Future[tuple[str, Sender]]) -> None:
-        """Use the fallback, or tell the core why it cannot be opened."""
-        opened = outcome_of(future, ConfigError)
-
-        def started() -> Event:
-            if isinstance(opened, SonicError):
-                return partial(PoolCore.fallback_started, url=None, error=opened)
-            url, sender = opened
-            self.senders.setdefault(url, sender)
-            return partial(PoolCore.fallback_started, url=url)
-
-        self.inbox.put(started)
+    def _fallback_opened(self, opening: Future[tuple[str, Sender]]) -> Event:
+        """Take the fallback's sender; tell the core its URL, or why it cannot be opened."""
+        outcome = outcome_of(opening, ConfigError)
+        if not isinstance(outcome, SonicError):
+            outcome, sender = outcome
+            self.senders.setdefault(outcome, sender)
+        return partial(PoolCore.fallback_started, outcome=outcome)
 
     def _deliver(self, answer: do.Answer) -> None:
         attempt, response = answer.attempt, answer.response
@@ -322,7 +318,7 @@ class Engine:
     def _discard(self, call: Call) -> None:
         if call in self.calls:
             self.calls.remove(call)
-            self.tell(partial(PoolCore.call_ended, call=call))
+            self.tell(PoolCore.call_ended, call=call)
 
     def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
         """End all calls and contract requests."""

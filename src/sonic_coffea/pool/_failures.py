@@ -5,17 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from sonic_coffea.errors import (
-    DeadlineError,
-    InferenceError,
-    ModelNotFoundError,
-    OverloadError,
-    RequestTooLargeError,
-    RouteTimeoutError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _tuning as tuning
 from sonic_coffea.pool._request import Attempt
 from sonic_coffea.pool._settings import Settings
@@ -38,19 +29,20 @@ def classify(  # noqa: PLR0911  a table
     splits = request.rows > 1 and not request.whole
     # Other requests in flight may be why a route is slow; then parts take as long.
     cut = splits and (attempt.in_flight == 1 or request.splits < tuning.MAX_RETRIES - 1)
+    is_first = not request.inference_failures
     match error:
-        case RouteTimeoutError() if cut:
+        case errors.RouteTimeoutError() if cut:
             return "split", settings.request_timeout_s
-        case OverloadError():
+        case errors.OverloadError():
             return "retry", settings.request_timeout_s
-        case ModelNotFoundError() | TokenExpiredError():
+        case errors.ModelNotFoundError() | errors.TokenExpiredError():
             return "retry", settings.retry_timeout_s
-        case ServerLostError():
+        case errors.ServerLostError():
             return "lost", settings.retry_timeout_s
-        case DeadlineError() if overtaken:
+        case errors.DeadlineError() if overtaken:
             return "lost", settings.retry_timeout_s
-        case RequestTooLargeError() if splits:
+        case errors.RequestTooLargeError() if splits:
             return "split", math.inf
-        case RequestTooLargeError() | InferenceError() if not request.inference_failures:
+        case errors.RequestTooLargeError() | errors.InferenceError() if is_first:
             return "retry", math.inf
     return "fail", math.inf

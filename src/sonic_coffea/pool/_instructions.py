@@ -43,11 +43,10 @@ class Count(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Give up a slice; ``url`` is the endpoint whose failure it was, if it was one's."""
+    """Give up a slice; the error names the endpoint whose failure it was, if it was one's."""
 
     slice: RequestSlice
     error: SonicError
-    url: str | None
 
 
 class Probe(NamedTuple):

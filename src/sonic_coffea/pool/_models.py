@@ -125,46 +125,38 @@ class ServedModels(ABC):
         self._instructions: list[do.Instruction] = []
         self._known: defaultdict[ModelKey, Known] = defaultdict(Known)
         self._not_described: set[ModelKey] = set()  # with this turn's events
+        self.now = -math.inf  # the time of this turn, or of the last one
         self._is_used = False  # rows waited, or were in flight, at the end of the last turn
         self.answered_at = self.starts_at = -math.inf
 
     @abstractmethod
-    def _give_up(
-        self, request: RequestSlice, url: str | None, error: SonicError, now: float
-    ) -> None:
-        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
+    def _give_up(self, request: RequestSlice, error: SonicError) -> None:
+        """Fail rows that are not sent again; the error names the endpoint, if one failed."""
 
     def wanted(self) -> list[ModelKey]:
         """Return the models that rows or callers wait for."""
         asked = [key for key, known in self._known.items() if known.callers]
         return list(dict.fromkeys([*self.waiting.models(), *asked]))
 
-    def _wait_times(self, key: ModelKey) -> list[float]:
-        """Return the times at which callers may get a model's contract without an event."""
-        known = self._known[key]
-        return [known.late_at, self.starts_at] if known.callers else []
-
-    def _ask_servers(self, now: float) -> None:
+    def _ask_servers(self) -> None:
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
-            self._give_up_replaced(key, now)
+            self._give_up_replaced(key)
             if not self._known[key].callers:  # else servers are compared when all have answered
-                self._reject_unfit(key, now)
+                self._reject_unfit(key)
             for endpoint in self.endpoints.active:
-                if self._due(endpoint, key, now):
+                if self._due(endpoint, key):
                     endpoint.signatures[key].asked = True
                     self._instructions.append(do.Validate(endpoint.url, key))
             if self._known[key].callers:
-                self._answer(key, now)
+                self._answer(key)
             # After a question: a server may have returned since the last one.
             if key in self._not_described or not self.endpoints.candidates(key):
-                self._give_up_if_lost(key, now)
+                self._give_up_if_lost(key)
         self._not_described.clear()
         self._is_used = bool(self.waiting) or any(x.attempts for x in self.endpoints)
 
-    def contract_requested(
-        self, now: float, key: ModelKey, caller: Any, *, anew: bool = False
-    ) -> None:
+    def contract_requested(self, key: ModelKey, caller: Any, *, anew: bool = False) -> None:
         """Give a caller a model's contract, or ask the servers for it.
 
         `caller` is what the engine knows it by, and `Resolve` names; `anew`: the servers are asked
@@ -172,7 +164,7 @@ class ServedModels(ABC):
         """
         if anew:
             self._forget(key)
-        if (contract := self.valid_contract(key, now)) is not None:
+        if (contract := self.valid_contract(key, self.now)) is not None:
             self._instructions.append(do.Resolve(caller, contract))
             return
         known = self._known[key]
@@ -180,16 +172,13 @@ class ServedModels(ABC):
             for endpoint in self.endpoints:
                 endpoint.signatures[key].outcome = None
             # If no server answers in this time, the known contract is used.
-            latest = max(now, self.starts_at) + tuning.LATE_S
+            latest = max(self.now, self.starts_at) + tuning.LATE_S
             known.late_at = math.inf if known.contract is None else latest
             known.failing_since, known.transient = math.inf, False
         known.callers.append(caller)
 
-    def contract_withdrawn(
-        self, now: float, key: ModelKey, caller: Any, timeout_s: float | None
-    ) -> None:
+    def contract_withdrawn(self, key: ModelKey, caller: Any, timeout_s: float | None) -> None:
         """Give an error to a caller whose deadline, which the error names, has passed."""
-        del now
         callers = self._known[key].callers
         if caller not in callers:  # it has just been resolved
             return
@@ -200,9 +189,7 @@ class ServedModels(ABC):
             error = error.because(str(reason))
         self._instructions.append(do.Resolve(caller, error))
 
-    def validated(
-        self, now: float, url: str, key: ModelKey, outcome: Contract | SonicError
-    ) -> None:
+    def validated(self, url: str, key: ModelKey, outcome: Contract | SonicError) -> None:
         """Take a server's contract of a model, or its error."""
         known, endpoint = self._known[key], self.endpoints.by_url.get(url)
         if endpoint is None:
@@ -212,12 +199,12 @@ class ServedModels(ABC):
         if isinstance(outcome, SonicError):
             self._not_described.add(key)
             known.transient |= is_transient(outcome)
-            self._take_error(endpoint, key, outcome, now)
+            self._take_error(endpoint, key, outcome)
         else:
             known.described = True
-            known.late_at = min(known.late_at, now + tuning.LATE_S)
+            known.late_at = min(known.late_at, self.now + tuning.LATE_S)
             endpoint.channels.round_trip_s = outcome.round_trip_s
-            self._accept(endpoint, key, outcome, now)
+            self._accept(endpoint, key, outcome)
         signature.outcome = outcome
 
     def _forget(self, key: ModelKey) -> None:
@@ -248,48 +235,48 @@ class ServedModels(ABC):
 
     # Questions
 
-    def _due(self, endpoint: Endpoint, key: ModelKey, now: float) -> bool:
+    def _due(self, endpoint: Endpoint, key: ModelKey) -> bool:
         """Whether to ask an endpoint for a model that is wanted."""
         signature, callers = endpoint.signatures[key], bool(self._known[key].callers)
         if signature.asked:
             return False
         if callers and signature.outcome is None:
-            return now >= self.starts_at
+            return self.now >= self.starts_at
         failed = callers and isinstance(signature.outcome, SonicError)
-        return (failed or signature.contract is None) and now >= endpoint.retry_at(key)
+        return (failed or signature.contract is None) and self.now >= max(endpoint.back_offs(key))
 
-    def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract, now: float) -> None:
+    def _accept(self, endpoint: Endpoint, key: ModelKey, contract: Contract) -> None:
         """Take the contract of a server that was asked for it, unless requests did not find it."""
-        endpoint.mark_alive(now)
+        endpoint.mark_alive(self.now)
         if self._lacks_version(endpoint, key, contract):
-            endpoint.signatures[key].lack(now)
+            endpoint.signatures[key].lack(self.now)
             return
-        endpoint.signatures[key].accept(contract, now)
+        endpoint.signatures[key].accept(contract, self.now)
         known, first = self._known[key], self.waiting.first(key)
         expected = known.contract if first is None else first.call.contract
         if expected is not None and contract.digest != expected.digest:
             self._mark_stale()  # the digest of the rows that it gets is unknown
         if endpoint.url == self.endpoints.fallback:
-            self._compare_fallback(endpoint, key, contract, expected or known.of_servers, now)
+            self._compare_fallback(endpoint, key, contract, expected or known.of_servers)
 
-    def _take_error(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+    def _take_error(self, endpoint: Endpoint, key: ModelKey, error: SonicError) -> None:
         """Take the error of a server that was asked for a contract; it is asked again later."""
         if isinstance(error, errors.ModelNotFoundError):
-            endpoint.mark_alive(now)
-            endpoint.signatures[key].lack(now)
+            endpoint.mark_alive(self.now)
+            endpoint.signatures[key].lack(self.now)
             return
         if isinstance(error, errors.OverloadError):
-            endpoint.mark_alive(now)
-            endpoint.limits[key].pause(now, error.retry_after_s)
+            endpoint.mark_alive(self.now)
+            endpoint.limits[key].pause(self.now, error.retry_after_s)
             return
         # The retry budget bounds losses, unless requests in flight keep the circuit closed.
-        if not isinstance(error, errors.ServerLostError) or endpoint.breaker.exhausted(now):
-            endpoint.signatures[key].failed(now)
+        if not isinstance(error, errors.ServerLostError) or endpoint.breaker.exhausted(self.now):
+            endpoint.signatures[key].failed(self.now)
         if isinstance(error, errors.CancelledError):  # its connection was renewed
             return
         if isinstance(error, errors.DeadlineError):
-            endpoint.channels[0].late(now - tuning.LATE_S)
-        endpoint.failed(error, now)
+            endpoint.channels[0].late(self.now - tuning.LATE_S)
+        endpoint.failed(error, self.now)
         self._mark_stale()
 
     def _lacks_version(self, endpoint: Endpoint, key: ModelKey, actual: Contract) -> bool:
@@ -320,13 +307,13 @@ class ServedModels(ABC):
 
     # What callers get
 
-    def _answer(self, key: ModelKey, now: float) -> None:
+    def _answer(self, key: ModelKey) -> None:
         """Give callers the contract that follows from what servers said, or wait."""
-        self._start_fallback(key, now)
+        self._start_fallback(key)
         known = self._known[key]
         signatures = {x.url: x.signatures[key] for x in self.endpoints.active}
         awaited = [url for url, x in signatures.items() if x.asked or x.outcome is None]
-        if awaited and now < known.late_at:
+        if awaited and self.now < known.late_at:
             return
         contracts = {
             url: x.contract
@@ -337,16 +324,16 @@ class ServedModels(ABC):
         if servers or (contracts and known.contract is None):  # the fallback counts only alone
             for url in awaited:
                 logger.warning("%s has not described model %r in time", url, key.name)
-            self._conclude(key, servers or contracts, now)
+            self._conclude(key, servers or contracts)
         elif not self.endpoints.fallback_starts:
-            known.failing_since = min(known.failing_since, now)
+            known.failing_since = min(known.failing_since, self.now)
             # Lost servers may come back with another model; a fallback may not have another.
             reasons, fallback = self._reasons(key), self._settings.fallback
             lost = reasons and all(isinstance(x, errors.ServerLostError) for x in reasons)
             if known.contract is not None and (fallback is not None or not lost):
                 self._resolve(known, known.contract)
 
-    def _conclude(self, key: ModelKey, contracts: dict[str, Contract], now: float) -> None:
+    def _conclude(self, key: ModelKey, contracts: dict[str, Contract]) -> None:
         """Merge contracts; a server that alone has another model gets no rows."""
         known = self._known[key]
         before = known.contract
@@ -358,8 +345,8 @@ class ServedModels(ABC):
             self._resolve(known, error)
             return
         for url in contracts.keys() - fitting.keys():
-            self._reject(self.endpoints.by_url[url], key, _DIFFERS.format(key.name), now)
-        known.contract, known.received_at, known.stale = contract, now, False
+            self._reject(self.endpoints.by_url[url], key, _DIFFERS.format(key.name))
+        known.contract, known.received_at, known.stale = contract, self.now, False
         if set(contracts) != {self.endpoints.fallback}:
             known.of_servers = contract
         self._resolve(known, contract)
@@ -384,7 +371,7 @@ class ServedModels(ABC):
             reasons.sort(key=lambda reason: not isinstance(reason, kind))
         return reasons
 
-    def _give_up_if_lost(self, key: ModelKey, now: float) -> None:
+    def _give_up_if_lost(self, key: ModelKey) -> None:
         """Fail the callers and the rows of a model that has had no server for too long."""
         known, lost_since = self._known[key], self.endpoints.all_lost_since(key)
         answered_at = known.failing_since if known.callers else math.inf
@@ -396,11 +383,11 @@ class ServedModels(ABC):
         # A model that was there is being loaded again, or its server is being restarted.
         returns = missing and (known.transient or known.described)
         transient = returns or any(map(is_transient, reasons))
-        self._start_fallback(key, now, at_once=not transient)
+        self._start_fallback(key, at_once=not transient)
         patience_s, never = self._settings.retry_timeout_s, self._is_never_reached(key, reasons)
         if never:
             patience_s = min(tuning.SILENCE_S, patience_s)
-        patient = transient and now - failing_since < patience_s
+        patient = transient and self.now - failing_since < patience_s
         if patient or self.endpoints.awaits_fallback(key):
             return
         error = self._unavailable(key, reasons)
@@ -409,7 +396,7 @@ class ServedModels(ABC):
         if lost_since is not None:
             self._forget(key)
             for request in self.waiting.take_chosen(key, lambda _: True):
-                self._give_up(request, error.server, error, now)
+                self._give_up(request, error)
 
     def _is_never_reached(self, key: ModelKey, reasons: Sequence[SonicError]) -> bool:
         """Whether nothing was ever at the servers' addresses."""
@@ -430,7 +417,7 @@ class ServedModels(ABC):
             return error.because(f"sonic-coffea check {where} {key.name} tries it step by step")
         return error
 
-    def _give_up_replaced(self, key: ModelKey, now: float) -> None:
+    def _give_up_replaced(self, key: ModelKey) -> None:
         """Give up slices that were packed for a model that has been replaced."""
         contract, first = self._known[key].contract, self.waiting.first(key)
         if contract is None or first is None or serves(contract, first.call.contract):
@@ -439,55 +426,48 @@ class ServedModels(ABC):
         for request in self.waiting.take_chosen(
             key, lambda request: not serves(contract, request.call.contract)
         ):
-            self._give_up(request, None, changed, now)
+            self._give_up(request, changed)
 
     # Servers with another model
 
-    def _reject_unfit(self, key: ModelKey, now: float) -> None:
+    def _reject_unfit(self, key: ModelKey) -> None:
         """Reject endpoints whose model is not the one that rows are packed for."""
         if (first := self.waiting.first(key)) is None:
             return
         for endpoint in self.endpoints.active:
             signature = endpoint.signatures[key]
             if signature.contract is not None and not signature.fits(first):
-                self._reject(endpoint, key, _DIFFERS.format(key.name), now)
+                self._reject(endpoint, key, _DIFFERS.format(key.name))
 
-    def _reject(self, endpoint: Endpoint, key: ModelKey, what: str, now: float) -> None:
+    def _reject(self, endpoint: Endpoint, key: ModelKey, what: str) -> None:
         """Send no rows to an endpoint that has another model."""
         error = errors.ContractError(what, server=endpoint.url, model=key.name)
         logger.warning("%s", error)
-        endpoint.signatures[key].reject(error, now)
+        endpoint.signatures[key].reject(error, self.now)
         self._forget(key)
         if endpoint.url == self.endpoints.fallback:
             self.endpoints.refuse_fallback()
 
     # The fallback
 
-    def _start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
+    def _start_fallback(self, key: ModelKey, *, at_once: bool = False) -> None:
         """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
         due_at = self.endpoints.fallback_due_at(key)
-        if due_at <= now or (at_once and due_at < math.inf):
+        if due_at <= self.now or (at_once and due_at < math.inf):
             self.endpoints.fallback_starts = True
             self._instructions.append(do.StartFallback())
 
-    def fallback_started(
-        self, now: float, url: str | None, error: SonicError | None = None
-    ) -> None:
-        """Use the fallback, which serves at a URL; without one, the error says why not."""
-        if url is None:
-            logger.error("no fallback: %s", error)
+    def fallback_started(self, outcome: str | SonicError) -> None:
+        """Use the fallback, which serves at a URL, unless an error says why it cannot be used."""
+        if isinstance(outcome, SonicError):
+            logger.error("no fallback: %s", outcome)
             self.endpoints.refuse_fallback()
         else:
-            logger.warning("rows are scored by the fallback %s until a server is back", url)
-            self.endpoints.fallback_started(url, now)
+            logger.warning("rows are scored by the fallback %s until a server is back", outcome)
+            self.endpoints.fallback_started(outcome, self.now)
 
     def _compare_fallback(
-        self,
-        endpoint: Endpoint,
-        key: ModelKey,
-        actual: Contract,
-        expected: Contract | None,
-        now: float,
+        self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract | None
     ) -> None:
         """Reject a fallback that has not the model of the servers, even if they are gone."""
         known = self._known[key]
@@ -496,7 +476,7 @@ class ServedModels(ABC):
             if actual.digest != expected.digest:
                 files = f"its files have the digest {actual.digest}, those of the servers"
                 what = f"{what}: {files} {expected.digest}"
-            self._reject(endpoint, key, what, now)
+            self._reject(endpoint, key, what)
         elif not known.compared and not (expected and actual.digest and expected.digest):
             known.compared = True
             logger.warning(

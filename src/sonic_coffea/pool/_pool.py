@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea import errors
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._call import Call
@@ -25,7 +26,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
 from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
-from sonic_coffea.pool._process import is_in_task
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
@@ -103,7 +104,7 @@ class Pool:
         self, settings: Settings, *, connect: Callable[..., Transport] | None = None
     ) -> None:
         # `check` calls it for the other hosts of a cluster.
-        self.check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        self.check_elsewhere: Callable[..., list[HostCheck]] = lambda *_: []
         # Workers of dask in this process: blocks of their tasks leave it open for other tasks.
         self.workers = set[Any]()
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
@@ -177,7 +178,7 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        around, in_task = blocks_around(), is_in_task()
+        around, in_task = blocks_around(), hooks.is_in_task()
         with self._engine.lock:
             mine = [block for block in self._entered if block in around] or self._entered
             block = mine[-1]
@@ -280,8 +281,8 @@ class Pool:
         try:
             outcome = future.result(deadline.left_s)
         except BaseException as error:
-            withdrawn = partial(PoolCore.contract_withdrawn, key=key, caller=future)
-            self._engine.tell(partial(withdrawn, timeout_s=deadline.timeout_s))
+            timeout_s, withdrawn = deadline.timeout_s, PoolCore.contract_withdrawn
+            self._engine.tell(withdrawn, key=key, caller=future, timeout_s=timeout_s)
             if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
                 raise
             outcome = future.result()
@@ -353,8 +354,7 @@ class Pool:
             declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
         tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
-        elsewhere = self.check_elsewhere
-        return Checks([check_here(*tried), *(elsewhere(*tried) if elsewhere else ())])
+        return Checks([check_here(*tried), *self.check_elsewhere(*tried)])
 
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
         """Begin as one of many processes that may start at the same time.
@@ -369,12 +369,10 @@ class Pool:
             How long they may take.
         """
         self._engine.tell(
-            partial(
-                PoolCore.scheduler_joined,
-                starts_at=time.monotonic() + delay_s,
-                max_in_flight=max_in_flight,
-                quotas_within_s=quotas_within_s,
-            )
+            PoolCore.scheduler_joined,
+            starts_at=time.monotonic() + delay_s,
+            max_in_flight=max_in_flight,
+            quotas_within_s=quotas_within_s,
         )
 
     def dump(self, path: str | Path) -> None:
@@ -393,11 +391,8 @@ class Pool:
             If the file cannot be written.
         """
         lines = self._engine.run_on_thread(self._engine.core.lines)
-        try:
-            Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
-        except OSError as error:
-            message = f"cannot write the dump {str(path)!r}: {error.strerror}"
-            raise errors.ConfigError(message) from None
+        with replacing(Path(path)) as half:
+            half.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
     def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
         """Return what happened to requests since the last call, by server and model.
@@ -430,7 +425,7 @@ class Pool:
         lease_s : float
             For how long they are valid.
         """
-        self._engine.tell(partial(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s))
+        self._engine.tell(PoolCore.quotas_received, quotas=quotas, lease_s=lease_s)
 
     def last_contract(self, model: str, version: str | None) -> tuple[float, Contract | None]:
         """Return how many seconds ago servers gave a contract, and the contract.

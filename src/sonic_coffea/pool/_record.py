@@ -13,6 +13,7 @@ from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._instructions import Instruction
 from sonic_coffea.pool._limits import Quota
+from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import Attempt, RequestSlice
 from sonic_coffea.pool._settings import Settings
 from sonic_coffea.transport import Contract, Response
@@ -24,14 +25,15 @@ MAX_ITEMS = 20_000
 class RecordedCore(PoolCore):
     """A core that remembers its last turns, without rows and tokens."""
 
-    def __init__(self, settings: Settings, memory_bytes: float | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         seed = Random().getrandbits(32)
-        super().__init__(settings, Random(seed), memory_bytes)
+        nbytes = settings.in_flight_bytes(hooks.memory_bytes)
+        settings = dataclasses.replace(settings, max_in_flight_bytes=nbytes)
+        super().__init__(settings, Random(seed))
         # Decisions depend on numbers; other options are paths, or secret.
         options = settings.options().items()
         numbers = {name: value for name, value in options if isinstance(value, int | float)}
         self._start = {"servers": settings.servers, "balance": settings.balance, **numbers}
-        self._start["max_in_flight_bytes"] = settings.in_flight_bytes(memory_bytes)
         self._start |= {"has_fallback": settings.fallback is not None, "seed": seed}
         self._turns = self._items = 0
         self._last: deque[Any] = deque()

@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool, blocks_around, enter, leave
-from sonic_coffea.pool._process import keep_thread, pool_of_task
+from sonic_coffea.pool._process import hooks, keep_thread
 from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _named() -> Pool | None:
     """Return the pool of a call whose model was not pickled; None if no servers are named."""
     if around := blocks_around():
         return around[-1].pool
-    if (pool := pool_of_task() or _default()) is not None:
+    if (pool := hooks.pool_of_task() or _default()) is not None:
         return pool
     settings = Settings.from_config()
     return None if settings is None else opened(settings)
@@ -298,7 +298,7 @@ def _after_fork() -> None:
     """Leave threads and sockets to the parent: its engines are neither closed nor freed."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-    keep_thread()
+    hooks.wait = keep_thread  # the threads of dask are the parent's
     _of_parents.extend(pool.begin_anew() for pool in list(_pools) if not pool.closed)
 
 

@@ -6,11 +6,11 @@ import contextlib
 import itertools
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -38,6 +38,7 @@ def open_transport(url: str, *, options: ConnectionOptions) -> Transport:
     return connect_transport(url, options=options)
 
 
+@dataclass(eq=False)
 class Sender:
     """The connections to an endpoint, and the threads that pack and send requests.
 
@@ -57,26 +58,21 @@ class Sender:
     ----------
     connect : callable
         Returns one more connection to the server.
-    post : callable
-        Gives the engine an event.
+    tell : callable
+        Gives the engine an event and its arguments.
     sent : callable
         Gives it the time of sending with the next event, and does not wake it.
     """
 
-    def __init__(
-        self,
-        url: str,
-        connect: Callable[[], Transport],
-        post: Callable[[Event], None],
-        sent: Callable[[Event], None],
-    ) -> None:
-        self.connections = [connect()]
-        self._connect = connect
-        self._url = url
-        self._sent = sent
-        self._post = post
+    url: str
+    _connect: Callable[[], Transport]
+    _tell: Callable[..., None]
+    _sent: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
+        self.connections = [self._connect()]
         self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Future[None]] = []
         self._woken_at = -math.inf
         self.loads = False
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -85,15 +81,13 @@ class Sender:
         """Queue an attempt to be packed and sent."""
         self._inbox.put(attempt)
         if len(self._threads) < self.connections[0].threads:
-            thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads
-                if not self._threads:
-                    self._inbox.get()
-                    self._failed(attempt, error)
-                return
-            self._threads.append(thread)
+            thread = run_apart("sonic-send", self._run)
+            problem = thread.exception() if thread.done() else None  # no more threads
+            if problem is None:
+                self._threads.append(thread)
+            elif not self._threads:
+                self._inbox.get()
+                self._failed(attempt, problem)
 
     def renew(self, channel: int) -> None:
         """Replace a connection, and close the old one."""
@@ -116,8 +110,7 @@ class Sender:
                 error = error and outcomes.get()
             return error
 
-        probed = partial(PoolCore.probed, url=self._url)
-        self._ask("sonic-probe", ask, probed, errors.ServerLostError)
+        self._ask(ask, errors.ServerLostError, PoolCore.probed)
 
     def validate(self, key: ModelKey) -> None:
         """Ask for a model's contract; wake a server that is lost, as it may sleep."""
@@ -139,13 +132,12 @@ class Sender:
                     connection.load(key.name)
                 return connection.metadata(*key)
 
-        validated = partial(PoolCore.validated, url=self._url, key=key)
-        self._ask("sonic-contract", ask, validated, errors.RequestError)
+        self._ask(ask, errors.RequestError, partial(PoolCore.validated, key=key))
 
-    def _ask(self, name: str, ask: Callable[[], Any], event: Event, kind: type[SonicError]) -> None:
-        """Ask something that may block, and post the event with its outcome."""
-        run_apart(name, ask).add_done_callback(
-            lambda future: self._post(partial(event, outcome=outcome_of(future, kind)))
+    def _ask(self, ask: Callable[[], Any], kind: type[SonicError], event: Any) -> None:
+        """Ask something that may block, and tell the core the outcome."""
+        run_apart("sonic-ask", ask).add_done_callback(
+            lambda future: self._tell(event, url=self.url, outcome=outcome_of(future, kind))
         )
 
     def close(self) -> None:
@@ -164,7 +156,7 @@ class Sender:
     def _transmit(self, attempt: Attempt) -> None:
         if attempt.cancelled or attempt.slice.call.over:
             error = errors.CancelledError("cancelled before it was sent")
-            self._post(partial(PoolCore.failed, attempt=attempt, error=error))
+            self._tell(PoolCore.failed, attempt=attempt, error=error)
             return
         try:
             attempt.sent(self._send(attempt))
@@ -174,7 +166,7 @@ class Sender:
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
         logger.debug("a request could not be made", exc_info=error)
         ours = as_ours(error, errors.RequestError)
-        self._post(partial(PoolCore.failed, attempt=attempt, error=ours, sent=False))
+        self._tell(PoolCore.failed, attempt=attempt, error=ours, sent=False)
 
     def _send(self, attempt: Attempt) -> Callable[[], object]:
         request = attempt.slice
@@ -187,15 +179,15 @@ class Sender:
         self._sent(partial(PoolCore.sent, attempt=attempt, at=sent_at))
 
         def done(outcome: Response | SonicError) -> None:
-            failed = partial(PoolCore.failed, attempt=attempt)
             if isinstance(outcome, SonicError):
-                self._post(partial(failed, error=outcome))
+                self._tell(PoolCore.failed, attempt=attempt, error=outcome)
             elif version and outcome.version not in ("", version):
                 what = f"version {outcome.version} answered, and version {version} was asked for"
-                self._post(partial(failed, error=errors.ResponseError(what, server=attempt.url)))
+                error = errors.ResponseError(what, server=attempt.url)
+                self._tell(PoolCore.failed, attempt=attempt, error=error)
             else:
                 answer = Answer(attempt, outcome, packing_at, sent_at, time.monotonic())
-                self._post(partial(PoolCore.answered, answer=answer))
+                self._tell(PoolCore.answered, answer=answer)
 
         while attempt.channel >= len(self.connections):
             self.connections.append(self._connect())

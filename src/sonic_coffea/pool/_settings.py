@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sonic_coffea._files import read_text
 from sonic_coffea.errors import ConfigError, expect, nearest
@@ -31,42 +31,35 @@ MAX_TIME_S = 604_800
 _PROXY = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
 
 
-Read = Callable[[Any], Any]
-"""Returns the value to use; a ValueError says what was expected instead."""
+class _Rule(NamedTuple):
+    """What an option takes, in words; which values are usable; and the value to use for one."""
+
+    expected: str
+    usable: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
 
 
-def _option(default: Any, read: Read, *, secret: bool = False) -> Any:
+def _option(default: Any, rule: _Rule, *, secret: bool = False) -> Any:
     """Return a field of `Settings` that users set; a secret one is never shown."""
-    metadata = {"read": read, "default": default}
+    metadata = {"rule": rule, "default": default}
     return field(default_factory=lambda: default, repr=not secret, metadata=metadata)
 
 
-def _reader(expected: str, usable: Callable[[Any], bool], convert: Read | None = None) -> Read:
-    """Return a function that reads usable values."""
-
-    def read(value: Any) -> Any:
-        if not usable(value):
-            raise ValueError(expected)
-        return value if convert is None else convert(value)
-
-    return read
-
-
-def _number(expected: str, kind: type, minimum: float, maximum: float, convert: type) -> Read:
-    """Return a reader of numbers; those of numpy become Python's, as float32 is too coarse."""
+def _number(expected: str, kind: type, minimum: float, maximum: float, convert: type) -> _Rule:
+    """Return a rule for numbers; those of numpy become Python's, as float32 is too coarse."""
 
     def usable(value: Any) -> bool:
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         return is_number and minimum <= value <= maximum
 
-    return _reader(expected, usable, convert)
+    return _Rule(expected, usable, convert)
 
 
-def _one_of(*choices: str) -> Read:
-    return _reader("one of " + ", ".join(choices), lambda value: value in choices)
+def _one_of(*choices: str) -> _Rule:
+    return _Rule("one of " + ", ".join(choices), lambda value: value in choices)
 
 
-def _whole(minimum: int) -> Read:
+def _whole(minimum: int) -> _Rule:
     return _number(f"a whole number of at least {minimum}", Integral, minimum, math.inf, int)
 
 
@@ -101,13 +94,13 @@ def _folder_here(source: Any) -> Any:
     return str(Path(source).absolute()) if is_folder else source
 
 
-_flag = _reader("True or False", lambda value: isinstance(value, bool))
-_headers = _reader("a mapping of names to values", lambda value: isinstance(value, Mapping), dict)
-_path = _reader("a path", _is_path)
-_source = _reader("a path or a function", _is_source, _folder_here)
-_token = _reader("a token, a path or a function", _is_source, _same_everywhere)
-_file = _reader("a path", _is_path, _same_on_hosts)
-_proxy = _reader(
+_flag = _Rule("True or False", lambda value: isinstance(value, bool))
+_headers = _Rule("a mapping of names to values", lambda value: isinstance(value, Mapping), dict)
+_path = _Rule("a path", _is_path)
+_source = _Rule("a path or a function", _is_source, _folder_here)
+_token = _Rule("a token, a path or a function", _is_source, _same_everywhere)
+_file = _Rule("a path", _is_path, _same_on_hosts)
+_proxy = _Rule(
     "a URL such as http://proxy.example:3128, without a user or a password",
     lambda value: bool(_PROXY.fullmatch(str(value))),
 )
@@ -244,14 +237,13 @@ class Settings:
             if name not in known:
                 hint = nearest(name, [*known, "token_file"])
                 raise ConfigError(f"connect has no option {name!r}; {hint}")
-            read, default = known[name].metadata["read"], known[name].metadata["default"]
-            try:
-                by_default = isinstance(value, str | None) and value == default
-                values[name] = value if by_default else read(value)
-            except ValueError as expected:
+            rule, default = known[name].metadata["rule"], known[name].metadata["default"]
+            by_default = isinstance(value, str | None) and value == default
+            if not (by_default or rule.usable(value)):
                 got = repr(value) if known[name].repr else type(value).__name__
-                message = f"{name}: expected {expected} (by default {default!r}), got {got}"
-                raise ConfigError(message) from None
+                message = f"{name}: expected {rule.expected} (by default {default!r}), got {got}"
+                raise ConfigError(message)
+            values[name] = value if by_default else rule.convert(value)
         settings = cls(servers=_urls(servers), **values)
         settings.check_tls()
         settings.connection_options()
@@ -353,7 +345,7 @@ class Settings:
             public = replace(public, fallback=None)
         return public if self.servers_file is None else replace(public, servers=())
 
-    def in_flight_bytes(self, memory_bytes: float | None) -> float:
+    def in_flight_bytes(self, memory_bytes: float | None) -> int:
         """Return the tensor bytes that may be in flight.
 
         Parameters
@@ -364,7 +356,7 @@ class Settings:
         if self.max_in_flight_bytes is not None:
             return self.max_in_flight_bytes
         part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
-        return min(part, _MAX_IN_FLIGHT_BYTES)
+        return int(min(part, _MAX_IN_FLIGHT_BYTES))
 
     def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
         """Return how many chunks may be suspended, for each thread.

@@ -24,7 +24,7 @@ def draw(statistics: Statistics) -> Figure:
         import matplotlib as mpl
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-    served = sorted(statistics)
+    served = [(_label(*key), tally) for key, tally in sorted(statistics)]
     # Not of pyplot, whose backend in a notebook would show it a second time.
     figure = Figure(figsize=(7.5, 7.2 + 0.7 * len(served)), layout="constrained")
     # Names may look like formulae.
@@ -45,10 +45,11 @@ def draw(statistics: Statistics) -> Figure:
     return figure
 
 
-def _label(name: str) -> str:
+def _label(server: str, model: str, version: str) -> str:
     """Return a name in lines that leave room for a plot; legends leave out what begins with _."""
-    shown = textwrap.wrap(printable(name), 75, drop_whitespace=False)
-    return "\n".join(shown) if not name.startswith("_") else " " + "\n".join(shown)
+    name = printable(f"{model} v{version} on {server}")
+    shown = "\n".join(textwrap.wrap(name, 75, drop_whitespace=False))
+    return f" {shown}" if name.startswith("_") else shown
 
 
 def _draw_time(axes: Any, served: list[Any]) -> None:
@@ -58,8 +59,7 @@ def _draw_time(axes: Any, served: list[Any]) -> None:
         axes.barh(places, means, left=left, label=label, color=color, height=0.45)
         left += means
     # Above its bar, a long name takes no width from the bars.
-    for place, ((server, model, version), _) in zip(places, served, strict=True):
-        name = _label(f"{model} v{version} on {server}")
+    for place, (name, _) in enumerate(served):
         axes.annotate(name, (0, place - 0.27), (3, 0), textcoords="offset points", size="small")
     axes.set(xlabel="mean time of a request", ylim=(max(len(served), 1) - 0.6, -0.6), yticks=[])
 
@@ -68,8 +68,8 @@ def _draw_latency(axes: Any, served: list[Any]) -> None:
     # Of four bins of the statistics, one of the plot: ten a decade.
     edges = LATENCY_EDGES_S[::4]
     used: list[int] = []
-    for number, ((server, model, version), tally) in enumerate(served):
-        label, color = _label(f"{model} v{version} on {server}"), f"C{number}"
+    for number, (name, tally) in enumerate(served):
+        label, color = name, f"C{number}"
         if tally.has_quantiles:
             p50, p99 = (tally.latency_s(quantile) for quantile in (0.5, 0.99))
             label += f"\np50 {duration(p50)} (dashed), p99 {duration(p99)} (dotted)"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from sonic_coffea import provenance
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._plots import draw
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+
+Timings = Mapping[tuple[str, str], ModelStatistics]
+"""What servers count themselves, by server and model."""
 
 # For servers without statistics.
 _UNKNOWN = ModelStatistics(requests=1)
@@ -49,7 +53,7 @@ class Report:
     statistics: Statistics
     _: KW_ONLY
     wall_s: float | None = None
-    timings: Mapping[tuple[str, str], ModelStatistics] = field(default_factory=dict)
+    timings: Timings = field(default_factory=dict)
     date: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     @property
@@ -111,7 +115,7 @@ class Report:
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
-        with provenance.replacing(target) as half:
+        with replacing(target) as half:
             half.write_text(text, encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -248,9 +252,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else ""
 
 
-def advise(
-    statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
-) -> Iterator[str]:
+def advise(statistics: Statistics, timings: Timings) -> Iterator[str]:
     """Yield what slows a run down, by statistics of its clients and its servers, and the remedy."""
     s, total = statistics, statistics.total()
     padding = _ratio(s.padding, s.padding + s.elements)

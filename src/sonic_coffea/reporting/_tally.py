@@ -6,8 +6,7 @@ import bisect
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -88,10 +87,6 @@ class Tally:
     def has_quantiles(self) -> bool:
         """Whether there are 20 round trips or more, so that quantiles say more than the mean."""
         return int(self.latencies.sum()) >= 20
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return numbers and a NumPy array, of which tallies are made."""
-        return {field.name: copy(getattr(self, field.name)) for field in fields(self)}
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of fewer than 20 round trips are None."""
@@ -199,7 +194,7 @@ class Statistics:
         """
         with self._lock:
             counts = {name: getattr(self, name) for name in _COUNTS}
-            served = {key: tally.to_plain() for key, tally in self.tallies.items()}
+            served = {key: asdict(tally) for key, tally in self.tallies.items()}
             named = {"datasets": self.datasets.copy(), "digests": self.digests.copy()}
             return {**counts, **named, "served": served}
 

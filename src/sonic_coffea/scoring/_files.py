@@ -19,7 +19,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write, state_of
+from sonic_coffea._files import others_write, replacing, state_of
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -256,7 +256,7 @@ def _join(
     try:
         schema = _schema(parts)
         with (
-            provenance.replacing(target) as half,
+            replacing(target) as half,
             _writing(half, target.suffix, schema, made_by) as write,
         ):
             for part in parts:

@@ -114,9 +114,10 @@ def _inner(output: Any) -> tuple[int, ...]:
     if output.per == "row" or output.choose == "slot":
         return tuple(output.last)
     axes = output.axes if isinstance(output.axes, tuple) else (-1,) * output.axes
-    lengths = {"labels": output.last[0]}
-    shape = tuple(axis if isinstance(axis, int) else lengths.get(axis, -1) for axis in axes)
-    return shape if "labels" in axes else (*shape, *output.last)
+    if "labels" not in axes:
+        axes = (*axes, *output.last)
+    lengths = {"labels": len(output.labels or ())}
+    return tuple(axis if isinstance(axis, int) else lengths.get(axis, -1) for axis in axes)
 
 
 def _default_scores(

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.pool import Settings, open_transport, rows_per_request
 from sonic_coffea.transport import time_requests
@@ -56,11 +57,9 @@ class Curve:
         ConfigError
             If the file cannot be written.
         """
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+        with replacing(Path(path)) as half:
+            half.parent.mkdir(parents=True, exist_ok=True)
+            half.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curve:

@@ -11,14 +11,8 @@ import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import (
-    ConfigError,
-    ContractError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    ResponseError,
-    nearest,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
 
 # Parameters of a request that say when it is executed, not how.
@@ -160,7 +154,7 @@ class Contract:
             got = kserve_name(tensors[spec.name].dtype) if spec.name in tensors else spec.datatype
             if got != spec.datatype:
                 what = f"came back as {got}, the model declares {spec.datatype}"
-                raise ResponseError(f"output {spec.name!r} {what}")
+                raise errors.ResponseError(f"output {spec.name!r} {what}")
         return {
             name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
             for name, t in tensors.items()
@@ -216,7 +210,7 @@ class Contract:
         rows += [(" ".join(k), ours.get(k, "-"), str(served.get(k, "-"))) for k in ours | served]
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         table = "\n".join(f"  {name:{first}}  {a:{second}}  {b}" for name, a, b in rows)
-        raise ContractError(
+        raise errors.ContractError(
             "; ".join(problems) + "\n" + table,
             server=server,
             model=self.model,
@@ -236,15 +230,15 @@ def not_found(
     *,
     server: str,
     place: str = "server",
-) -> ModelNotFoundError:
+) -> errors.ModelNotFoundError:
     """Return the error for a model that a server or repository lacks, with what it has instead."""
     entries = [entry for entry in index if entry.name == model]
     matching = [entry for entry in entries if version in (None, entry.version)]
-    kind = ModelNotFoundError
+    kind = errors.ModelNotFoundError
     if not entries:
         hint = nearest(model, {entry.name for entry in index})
     elif any(entry.state in _TRANSIENT or entry.reason == _UNLOADED for entry in matching):
-        kind = ModelNotReadyError
+        kind = errors.ModelNotReadyError
         hint = "it is listed, so another server has it, or it is being loaded or replaced"
     else:
         versions = sorted({f"version {e.version} ({e.reason or e.state})" for e in entries})

@@ -19,22 +19,9 @@ import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from sonic_coffea import errors
 from sonic_coffea._files import is_locked
-from sonic_coffea.errors import (
-    AccessError,
-    CancelledError,
-    ConfigError,
-    DeadlineError,
-    InferenceError,
-    ModelNotFoundError,
-    OverloadError,
-    RequestError,
-    RequestTooLargeError,
-    ResponseError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
+from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._channel import Channel
 from sonic_coffea.transport._contract import Contract, ModelEntry, newest_of, not_found
@@ -135,7 +122,7 @@ class Connection(Transport):
         with self._lock:
             # Shared memory is unregistered meanwhile.
             if self._closed and (not self._channels or method == "ModelInfer"):
-                raise CancelledError("the connection is closed", server=str(self.address))
+                raise errors.CancelledError("the connection is closed", server=str(self.address))
             channel, begun_at = self._open(files), time.monotonic()
             start = getattr(channel.stub, method).future
             call = start(message, timeout_s, headers, compression=compression)
@@ -147,7 +134,9 @@ class Connection(Transport):
                 if self._options.token is not None:
                     self._options.token.accepted = True
                 response = call.result()
-                done(ServerLostError(_NO_MESSAGE, **context) if response is None else response)
+                if response is None:
+                    response = errors.ServerLostError(_NO_MESSAGE, **context)
+                done(response)
                 return
             if renews and call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 channel.files, self._refusals = None, ()
@@ -201,9 +190,10 @@ class Connection(Transport):
             error = error if unusable is None else unusable.at(**context)
         if source and token and code == grpc.StatusCode.UNAUTHENTICATED:
             if not source.renewable:
-                error = AccessError(f"{error.message}; token_file= reads a new one", **context)
+                what = f"{error.message}; token_file= reads a new one"
+                error = errors.AccessError(what, **context)
             elif source.refused(token):
-                error = TokenExpiredError(error.message, **context)
+                error = errors.TokenExpiredError(error.message, **context)
         return error
 
     def _call(
@@ -219,11 +209,11 @@ class Connection(Transport):
             renews = repeat_s == _REPEAT_AFTER_S[-1]
             self._start(method, request, within_s, outcomes.put, renews=renews, **context)
             outcome = outcomes.get()
-            if not isinstance(outcome, DeadlineError) or time.monotonic() >= until:
+            if not isinstance(outcome, errors.DeadlineError) or time.monotonic() >= until:
                 break
-        if isinstance(outcome, RequestTooLargeError):  # it is the server that has no room
-            raise InferenceError(f"{method} failed: {outcome.message}", **context)
-        if isinstance(outcome, ServerLostError):
+        if isinstance(outcome, errors.RequestTooLargeError):  # it is the server that has no room
+            raise errors.InferenceError(f"{method} failed: {outcome.message}", **context)
+        if isinstance(outcome, errors.ServerLostError):
             raise self._explained(outcome)
         if isinstance(outcome, SonicError):
             raise outcome
@@ -231,7 +221,7 @@ class Connection(Transport):
         self._shortest_s = min(self._shortest_s, time.monotonic() - begun_at)
         return outcome
 
-    def _explained(self, error: ServerLostError) -> SonicError:
+    def _explained(self, error: errors.ServerLostError) -> SonicError:
         """Return why a server is lost, if a handshake tells; this may block."""
         folder = None if self.address.path is None else Path(self.address.path).parent
         is_supervised = False
@@ -265,13 +255,13 @@ class Connection(Transport):
         server = str(self.address)
 
         def finished(outcome: Any) -> None:
-            if isinstance(outcome, DeadlineError):
-                outcome = ServerLostError(
+            if isinstance(outcome, errors.DeadlineError):
+                outcome = errors.ServerLostError(
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {PROMPT_S:g} s",
                     server=server,
                 )
-            done(outcome if isinstance(outcome, ServerLostError) else None)
+            done(outcome if isinstance(outcome, errors.ServerLostError) else None)
 
         request = service_pb2.ServerLiveRequest()
         try:
@@ -283,11 +273,11 @@ class Connection(Transport):
         """Ask for the repository index."""
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        except ServerLostError as error:
+        except errors.ServerLostError as error:
             if not error.message.endswith((grpc.StatusCode.CANCELLED.name, _NO_MESSAGE)):
                 raise
             # SuperSONIC's proxy has no other way of saying that it admits no clients.
-            raise OverloadError(
+            raise errors.OverloadError(
                 "the server admits no new clients at the moment, as SuperSONIC does while it is "
                 "saturated; it still answers inference requests",
                 server=str(self.address),
@@ -307,7 +297,7 @@ class Connection(Transport):
             config = self._config(model, newest)
             with _reading(server=str(self.address), model=model, version=version):
                 contract = contract_of(model, newest, metadata, config)
-        except ModelNotFoundError as missing:
+        except errors.ModelNotFoundError as missing:
             error = missing
             with contextlib.suppress(SonicError):
                 error = not_found(model, version, self.index(), server=str(self.address))
@@ -320,8 +310,9 @@ class Connection(Transport):
 
         Only what failed is asked again, as a balancer may lead calls to two servers by turns.
         """
+        passing = errors.InferenceError, errors.ModelNotFoundError, errors.ServerLostError
         for _ in range(4):
-            with contextlib.suppress(InferenceError, ModelNotFoundError, ServerLostError):
+            with contextlib.suppress(*passing):
                 return self._call(method, request, **context)
         return self._call(method, request, **context)
 
@@ -338,9 +329,9 @@ class Connection(Transport):
         request = service_pb2.ModelConfigRequest(name=model, version=version)
         try:
             return self._call_repeatedly("ModelConfig", request, model=model).config
-        except (InferenceError, TokenExpiredError):
+        except (errors.InferenceError, errors.TokenExpiredError):
             raise
-        except (AccessError, RequestError) as error:
+        except (errors.AccessError, errors.RequestError) as error:
             # After other errors, the model may still have a configuration, with a batch size.
             logger.info("%s gives no configuration of %r: %s", self.address, model, error)
         return model_config_pb2.ModelConfig()
@@ -462,7 +453,7 @@ def _reading(**context: Any) -> Iterator[None]:
         raise error.at(**context) from None
     except Exception as error:  # noqa: BLE001
         what = f"cannot read the server's response: {error!r}"
-        raise ResponseError(what, **context) from None
+        raise errors.ResponseError(what, **context) from None
 
 
 def _response(message: Any, contract: Contract, sent_bytes: int) -> Response:

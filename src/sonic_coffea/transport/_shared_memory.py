@@ -27,13 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.errors import (
-    CancelledError,
-    ConfigError,
-    DeadlineError,
-    ServerLostError,
-    SonicError,
-)
+from sonic_coffea import errors
+from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._heap import LARGE_BYTES
 from sonic_coffea.transport._transport import PROMPT_S
@@ -112,7 +107,7 @@ class SharedMemory:
         """Return a region of at least a size; None if the server is lost."""
         with self._lock:
             if self._closed:
-                raise CancelledError("the connection is closed", server=str(self._address))
+                raise errors.CancelledError("the connection is closed", server=str(self._address))
             self._used += 1
             fitting = [r for r in self._free if r.memory.nbytes >= nbytes]
             region = min(fitting, key=lambda r: r.memory.nbytes, default=None)
@@ -124,7 +119,7 @@ class SharedMemory:
         except BaseException as error:
             with self._lock:
                 self._used -= 1
-            if isinstance(error, ServerLostError | DeadlineError | FileNotFoundError):
+            if isinstance(error, errors.ServerLostError | errors.DeadlineError | FileNotFoundError):
                 # The request fails with the cause: a server that ends takes its folder along.
                 return None
             if isinstance(error, SonicError | OSError):
@@ -208,9 +203,9 @@ class SharedMemory:
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
                 self._call("SystemSharedMemoryUnregister", request, PROMPT_S)
-            except DeadlineError:  # the others would take as long
+            except errors.DeadlineError:  # the others would take as long
                 return
-            except ServerLostError:  # mappings end with the process
+            except errors.ServerLostError:  # mappings end with the process
                 pass
             except SonicError:  # in use
                 continue
