@@ -137,6 +137,9 @@ class Scatter:
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
+        if not self._axes and isinstance(rows, slice):
+            self.values[rows] = tensor.reshape(-1, *self.values.shape[1:])
+            return
         # In the type of the values, as items are moved without being converted.
         each, width = tensor.astype(self.values.dtype, copy=False), math.prod(self.values.shape[1:])
         sent, placed = (_whole(x.reshape(-1, width)) for x in (each, self.values))
@@ -147,17 +150,24 @@ class Scatter:
         sizes = self._offsets[1:][rows] - begins
         is_padded = tensor.ndim == len(self._axes) + self.values.ndim
         (bound, before, after), *more = self._axes
+        # Otherwise, a row's values are those of its elements, in their order.
         if more or bound is None or bound.columns.key is not None or before + after:
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
-        elif is_padded:
-            valid = bound.columns.present(rows, tensor.shape[1]).reshape(-1)
-            places = ranges(begins, np.minimum(sizes, tensor.shape[1]))
+            placed[places] = sent[valid] if is_padded else sent
+            if len(places) < sizes.sum():
+                self._kept[ranges(begins, sizes)] = False
+                self._kept[places] = True
+            return
+        counts = sizes
+        if is_padded:
+            counts = np.minimum(sizes, tensor.shape[1])
+            sent = sent[bound.columns.present(rows, tensor.shape[1]).reshape(-1)]
+            self._kept[ranges(begins + counts, sizes - counts)] = False
+        if isinstance(rows, slice):
+            own = slice(self._offsets[rows.start], self._offsets[rows.stop])
+            placed[own][self._kept[own]] = sent
         else:
-            places = ranges(begins, sizes)
-        placed[places] = sent[valid] if is_padded else sent
-        if len(places) < sizes.sum():
-            self._kept[ranges(begins, sizes)] = False
-            self._kept[places] = True
+            placed[ranges(begins, counts)] = sent
 
     def _lie(
         self, rows: RowSelection, tensor: Tensor, begins: Int64, *, is_padded: bool
