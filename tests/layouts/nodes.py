@@ -55,7 +55,7 @@ def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
     if isinstance(kind, dict):
         return st.fixed_dictionaries({n: data_of(k, wild=wild) for n, k in kind.items()})
     if kind == "option":
-        return st.none() | data_of(inner, wild=wild)
+        return st.none() | data_of(inner, wild=wild) | data_of(inner, wild=wild)
     if kind == "maybe":
         return data_of(inner, wild=wild)
     if kind == "list":
