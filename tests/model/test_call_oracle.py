@@ -416,7 +416,7 @@ def calls(draw: Any) -> Call:
         pool=draw(pick(["large", "cached"] if per == "event" else ["large", "cached", "small"])),
         given_as=(given := draw(pick(given_as))),
         is_varied=given in ("array", "inputs", "columns") and draw(flag),
-        has_axis=per != "row" or has_lengths or draw(flag),
+        has_axis=per != "row" or has_lengths,
     )
 
 
