@@ -93,15 +93,6 @@ def shared() -> Iterator[Pool]:
         yield one
 
 
-def test_rows_of_one_byte_are_deduplicated() -> None:
-    model = sonic.Model("flags", {"x": sonic.Row("x", dtype="bool")}, {"y": ["same"]})
-    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype(np.float32)})
-    with FakeServer({"flags": served}) as server, sonic.connect(server.url):
-        scores = model(ak.Array({"x": [1, 0, 1, 1]}), deduplicate=True)
-        assert scores.same.tolist() == [1, 0, 1, 1]
-        assert sent(server, "flags") == 2
-
-
 @pytest.mark.parametrize("cached", [False, True])
 def test_rows_differ_whose_hashes_begin_alike(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
