@@ -50,10 +50,12 @@ flat = {
 }
 padding = flat | {"fill": pick([0.0, -1.0]), "axis_order": pick(["FL", "LF"])}
 padded = st.builds(sonic.Padded, **padding, length=st.integers(1, 4))
+bucketed = st.builds(sonic.Bucketed, **padding, lengths=pick([(1, 3), (1, 2, 4)]))
+flats = st.builds(sonic.Flat, **flat)
 of_elements = st.one_of(
     padded,
-    st.builds(sonic.Bucketed, **padding, lengths=pick([(1, 3), (1, 2, 4)])),
-    st.builds(sonic.Flat, **flat),
+    pick([bucketed, flats]).flatmap(lambda layouts: layouts),
+    pick([flats, bucketed]).flatmap(lambda layouts: layouts),
     st.builds(lambda row, pf: sonic.Tokens({"row": row, "pf": pf}, flags="onehot"), rows, padded),
     st.just(sonic.Padded("pf.s", 2, "", "L", dtype="string", missing="?")),
 )
@@ -75,13 +77,15 @@ def some_inputs(draw: Any, per: str | None) -> dict[str, sonic.Layout]:
     if draw(st.integers(0, 5)) == 0:
         names, dtype = draw(pick([(["q"], "float32"), (["q"], "bool"), (["m", HALVED], "float32")]))
         return {"row": sonic.Row(names, dtype, missing=draw(missing))}
-    inputs = {"x": draw(of_elements)}
+    # Rows of one event share a bucket.
+    kinds = {"alone": [padded], "event": [bucketed, of_elements]}.get(per or "", [of_elements])
+    inputs = {"x": draw(draw(pick(kinds)))}
     is_flat = isinstance(inputs["x"], sonic.Flat)
     if draw(flag) and not is_flat:
         inputs["mask"] = sonic.Mask(draw(pick([None, None, 2, 9])), beside="x")
     if draw(flag):
-        kinds = [sonic.Padded, sonic.Flat if is_flat else sonic.Bucketed]
-        inputs["y"] = of_others[draw(pick(kinds))]
+        others = [sonic.Padded, *([sonic.Bucketed] if per != "alone" else [])]
+        inputs["y"] = of_others[sonic.Flat if is_flat else draw(pick(others))]
     for name in draw(st.lists(pick(["row", "row", "pairs", "image"]), max_size=2)):
         inputs[name] = draw(beside[name])
     if per == "row" and draw(flag):  # whose elements nothing needs to tell apart
@@ -140,7 +144,7 @@ def axes_of_inputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def some_outputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, sonic.Output]:
+def some_outputs(draw: Any, inputs: Mapping[str, Any], per: str | None) -> dict[str, sonic.Output]:
     """Draw one or two outputs, as the inputs allow."""
     x = inputs.get("x")
     is_flat = isinstance(x, sonic.Flat)
@@ -150,8 +154,11 @@ def some_outputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, sonic.Output
         of_constituents |= pick(ASSIGNED)
     if not isinstance(x, (sonic.Flat, sonic.Tokens)):
         of_constituents |= axes_of_inputs(inputs) | axes_of_inputs(inputs)
-    each = pick([*NUMBERS, *STRINGS, *SPLIT]).map(lambda how: sonic.Output(**how))
-    if x is not None:
+    of_rows = [*NUMBERS, *STRINGS, *SPLIT]
+    if per == "alone":  # whose first axis would be taken for that of the rows if its length is 1
+        of_rows = [how for how in of_rows if how.get("shape") != (1, 2) and "splits" not in how]
+    each = pick(of_rows).map(lambda how: sonic.Output(**how))
+    if x is not None and per != "alone":
         each |= st.builds(
             lambda how, of: sonic.Output(**how, per="constituent", of=of), of_constituents, of
         )
@@ -361,9 +368,11 @@ numbers_of_models = itertools.count()
 
 @st.composite
 def calls(draw: Any) -> Call:
-    per = draw(pick([None, None, "row", "event"]))
+    # Rows are sent alone without an axis of rows: of other free lengths, each might be that.
+    per = draw(pick([None, None, "row", "alone", "event", "event"]))
     inputs = draw(some_inputs(per))
-    outputs = draw(some_outputs(inputs))
+    outputs = draw(some_outputs(inputs, per))
+    has_axis, per = per != "alone", "row" if per == "alone" else per
     models = []
     for number in (1.0, 3.0):
         own = {**inputs}
@@ -400,10 +409,6 @@ def calls(draw: Any) -> Call:
         given_as = (
             ["numpy"] if len(outputs) > 1 or outputs["u"].labels is None else ["numpy", "frame"]
         )
-    # Of free lengths, nobody could tell whether one is that of the rows.
-    kinds = sonic.Flat, sonic.Bucketed
-    has_lengths = any(isinstance(layout, kinds) for layout in inputs.values())
-    has_lengths |= any(o.splits or axes_of(o) for o in each)
     return Call(
         models,
         array,
@@ -415,7 +420,7 @@ def calls(draw: Any) -> Call:
         pool=draw(pick(["large", "cached"] if per == "event" else ["large", "cached", "small"])),
         given_as=(given := draw(pick(given_as))),
         is_varied=given not in ("copy", "processor") and draw(flag),
-        has_axis=per != "row" or has_lengths,
+        has_axis=has_axis,
     )
 
 
