@@ -400,7 +400,7 @@ def calls(draw: Any) -> Call:
     masked = draw(pick([None, "mask", *(["row_mask"] if facts[1] else [])]))
     all_are_scored = masked is None and ("mean" in route or "version" in route or route == "one")
     has_default = are_numbers and all(o.per == "row" for o in each) and not all_are_scored
-    given_as = ["array", "copy", "processor"]
+    given_as = ["array", "copy", "processor", "filter"]
     if route not in ("field", "number"):
         given_as.append("inputs")
     if not has_none(ak.to_list(array[["q"]])):
@@ -419,7 +419,7 @@ def calls(draw: Any) -> Call:
         deduplicate=not is_joint(models[0]) and draw(flag),
         pool=draw(pick(["large", "cached"] if per == "event" else ["large", "cached", "small"])),
         given_as=(given := draw(pick(given_as))),
-        is_varied=given not in ("copy", "processor") and draw(flag),
+        is_varied=given not in ("copy", "processor", "filter") and draw(flag),
         has_axis=has_axis,
     )
 
@@ -507,6 +507,20 @@ class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
         return {"scores": scores["m"].tolist()}
 
 
+class Filter(Analysis, sonic.SonicFilter):
+    """Has the scores of events with an even number, and what was computed meanwhile."""
+
+    def overlap(self, events: Any) -> Any:
+        return events.event
+
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.event % 2 == 0
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        assert scores.overlap.tolist() == events.event.tolist()
+        return super().produce(events, scores)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
     with FakeServer({}) as running:
@@ -554,9 +568,13 @@ def check(call: Call, asked: Any, pool: sonic.Pool, wanted: Any, sent: list[Any]
     """Score all objects at once, as they are given; compare scores, rows that are sent, types."""
     events = table_of(call)
     options: dict[str, Any] = {"pool": pool, **call.options(events)}
-    if call.given_as == "processor":
-        analysis = Analysis(asked, lambda events: {"pool": pool, **call.options(events)})
-        assert same(analysis.process(events)["scores"], wanted)
+    if call.given_as in ("processor", "filter"):
+        is_filter = call.given_as == "filter"
+        kind = Filter if is_filter else Analysis
+        analysis = kind(asked, lambda events: {"pool": pool, **call.options(events)})
+        each = zip(wanted, call.events, strict=True)
+        passed = [one for one, facts in each if not is_filter or facts["event"] % 2 == 0]
+        assert same(analysis.process(events)["scores"], passed)
         return
     objects = given(call, call.objects)
     # Folds, and the events of a choice, are the same for all variations.
