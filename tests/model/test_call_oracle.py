@@ -493,7 +493,7 @@ def same(found: Any, wanted: Any) -> bool:
 class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
     """Scores the objects of events, in blocks of two, with options that are made of the events."""
 
-    block_size = 2
+    block_size: int | None = 2
 
     def __init__(self, model: Any, options: Any) -> None:
         self.models, self.options = {"m": model}, options
@@ -509,6 +509,8 @@ class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
 
 class Filter(Analysis, sonic.SonicFilter):
     """Has the scores of events with an even number, and what was computed meanwhile."""
+
+    block_size = None
 
     def overlap(self, events: Any) -> Any:
         return events.event
