@@ -55,7 +55,7 @@ def data_of(kinds: Kinds, *, wild: bool = False) -> Any:
     if isinstance(kind, dict):
         return st.fixed_dictionaries({n: data_of(k, wild=wild) for n, k in kind.items()})
     if kind == "option":
-        return st.none() | data_of(inner, wild=wild)
+        return st.none() | data_of(inner, wild=wild) | data_of(inner, wild=wild)
     if kind == "maybe":
         return data_of(inner, wild=wild)
     if kind == "list":
@@ -221,24 +221,26 @@ def arrays(draw: Any, kinds: Kinds, *, wild: bool = False, least: int = 0) -> ak
 
 @st.composite
 def objects(draw: Any, *, wild: bool = False, pairs: bool = False, least: int = 0) -> ak.Array:
-    """Draw ``events * … * {m, q, pf: var * {pt, id, s}, image: 2 * 3 * number}``, where s is text.
+    """Draw ``events * … * {m, q, pf: var * {pt, id, s}, sv: var * {x}, image: 2 * 3 * number}``.
 
-    Constituents, and numbers of objects and constituents, may be None. With `pairs`, they are not,
-    as pairs of missing constituents are an error.
+    Here s is text. Constituents, and numbers of objects and constituents, may be None. With
+    `pairs`, they are not, as pairs of missing constituents are an error.
     """
     dtypes = st.sampled_from(DTYPES)
     maybe = st.sampled_from([(), (), ("maybe",) if pairs else ("option",)])
 
-    def collection() -> Kinds:
+    def number() -> Kinds:
+        return (*draw(maybe), draw(dtypes))
+
+    def axis() -> Kinds:
         # A regular axis may be that of the constituents, and one of constituents may be an option.
-        axis = (draw(st.sampled_from(["list", "list", 3])), *draw(maybe))
-        numbers = {name: (*draw(maybe), draw(dtypes)) for name in ("pt", "id")}
-        return (*axis, numbers | {"s": (*draw(maybe), TEXT)})
+        return (draw(st.sampled_from(["list", "list", 3])), *draw(maybe))
 
     leaf = {
-        "m": (*draw(maybe), draw(dtypes)),
+        "m": number(),
         "q": (draw(dtypes),),
-        "pf": collection(),
+        "pf": (*axis(), {"pt": number(), "id": number(), "s": (*draw(maybe), TEXT)}),
+        "sv": (*axis(), {"x": number()}),
         "image": (2, 3, *(("maybe",) * draw(st.booleans())), draw(dtypes)),
     }
     return draw(arrays(draw(structures((leaf,))), wild=wild, least=least))

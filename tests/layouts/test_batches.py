@@ -14,44 +14,21 @@ from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import bind_inputs, declared
 
 
-def test_groups_with_lengths_of_their_own() -> None:
-    """A row's padding depends on its own counts: the largest step that any of its groups needs."""
-    counts = [(3, 0), (13, 1), (5, 2), (100, 9), (0, 4), (48, 0), (12, 1)]
+def test_elements_are_counted_and_weighed_by_the_bucket_of_their_row() -> None:
+    counts = [(3, 0), (13, 1), (100, 9)]
     array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m, "met": 1.0} for n, m in counts])
     layouts = {
-        "pf": sonic.Bucketed("pf", (12, 24, 48)),
+        "pf": sonic.Bucketed("pf", (12, 24)),
         "pf mask": sonic.Mask(beside="pf"),
-        "sv": sonic.Bucketed("sv", (1, 4), axis_order="LF"),
-        "sv mask": sonic.Mask(of="sv", beside=None, length=6),
+        "sv": sonic.Bucketed("sv", (1, 4)),
         "met": sonic.Row("met"),
         "met mask": sonic.Mask(beside="met", axis_order="L"),
     }
-    expected = {0: (12, 1), 1: (24, 4), 2: (48, 4)}
-    by_hand = [0, 1, 1, 2, 1, 2, 0]
-    for chosen in (slice(None), slice(None, None, -1), [4, 2], [0], []):
-        inputs = bind_inputs(layouts, array[chosen])
-        wanted = np.arange(len(counts))[chosen]
-        levels = {}
-        for segment in inputs.segments:
-            sent = inputs.pack(segment.start, segment.stop)
-            rows = wanted[inputs.selection(segment.start, segment.stop)]
-            levels |= dict.fromkeys(rows.tolist(), segment.bucket)
-            pf, sv = expected[segment.bucket]
-            assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
-            assert sent["sv"].shape == (len(rows), sv, 1)
-            assert sent["sv mask"].shape == (len(rows), 1, 6)
-            for name, axis, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
-                kept = [float(min(counts[row][axis], length)) for row in rows]
-                assert sent[name].sum(axis=(1, 2)).tolist() == kept
-            assert sent["met mask"].tolist() == [[1]] * len(rows)
-            assert segment.row_bytes == 4 * (2 * pf + sv + 6 + 2)
-        assert levels == {int(row): by_hand[row] for row in wanted}
-    pairs = [
-        (row[k], expected[n][k]) for row, n in zip(counts, by_hand, strict=True) for k in (0, 1)
-    ]
-    sent = sum(map(min, pairs))
-    counted = (sent, sum(n for n, _ in pairs) - sent, sum(n for _, n in pairs) - sent)
-    assert bind_inputs(layouts, array).count_elements() == counted
+    inputs = bind_inputs(layouts, array)
+    sent, there, places = 3 + (13 + 1) + (24 + 4), 3 + (13 + 1) + (100 + 9), 13 + 28 + 28
+    assert inputs.count_elements() == (sent, there - sent, places - sent)
+    assert [s.row_bytes for s in inputs.segments] == [4 * (2 * 12 + 1 + 2), 4 * (2 * 24 + 4 + 2)]
+    assert inputs.pack(0, 1)["met mask"].tolist() == [[1]]
 
 
 def test_declared_tensors_have_the_shape_of_a_row() -> None:

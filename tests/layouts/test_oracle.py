@@ -95,7 +95,7 @@ options = st.fixed_dictionaries(
     {
         "dtype": targets,
         "missing": missing,
-        "sort_by": st.sampled_from([None, None, "pf.pt", "pf.id"]),
+        "sort_by": st.sampled_from([*4 * [None], "pf.pt", "pf.id"]),
     }
 )
 orders = st.sampled_from(["FL", "LF"])
@@ -308,7 +308,9 @@ def structure(layout: Any, array: ak.Array) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", LAYOUTS, ids=lambda kind: kind.__name__)
 @cases
-@given(st.data(), st.booleans())
-def test_layouts_make_what_the_reference_makes(kind: type, data: Any, wild: bool) -> None:
-    array = data.draw(objects(wild=wild, pairs=kind is sonic.Pairwise), label="array")
+@given(st.data())
+def test_layouts_make_what_the_reference_makes(kind: type, data: Any) -> None:
+    # Of arrays with any number of events, most have no rows, and of wild ones, most are refused.
+    wild, least = data.draw(st.sampled_from([(False, 0), *3 * [(False, 3)], (True, 0), (True, 3)]))
+    array = data.draw(objects(wild=wild, pairs=kind is sonic.Pairwise, least=least), label="array")
     check(data.draw(LAYOUTS[kind], label="layout"), array)

@@ -60,26 +60,6 @@ def test_masks_and_counts_are_by_token() -> None:
     assert bound.only(np.asarray([2, 0])).pack(0, 2)["mask"][:, 0].tolist() == present
 
 
-@pytest.mark.parametrize("length", [2, 9])
-def test_masks_of_another_length_have_the_first_tokens(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = np.empty
-
-    def used(*shape: Any, **options: Any) -> Any:
-        memory = empty(*shape, **options)
-        memory.fill(7)
-        return memory
-
-    # New memory often has zeros, which would hide places that nobody has written.
-    monkeypatch.setattr(np, "empty", used)
-    inputs = {"x": sonic.Tokens(PARTS), "mask": sonic.Mask(length, beside="x")}
-    tokens = np.asarray([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
-    whole = np.pad(tokens, ((0, 0), (0, 3)))
-    masks = bind_inputs(inputs, EVENTS).pack(0, 3)["mask"][:, 0]
-    assert masks.tolist() == whole[:, :length].tolist()
-
-
 def one(*fields: Any, **options: Any) -> sonic.Padded:
     return sonic.Padded(list(fields), 1, **options)
 

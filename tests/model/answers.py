@@ -23,7 +23,7 @@ def axes_of(output: sonic.Output) -> list[Any]:
     """Return what each axis between the row and the values has."""
     if output.per == "row" or output.choose == "slot":
         return []
-    axes = output.axes if isinstance(output.axes, tuple) else ["x"] * output.axes
+    axes = output.axes if isinstance(output.axes, tuple) else [output.of or "x"] * output.axes
     return [axis for axis in axes if axis != "labels"]
 
 
@@ -98,7 +98,7 @@ def chosen(output: sonic.Output, values: Any, slots: Slots) -> Any:
 def score(output: sonic.Output, values: Any, slots: Mapping[str, Slots]) -> Any:
     """Return what the answer for a row becomes."""
     if output.choose is not None:
-        return chosen(output, values, slots["x"])
+        return chosen(output, values, slots[output.of or "x"])
     if output.splits is not None:
         return [finish(output, one) for one in values]
     if output.per == "row":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pickle
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from coffea import processor
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from tests.layouts.nodes import CASES, arrays, objects
-from tests.layouts.reference import Refused, expected, placed, rows_of
+from tests.layouts.reference import Refused, expected, padded_to, placed, rows_of, values
 from tests.layouts.test_oracle import has_none
 from tests.model.answers import Slots, axes_of, elements_of, finish, score, slots_of
 
@@ -49,15 +50,21 @@ flat = {
 }
 padding = flat | {"fill": pick([0.0, -1.0]), "axis_order": pick(["FL", "LF"])}
 padded = st.builds(sonic.Padded, **padding, length=st.integers(1, 4))
+bucketed = st.builds(sonic.Bucketed, **padding, lengths=pick([(1, 3), (1, 2, 4)]))
+flats = st.builds(sonic.Flat, **flat)
 of_elements = st.one_of(
     padded,
-    st.builds(sonic.Bucketed, **padding, lengths=pick([(1, 3), (1, 2, 4)])),
-    st.builds(sonic.Flat, **flat),
+    pick([bucketed, flats]).flatmap(lambda layouts: layouts),
+    pick([flats, bucketed]).flatmap(lambda layouts: layouts),
     st.builds(lambda row, pf: sonic.Tokens({"row": row, "pf": pf}, flags="onehot"), rows, padded),
     st.just(sonic.Padded("pf.s", 2, "", "L", dtype="string", missing="?")),
 )
+of_others = {
+    sonic.Padded: sonic.Padded("pf.id", 2, sort_by="pf.id", missing=0, axis_order="L"),
+    sonic.Bucketed: sonic.Bucketed("sv.x", (1, 3), missing=0),
+    sonic.Flat: sonic.Flat("sv.x", "y_splits", missing=0),
+}
 beside = {
-    "y": st.just(sonic.Padded("pf.id", 2, sort_by="pf.id", missing=0, axis_order="L")),
     "row": rows,
     "pairs": st.just(sonic.Pairwise(["pf.pt", "pf.id"], 2, "pt_i - id_j")),
     "image": st.just(sonic.Dense("image", (2, 3))),
@@ -65,16 +72,30 @@ beside = {
 
 
 @st.composite
-def some_inputs(draw: Any) -> dict[str, sonic.Layout]:
+def some_inputs(draw: Any, per: str | None) -> dict[str, sonic.Layout]:
     """Draw an input whose elements may have scores, "x", and others beside it; or a row alone."""
     if draw(st.integers(0, 5)) == 0:
-        return {"row": sonic.Row(draw(pick([["q"], ["m", HALVED]])), missing=draw(missing))}
-    inputs = {"x": draw(of_elements)}
-    if draw(flag) and not isinstance(inputs["x"], sonic.Flat):
-        inputs["mask"] = sonic.Mask(beside="x")
-    for name in draw(st.lists(pick(["y", "y", "row", "row", "pairs", "image"]), max_size=2)):
+        names, dtype = draw(pick([(["q"], "float32"), (["q"], "bool"), (["m", HALVED], "float32")]))
+        return {"row": sonic.Row(names, dtype, missing=draw(missing))}
+    # Rows of one event share a bucket.
+    kinds = {"alone": [padded], "event": [bucketed, of_elements]}.get(per or "", [of_elements])
+    inputs = {"x": draw(draw(pick(kinds)))}
+    is_flat = isinstance(inputs["x"], sonic.Flat)
+    if draw(flag) and not is_flat:
+        inputs["mask"] = sonic.Mask(draw(pick([None, None, 2, 9])), beside="x")
+    if draw(flag):
+        others = [sonic.Padded, *([sonic.Bucketed] if per != "alone" else [])]
+        inputs["y"] = of_others[sonic.Flat if is_flat else draw(pick(others))]
+    for name in draw(st.lists(pick(["row", "row", "pairs", "image"]), max_size=2)):
         inputs[name] = draw(beside[name])
+    if per == "row" and draw(flag):  # whose elements nothing needs to tell apart
+        for name in flat_inputs(inputs):
+            inputs[name] = replace(inputs[name], splits=None)
     return inputs
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> list[str]:
+    return [name for name, layout in inputs.items() if isinstance(layout, sonic.Flat)]
 
 
 # The outputs of a model.
@@ -123,18 +144,24 @@ def axes_of_inputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def some_outputs(draw: Any, inputs: Mapping[str, Any]) -> dict[str, sonic.Output]:
+def some_outputs(draw: Any, inputs: Mapping[str, Any], per: str | None) -> dict[str, sonic.Output]:
     """Draw one or two outputs, as the inputs allow."""
     x = inputs.get("x")
     is_flat = isinstance(x, sonic.Flat)
+    of = pick([None, *({"y"} & {*flat_inputs(inputs)})])
     of_constituents = pick([*NUMBERS, *STRINGS]) | pick(CHOSEN[2 * is_flat :])
     if not is_flat:
         of_constituents |= pick(ASSIGNED)
     if not isinstance(x, (sonic.Flat, sonic.Tokens)):
         of_constituents |= axes_of_inputs(inputs) | axes_of_inputs(inputs)
-    each = pick([*NUMBERS, *STRINGS, *SPLIT]).map(lambda how: sonic.Output(**how))
-    if x is not None:
-        each |= of_constituents.map(lambda how: sonic.Output(**how, per="constituent"))
+    of_rows = [*NUMBERS, *STRINGS, *SPLIT]
+    if per == "alone":  # whose first axis would be taken for that of the rows if its length is 1
+        of_rows = [how for how in of_rows if how.get("shape") != (1, 2) and "splits" not in how]
+    each = pick(of_rows).map(lambda how: sonic.Output(**how))
+    if x is not None and per != "alone":
+        each |= st.builds(
+            lambda how, of: sonic.Output(**how, per="constituent", of=of), of_constituents, of
+        )
     outputs = {"u": draw(each)}
     if draw(flag):
         outputs["v"] = draw(each.filter(lambda output: not output.splits))
@@ -149,9 +176,15 @@ def places(layout: sonic.Layout, tensor: np.ndarray) -> int:
     return tensor.shape[-1] if layout.axis_order == "FL" else len(tensor)
 
 
-def network(model: sonic.Model, version: str, tensors: Tensors) -> dict[str, np.ndarray]:
-    """Return a row's answer, which depends on all that is sent for it, and on the model."""
-    sent = [(name, tensor.shape, tensor.tolist()) for name, tensor in sorted(tensors.items())]
+def network(
+    model: sonic.Model, version: str, tensors: Tensors, request: list[Tensors]
+) -> dict[str, np.ndarray]:
+    """Return a row's answer, which depends on all that is sent for it, and on the model.
+
+    Where an event has a request of its own, it depends on all rows of the request.
+    """
+    each = [tensors, *(request if model.one_request_per == "event" else ())]
+    sent = [[(n, row[n].shape, row[n].tolist()) for n in sorted(row)] for row in each]
     sizes: dict[Any, int] = {2: 2}
     for name in {"x", "y"} & {*tensors}:
         sizes[name] = places(model.inputs[name], tensors[name])
@@ -172,61 +205,89 @@ def network(model: sonic.Model, version: str, tensors: Tensors) -> dict[str, np.
     return answer
 
 
-def served(model: sonic.Model, server: FakeServer) -> FakeModel:
-    """Return what answers requests of any rows, by the answer for each row."""
-    is_flat = isinstance(model.inputs.get("x"), sonic.Flat)
+def rows_of_request(model: sonic.Model, inputs: Tensors) -> list[Tensors]:
+    """Return the tensors of each row."""
+    each = {}
+    for name, layout in model.inputs.items():
+        each[name] = [*inputs[name]]
+        if isinstance(layout, sonic.Flat):
+            ends = inputs[layout.splits] if layout.splits else [0, len(inputs[name])]
+            each[name] = [inputs[name][start:stop] for start, stop in itertools.pairwise(ends)]
+    return [dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True)]
 
-    def rows_of_request(inputs: Tensors) -> Iterator[Tensors]:
-        if not is_flat:
-            for each in zip(*inputs.values(), strict=True):
-                yield dict(zip(inputs, each, strict=True))
-            return
-        for n, (start, stop) in enumerate(itertools.pairwise(inputs["row_splits"])):
-            others = {name: inputs[name][n] for name in model.inputs if name != "x"}
-            yield {"x": inputs["x"][start:stop], **others}
+
+def served(model: sonic.Model, server: FakeServer, has_axis: bool) -> FakeModel:
+    """Return what answers requests of any rows, by the answer for each row."""
 
     def function(inputs: Tensors) -> Tensors:
         (version,) = (r.version for r in server.requests if r.inputs is inputs)
-        each = [network(model, version, row) for row in rows_of_request(inputs)]
+        rows = {name: tensor if has_axis else tensor[None] for name, tensor in inputs.items()}
+        request = rows_of_request(model, rows)
+        each = [network(model, version, row, request) for row in request]
         answer: dict[str, np.ndarray] = {}
         for name, output in model.outputs.items():
             values = [one[name] for one in each]
-            joined = output.splits or (is_flat and axes_of(output))
-            answer[name] = np.concatenate(values) if joined else np.stack(values)
+            is_joined = output.splits or {*axes_of(output)} & {*flat_inputs(model.inputs)}
+            answer[name] = np.concatenate(values) if is_joined else np.stack(values)
             if isinstance(output.axes, tuple) and "labels" in output.axes:
                 answer[name] = np.moveaxis(answer[name], -1, 1 + output.axes.index("labels"))
             if output.splits:
                 answer[output.splits] = np.cumsum([0, *map(len, values)])
-        return answer
+        return answer if has_axis else {name: values[0] for name, values in answer.items()}
 
     fake = FakeModel.of(model, function, versions=("1", "2"))
-    if model.outputs["u"].splits:  # whose first axis is not that of the rows
-        axis = () if fake.max_rows == 0 else (-1,)
-        inputs, outputs = (
-            {name: (dtype, (*axis, *shape)) for name, (dtype, shape) in tensors.items()}
-            for tensors in (fake.inputs, fake.outputs)
-        )
+    has_ends = model.outputs["u"].splits is not None
+    if has_axis and not has_ends:
+        return fake
+    # With offsets, the first axis is not that of the rows, so that shapes have all axes.
+    added = (-1,) if has_ends and fake.max_rows else ()
+    inputs, outputs = (
+        {n: (dtype, (*added, *shape[not has_axis :])) for n, (dtype, shape) in tensors.items()}
+        for tensors in (fake.inputs, fake.outputs)
+    )
+    if has_ends:
         outputs["ends"] = "int64", (-1,)
-        fake = replace(fake, inputs=inputs, outputs=outputs, max_rows=0)
-    return fake
+    return replace(fake, inputs=inputs, outputs=outputs, max_rows=0)
 
 
 # What is sent for a row, and what for all.
 
 
-def sent_alone(inputs: Mapping[str, Any], plain: Any) -> tuple[Tensors, dict[str, Slots]]:
-    """Return the tensors of a row that is sent alone, and where its elements stand in them."""
-    row = ak.Array([plain])
-    slots = {name: slots_of(inputs[name], row) for name in ("x", "y") if name in inputs}
-    tensors = {}
-    for name, layout in inputs.items():
-        if name == "mask":
-            tensors[name] = np.zeros((1, places(inputs["x"], tensors["x"])), np.float32)
-            tensors[name][0, [slot for _, slot in elements_of(slots["x"])]] = 1
-        else:
-            tensor = expected(layout, row)
-            tensors[name] = tensor if isinstance(layout, sonic.Flat) else tensor[0]
-    return tensors, slots
+def sent_together(
+    inputs: Mapping[str, Any], request: list[Any]
+) -> list[tuple[Tensors, dict[str, Slots]]]:
+    """Return the tensors of each row of a request, and where its elements stand in them.
+
+    Rows, and inputs, have one bucket: the largest that one of them needs.
+    """
+    rows = [ak.Array([plain]) for plain in request]
+    bucketed = [layout for layout in inputs.values() if isinstance(layout, sonic.Bucketed)]
+    bucket = max((bucket_of(layout, row) for layout in bucketed for row in rows), default=0)
+    each = []
+    for row in rows:
+        slots = {name: slots_of(inputs[name], row) for name in ("x", "y") if name in inputs}
+        tensors = {}
+        for name, layout in inputs.items():
+            if name == "mask":
+                length = layout.length or places(inputs["x"], tensors["x"])
+                # Elements are counted, also those that a shorter tensor has no place for.
+                present: Any = range(len(slots["x"].get("", ())))
+                if isinstance(inputs["x"], sonic.Tokens):
+                    present = {slot for _, slot in elements_of(slots["x"])}
+                tensors[name] = np.float32([[slot in present for slot in range(length)]])
+            elif layout in bucketed:
+                length = layout.lengths[min(bucket, len(layout.lengths) - 1)]
+                tensors[name] = np.asarray(padded_to(layout, row, length), layout.dtype)[0]
+            else:
+                tensor = expected(layout, row)
+                tensors[name] = tensor if isinstance(layout, sonic.Flat) else tensor[0]
+        each.append((tensors, slots))
+    return each
+
+
+def bucket_of(layout: Any, row: ak.Array) -> int:
+    (count,) = map(len, values(row, layout.features[0].name))
+    return sum(count > length for length in layout.lengths[:-1])
 
 
 # Who scores what.
@@ -246,11 +307,18 @@ def by_events(events: Any) -> dict[str, Any]:
 ROUTES: dict[str, tuple[Any, Any, Any]] = {
     "one": (lambda m: m[0], nothing, lambda e, r: [0]),
     "version": (lambda m: m[0], lambda t: {"version": t.version}, lambda e, r: [0]),
+    "row version": (lambda m: m[0], lambda t: {"version": t.row_version}, lambda e, r: [0]),
     "mean": (lambda m: sonic.Folds(m, fold=None), nothing, lambda e, r: [0, 1]),
+    "mean of now": (lambda m: sonic.Folds(m, "q"), lambda t: {"fold": None}, lambda e, r: [0, 1]),
     "event": (sonic.Folds, lambda t: {"fold": t.fold}, lambda e, r: [e["fold"]]),
     "row": (sonic.Folds, lambda t: {"fold": t.row_fold}, lambda e, r: [r["fold"]]),
     "field": (lambda m: sonic.Folds(m, "q > 9"), nothing, lambda e, r: [int(r["q"] > 9)]),
     "formula": (lambda m: sonic.Folds(m, "event % 2"), by_events, lambda e, r: [e["event"] % 2]),
+    "formula of now": (
+        lambda m: sonic.Folds(m, None),
+        lambda t: {"fold": "event % 2", "events": t},
+        lambda e, r: [e["event"] % 2],
+    ),
     "number": (
         lambda m: sonic.Choice({1: m[0], 0: m[1]}, "m > 9"),
         nothing,
@@ -285,6 +353,8 @@ class Call(NamedTuple):
     deduplicate: bool
     pool: str
     given_as: str
+    is_varied: bool
+    has_axis: bool
 
     def options(self, events: ak.Array) -> dict[str, Any]:
         """Return the options of `submit`, of which some are made of events."""
@@ -298,10 +368,11 @@ numbers_of_models = itertools.count()
 
 @st.composite
 def calls(draw: Any) -> Call:
-    inputs = draw(some_inputs())
-    outputs = draw(some_outputs(inputs))
-    has_buckets = isinstance(inputs.get("x"), sonic.Bucketed)  # an event's longest row decides
-    per = draw(pick([None, None, None, "row", "row" if has_buckets else "event"]))
+    # Rows are sent alone without an axis of rows: of other free lengths, each might be that.
+    per = draw(pick([None, None, "row", "alone", "event", "event"]))
+    inputs = draw(some_inputs(per))
+    outputs = draw(some_outputs(inputs, per))
+    has_axis, per = per != "alone", "row" if per == "alone" else per
     models = []
     for number in (1.0, 3.0):
         own = {**inputs}
@@ -323,12 +394,13 @@ def calls(draw: Any) -> Call:
     are_numbers = all(not o.choose and not o.splits and o.dtype.kind != "O" for o in each)
     has_mean = are_numbers and all(o.dtype.kind not in "iu" for o in each)
     # Without rows, lists of what each row has are of no type.
-    impossible = {"mean": not has_mean, "row": not facts[1]}
+    impossible = {"mean": not has_mean, "mean of now": not has_mean}
+    impossible |= {"row": not facts[1], "row version": not facts[1]}
     route = draw(pick(["one", *(name for name in ROUTES if not impossible.get(name))]))
     masked = draw(pick([None, "mask", *(["row_mask"] if facts[1] else [])]))
-    all_are_scored = masked is None and route in ("one", "version", "mean")
+    all_are_scored = masked is None and ("mean" in route or "version" in route or route == "one")
     has_default = are_numbers and all(o.per == "row" for o in each) and not all_are_scored
-    given_as = ["array", "processor", "variations"]
+    given_as = ["array", "copy", "processor", "filter"]
     if route not in ("field", "number"):
         given_as.append("inputs")
     if not has_none(ak.to_list(array[["q"]])):
@@ -346,45 +418,53 @@ def calls(draw: Any) -> Call:
         default=draw(pick([None, -1.0])) if has_default else None,
         deduplicate=not is_joint(models[0]) and draw(flag),
         pool=draw(pick(["large", "cached"] if per == "event" else ["large", "cached", "small"])),
-        given_as=draw(pick(given_as)),
+        given_as=(given := draw(pick(given_as))),
+        is_varied=given not in ("copy", "processor", "filter") and draw(flag),
+        has_axis=has_axis,
     )
 
 
 def is_joint(model: sonic.Model) -> bool:
     """Whether rows of a request are not told apart."""
     splits = any(output.splits for output in model.outputs.values())
-    return (
-        splits or isinstance(model.inputs.get("x"), sonic.Flat) or model.one_request_per == "event"
-    )
+    return splits or bool(flat_inputs(model.inputs)) or model.one_request_per == "event"
 
 
-def scored_alone(call: Call) -> tuple[list[Any], list[Any]]:
-    """Return the score of each row, and what is sent for all of them."""
+def scored_alone(call: Call) -> tuple[list[Any], list[tuple[int, str]]]:
+    """Return the score of each row, and all that is sent, with the number of its event."""
     plain, depth = ak.to_list(call.objects), call.objects["q"].ndim - 1
-    outputs = call.models[0].outputs
-    events = zip(call.events, plain, strict=True)
-    rows = [(event, row) for event, of_event in events for row in rows_of(of_event, depth)]
-    scores, sent = [], []
-    for (event, row), of_row in zip(rows, call.rows, strict=True):
-        numbers = ROUTES[call.route][2](event, {**row, "fold": of_row["fold"]})
-        mask = {"mask": event, "row_mask": of_row}.get(call.masked or "", {"mask": True})["mask"]
-        version = str(event["version"]) if call.route == "version" else "2"
-        answers = []
-        for model in (call.models[number] for number in numbers if mask and None not in numbers):
-            tensors, slots = sent_alone(model.inputs, row)
-            sent.append(repr((model.name, version, {n: t.tolist() for n, t in tensors.items()})))
-            answer = network(model, version, tensors)
-            each = {name: score(o, answer[name], slots) for name, o in outputs.items()}
-            answers.append(each if len(each) > 1 else each["u"])
-        if not answers and (call.default is not None or call.given_as in ("numpy", "frame")):
-            blank = {
-                n: np.full(o.last, b"" if o.dtype == object else 0) for n, o in outputs.items()
-            }
-            each = {name: finish(output, blank[name]) for name, output in outputs.items()}
-            each = mapped(lambda _: call.default, each)
-            answers = [each if len(each) > 1 else each["u"]]
-        scores.append(mapped(mean, *answers) if answers else None)
-    return scores, sent
+    events = [n for n, event in enumerate(plain) for _ in rows_of(event, depth)]
+    rows = [row for event in plain for row in rows_of(event, depth)]
+    requests: dict[Any, list[int]] = {}
+    for n, (event, row, own) in enumerate(zip(events, rows, call.rows, strict=True)):
+        of_event = call.events[event]
+        numbers = ROUTES[call.route][2](of_event, {**own, **row})
+        mask = {"mask": of_event, "row_mask": own}.get(call.masked or "", {"mask": True})["mask"]
+        version = {"version": of_event, "row version": own}.get(call.route, {"version": 2})
+        unit = event if call.models[0].one_request_per == "event" else n
+        for number in numbers if mask and None not in numbers else ():
+            requests.setdefault((unit, number, str(version["version"])), []).append(n)
+    outputs = call.models[0].outputs.items()
+    answers: list[list[Any]] = [[] for _ in rows]
+    sent = []
+    for (_, number, version), places in requests.items():
+        model = call.models[number]
+        each = sent_together(model.inputs, [rows[n] for n in places])
+        for n, (tensors, slots) in zip(places, each, strict=True):
+            key = repr((model.name, version, {name: t.tolist() for name, t in tensors.items()}))
+            sent.append((events[n], key))
+            answer = network(model, version, tensors, [tensors for tensors, _ in each])
+            answers[n].append(single({o: score(how, answer[o], slots) for o, how in outputs}))
+    if call.default is not None or call.given_as in ("numpy", "frame"):
+        blank = {n: finish(o, np.full(o.last, b"" if o.dtype == object else 0)) for n, o in outputs}
+        default = single(mapped(lambda _: call.default, blank))
+        answers = [each or [default] for each in answers]
+    return [mapped(mean, *each) if each else None for each in answers], sent
+
+
+def single(scores: dict[str, Any]) -> Any:
+    """Return the scores of several outputs, or those of the only one."""
+    return scores if len(scores) > 1 else scores["u"]
 
 
 def mapped(function: Any, *each: Any) -> Any:
@@ -413,7 +493,7 @@ def same(found: Any, wanted: Any) -> bool:
 class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
     """Scores the objects of events, in blocks of two, with options that are made of the events."""
 
-    block_size = 2
+    block_size: int | None = 2
 
     def __init__(self, model: Any, options: Any) -> None:
         self.models, self.options = {"m": model}, options
@@ -425,6 +505,22 @@ class Analysis(sonic.SonicProcessor, processor.ProcessorABC):
 
     def produce(self, events: Any, scores: Any) -> Any:
         return {"scores": scores["m"].tolist()}
+
+
+class Filter(Analysis, sonic.SonicFilter):
+    """Has the scores of events with an even number, and what was computed meanwhile."""
+
+    block_size = None
+
+    def overlap(self, events: Any) -> Any:
+        return events.event
+
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.event % 2 == 0
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        assert scores.overlap.tolist() == events.event.tolist()
+        return super().produce(events, scores)
 
 
 @pytest.fixture(scope="module")
@@ -439,7 +535,7 @@ def pools(server: FakeServer, tmp_path_factory: Any) -> Iterator[dict[str, sonic
     cache = tmp_path_factory.mktemp("cache") / "scores"
     options: dict[str, dict[str, Any]] = {
         "large": {},
-        "small": {"max_request_bytes": 200},
+        "small": {"max_request_bytes": 200, "max_in_flight": 1, "max_in_flight_bytes": 1},
         "cached": {"cache": cache, "cache_trusts_versions": True},
     }
     with contextlib.ExitStack() as stack:
@@ -452,57 +548,64 @@ def pools(server: FakeServer, tmp_path_factory: Any) -> Iterator[dict[str, sonic
 def table_of(call: Call) -> ak.Array:
     """Return the events with their objects, and the facts of both, as a file has them."""
     columns = {name: [facts[name] for facts in call.events] for name in FACTS}
-    for name in ("fold", "mask"):
+    for name in ("fold", "mask", "version"):
         columns[f"row_{name}"] = placed(call.objects, [facts[name] for facts in call.rows])
     documented = {n: ak.with_parameter(c, "__doc__", "of a file") for n, c in columns.items()}
     return ak.zip({"objects": call.objects, **documented}, depth_limit=1)
 
 
-def given(call: Call, turn: int) -> Any:
-    """Return the objects as the call gives them."""
-    array = call.objects
+def given(call: Call, array: ak.Array) -> Any:
+    """Return objects as the call gives them."""
     if call.given_as == "inputs":
         return dict.fromkeys(call.models[0].inputs, array)
-    if call.given_as == "variations":
-        return sonic.Variations(nominal=array, other=array[::turn])
     columns = {name: array[name] for name in array.fields}
     if call.given_as in ("numpy", "frame"):
         columns = {name: np.asarray(ak.to_list(column)) for name, column in columns.items()}
     if call.given_as == "frame":
         return pd.DataFrame(columns, index=np.arange(len(array))[::-1])
-    return array if call.given_as == "array" else columns
+    return array if call.given_as in ("array", "copy") else columns
 
 
 def check(call: Call, asked: Any, pool: sonic.Pool, wanted: Any, sent: list[Any]) -> None:
     """Score all objects at once, as they are given; compare scores, rows that are sent, types."""
     events = table_of(call)
     options: dict[str, Any] = {"pool": pool, **call.options(events)}
-    if call.given_as == "processor":
-        analysis = Analysis(asked, lambda events: {"pool": pool, **call.options(events)})
-        assert same(analysis.process(events)["scores"], wanted)
+    if call.given_as in ("processor", "filter"):
+        is_filter = call.given_as == "filter"
+        kind = Filter if is_filter else Analysis
+        analysis = kind(asked, lambda events: {"pool": pool, **call.options(events)})
+        each = zip(wanted, call.events, strict=True)
+        passed = [one for one, facts in each if not is_filter or facts["event"] % 2 == 0]
+        assert same(analysis.process(events)["scores"], passed)
         return
+    objects = given(call, call.objects)
     # Folds, and the events of a choice, are the same for all variations.
-    turn = 1 if {"fold", "events"} & {*options} else -1
-    is_varied = call.given_as == "variations"
-    for name in {"mask", "version"} & {*options} if is_varied else ():
-        if options[name] is not None:
-            options[name] = {"nominal": options[name], "other": options[name][::turn]}
-    pending = asked.submit(given(call, turn), **options)
+    some = slice(None) if {"fold", "events"} & {*options} else slice(None, 0, -1)
+    if call.is_varied:
+        objects = sonic.Variations(nominal=objects, other=given(call, call.objects[some]))
+        for name in {"mask", "version"} & {*options}:
+            if options[name] is not None:
+                options[name] = {"nominal": options[name], "other": options[name][some]}
+        left = range(len(events))[some]
+        sent = sent + [(event, key) for event, key in sent if event in left]
+    plain = by_row if call.given_as in ("numpy", "frame") else ak.to_list
+    pending = asked.submit(objects, **options)
     result = pending.result()
-    if is_varied:
-        assert same(result["other"].tolist(), wanted[::turn])
-        result, sent = result["nominal"], 2 * sent
-    is_once = call.deduplicate or call.pool == "cached" or is_varied
-    is_once = is_once and not is_joint(call.models[0])
-    assert pending.statistics.total().rows == len({*sent} if is_once else sent)
+    if call.is_varied:
+        assert [*result] == ["nominal", "other"]
+        assert same(plain(result["other"]), wanted[some])
+        result = result["nominal"]
+    is_once = call.deduplicate or call.pool == "cached" or call.is_varied
+    keys = [key for _, key in sent]
+    keys = [*{*keys}] if is_once and not is_joint(call.models[0]) else keys
+    assert pending.statistics.total().rows == len(keys)
+    assert same(plain(result), wanted)
     if call.given_as in ("numpy", "frame"):
-        assert same(by_row(result), wanted)
         return
-    assert same(result.tolist(), wanted)
     assert "float16" not in str(result.type)  # which awkward does not reduce
     tracer = ak.Array(events.layout.to_typetracer(forget_length=True))
-    for some in (events[:0], tracer):
-        scores = asked(some.objects, **{**options, **call.options(some)})
+    for empty in (events[:0], tracer):
+        scores = asked(empty.objects, **{**options, **call.options(empty)})
         assert type_of(scores) == type_of(result)
 
 
@@ -534,8 +637,11 @@ def test_objects_have_the_scores_of_each_row_alone(
         note(f"{model.name}: inputs {model.inputs}, outputs {model.outputs}")
     note(f"objects: {call.objects.type}, {ak.to_list(call.objects)}")
     server.requests.clear()
-    server.models.update({model.name: served(model, server) for model in call.models})
+    for model in call.models:
+        server.models[model.name] = served(model, server, call.has_axis)
     asked, pool = ROUTES[call.route][0](call.models), pools[call.pool]
+    if call.given_as == "copy":
+        asked = pickle.loads(pickle.dumps(asked))
     try:
         scores, sent = scored_alone(call)
     except Refused:

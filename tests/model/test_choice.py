@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,25 +74,16 @@ MASK = EVENTS.pt > 1.5
 NUMBERED = ak.zip({"jets": EVENTS, "event": [5, 3, 4, 6]}, depth_limit=1)
 EVEN = ak.zip({"event": [0, 3, 6, 9]})
 BY_EVEN = [[1.0, 2.0], [], [None, 3.0], [4.0]]
-BY_EVENT = [[3.0, 6.0], [], [None, 6.0], [4.0]]
 MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
-BY_REGION = [[1.0, 4.0], [], [None, None], [4.0]]
 
 
-def test_scores_are_those_of_copies_and_of_plain_arrays(server: FakeServer) -> None:
-    for declared in (sonic.Folds(FOLDS, fold="event % 3"), CHOICE):
-        declared.check()
-        scores = declared(NUMBERED.jets, events=NUMBERED)
-        copy = pickle.loads(pickle.dumps(declared))
-        assert copy(NUMBERED.jets, events=NUMBERED).tolist() == scores.tolist()
-        assert scores.attrs["sonic"]["model"] == declared.name
-    columns = {name: EVENTS[name] for name in ("pt", "region")}
-    of_columns = sonic.Choice({"A": PLAIN[0], "B": PLAIN[1]}, by="region")(columns)
-    assert of_columns.a.tolist() == [[1.0, 2.0], [], [None, None], [4.0]]
+@pytest.mark.usefixtures("server")
+def test_folds_are_lists_or_masked_arrays() -> None:
     by_list = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], [1, 1], [None]])
     assert by_list.y.a.tolist() == [[1.0, 6.0], [], [None, 6.0], [None]]
     masked = np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])
-    assert sonic.Folds(FOLDS)(EVENTS, fold=masked).y.a.tolist() == [*BY_EVENT[:3], [None]]
+    by_event = sonic.Folds(FOLDS)(EVENTS, fold=masked)
+    assert by_event.y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [None]]
 
 
 @pytest.mark.usefixtures("server")
@@ -104,7 +94,9 @@ def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
 
 
 def test_scores_name_the_models_that_made_them(server: FakeServer) -> None:
-    scores = sonic.Folds(FOLDS)(EVENTS, fold=np.array([2, 0, 1, 2]))
+    folds = sonic.Folds(FOLDS)
+    scores = folds(EVENTS, fold=np.array([2, 0, 1, 2]))
+    assert scores.attrs["sonic"]["model"] == folds.name
     made_by = provenance.of_scores(scores)["models"]
     assert [(m["model"], m["version"]) for m in made_by] == [("fold_1", "1"), ("fold_2", "1")]
 
@@ -133,36 +125,13 @@ def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
     assert len(server.requests) == before
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "expected"),
-    [
-        (sonic.Folds(FOLDS, fold="event % 3"), {}, BY_EVENT),
-        (sonic.Folds(FOLDS), {"fold": lambda _: "event % 3"}, BY_EVENT),
-        (sonic.Folds(FOLDS, fold=None), {"fold": lambda _: np.array([2, 0, 1, 0])}, BY_EVENT),
-        (sonic.Folds(FOLDS, fold=None), {}, MEANS),
-        (sonic.Folds(FOLDS, fold="event % 3"), {"fold": lambda _: None}, MEANS),
-        (sonic.Folds(FOLDS, fold=None), {"version": lambda _: 1}, MEANS),
-        (FOLDS[1], {"version": lambda events: events.event // events.event}, MEANS),
-        (sonic.Folds(FOLDS, fold="event % 3"), {"events": lambda _: EVEN}, BY_EVEN),
-        (CHOICE, {}, BY_REGION),
-        (sonic.Choice({5: FOLDS[2], 3: FOLDS[0], 4: FOLDS[1], 6: FOLDS[0]}, "event"), {}, BY_EVENT),
-    ],
-)
-def test_processors_choose_by_objects_or_by_events(
-    server: FakeServer, model: Any, options: Any, expected: Any
-) -> None:
-    analysis = Analysis(model, **options)
-    assert analysis.process(NUMBERED)["a"] == expected
-    analysis.block_size = 3
-    if not options:  # whose arrays are those of a block
-        assert analysis.process(NUMBERED)["a"] == expected
-
-
 def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
     pinned = Analysis(FOLDS[1], version=lambda _: 1, deduplicate=lambda _: True)
     out = pinned.process(ak.concatenate([NUMBERED, NUMBERED]))
     assert out["a"] == 2 * MEANS
     assert sonic.report(out).statistics.deduplicated == 4
+    of_others = Analysis(sonic.Folds(FOLDS, fold="event % 3"), events=lambda _: EVEN)
+    assert of_others.process(NUMBERED)["a"] == BY_EVEN
     with pytest.raises(errors.ConfigError, match="expected Folds, as fold= is sent .* 'y', got Mo"):
         Analysis(FOLDS[0], fold=lambda events: events.event).process(NUMBERED)
     with pytest.raises(errors.FieldError, match=r"'ran'.*nor have the events"):

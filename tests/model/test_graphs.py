@@ -144,104 +144,15 @@ def test_graphs_without_offsets_are_traced(per: str) -> None:
     assert model(ak.Array(events.layout.to_typetracer(forget_length=True))).fields == ["score"]
 
 
-def test_all_rows_of_an_event_share_a_request() -> None:
-    """Jets with numbers and constituents; the network sees all jets of the event at once."""
-    jets = ak.Array(
-        [
-            [{"m": 1.0, "pf": [{"pt": 1.0}, {"pt": 2.0}]}, {"m": 4.0, "pf": []}],
-            [],
-            [{"m": 3.0, "pf": [{"pt": 1.0}] * 5}],
-        ]
-    )
-    inputs = {"jets": sonic.Row("m"), "pf": sonic.Bucketed("pf.pt", [2, 4])}
-    tagger = sonic.Model("event", inputs, {"y": None}, one_request_per="event")
-
-    def share(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
-        return {"y": np.column_stack([own / own.sum()])}
-
-    served = {"event": FakeModel.of(tagger, share)}
-    with FakeServer(served) as server, sonic.connect(server.url):
-        pending = tagger.submit(jets)
-        assert pending.result().tolist() == [[0.5, 0.5], [], [1.0]]
-    assert pending.statistics.total().requests >= 2
-
-
-def test_rows_are_sent_without_an_axis_of_rows(tmp_path: Path) -> None:
-    """A row's tensor is sent as it is, without an axis of length 1."""
-    rows = ak.Array([[{"x": [1.0, 2.0], "a": 1.0, "b": 2.0}], [], [{"x": [5.0], "a": 3, "b": 4}]])
-    inputs = {"x": sonic.Padded("x", 3), "r": sonic.Row(["a", "b"])}
-    outputs = {"y": ["sum", "product"], "z": None}
-    tagger = sonic.Model("single", inputs, outputs, one_request_per="row")
-
-    def network(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        y = np.asarray([inputs["x"].sum(), inputs["r"].prod()], "f4")
-        return {"y": y, "z": np.outer(inputs["r"], inputs["r"])}
-
-    fake = FakeModel(
-        inputs={"x": ("float32", (1, 3)), "r": ("float32", (2,))},
-        outputs={"y": ("float32", (2,)), "z": ("float32", (2, 2))},
-        function=network,
-        max_rows=0,
-    )
-    with FakeServer({"single": fake}) as server, sonic.connect(server.url) as pool:
-        scores = tagger(rows, pool=pool, deduplicate=True)
-        with pytest.raises(ContractError):
-            sonic.Model("single", inputs, outputs)(rows, pool=pool)
-        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
-        with sonic.connect(server.url, **options) as caching:
-            for _ in range(2):
-                assert tagger(rows, pool=caching).to_list() == scores.to_list()
-    assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
-    assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
-
-
-KINDS = sonic.Model(
-    "kinds",
-    {
-        "hits": sonic.Flat("hits.x", "hit_splits"),
-        "tracks": sonic.Flat(["tracks.pt", "tracks.d0"], "track_splits", sort_by="tracks.pt"),
-    },
-    {
-        "sizes": ["tracks", "hits"],
-        "weight": sonic.Output(per="constituent", of="tracks"),
-        "clusters": sonic.Output(["x"], splits="cluster_splits"),
-    },
-)
-
-
-def of_kinds(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Numbers for each event, for each track, and of a new collection."""
-    sizes = [np.diff(inputs[f"{kind}_splits"]) for kind in ("track", "hit")]
-    return {
-        "sizes": np.stack(sizes, axis=1).astype("f4"),
-        "weight": inputs["tracks"].sum(axis=1),
-        "clusters": 3 * inputs["hits"],
-        "cluster_splits": inputs["hit_splits"],
-    }
-
-
-def test_graphs_of_two_kinds_of_nodes_are_scored() -> None:
-    rng = np.random.default_rng(3)
-
-    def nodes(mean: int, *names: str) -> ak.Array:
-        counts = rng.poisson(mean, 300)
-        columns = {name: rng.normal(size=counts.sum()).astype("f4") for name in names}
-        return ak.unflatten(ak.zip(columns), counts)
-
-    events = ak.zip({"tracks": nodes(4, "pt", "d0"), "hits": nodes(9, "x")}, depth_limit=1)
-    events = ak.mask(events, np.arange(300) % 3 > 0)
-    fake = FakeModel.of(KINDS, of_kinds)
-    fake = replace(fake, outputs={**fake.outputs, "cluster_splits": ("int64", (-1,))})
-    with FakeServer({"kinds": fake}) as server, sonic.connect(server.url, max_request_bytes=1_000):
-        pending = KINDS.submit(events)
-        scores = pending.result()
-    assert pending.statistics.total().requests > 10
-    assert ak.is_none(scores).tolist() == ak.is_none(events).tolist()
-    for kind in ("tracks", "hits"):
-        assert scores.sizes[kind].tolist() == ak.num(events[kind]).tolist()
-    assert ak.almost_equal(scores.weight, events.tracks.pt + events.tracks.d0, rtol=1e-6)
-    assert scores.clusters.x.tolist() == (events.hits.x * np.float32(3)).tolist()
+def test_models_that_share_requests_need_an_axis_of_rows() -> None:
+    tensors = {name: {name: ("float32", (2,))} for name in ("x", "y")}
+    alone = FakeModel(inputs=tensors["x"], outputs=tensors["y"], function=dict, max_rows=0)
+    with (
+        FakeServer({"m": alone}) as server,
+        sonic.connect(server.url),
+        pytest.raises(ContractError, match=r"the model takes FP32 \[N\]"),
+    ):
+        sonic.Model("m", {"x": sonic.Row(["pt", "pt"])}, {"y": ["a", "b"]})(doubling.jets(1, 2))
 
 
 def test_offsets_of_the_same_elements_tell_rows_apart() -> None:

@@ -205,16 +205,6 @@ def test_scores_of_other_parameters_are_others(tmp_path: Any) -> None:
         assert pool.statistics.total().rows == 3
 
 
-def test_scores_do_not_depend_on_the_requests(
-    server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
-) -> None:
-    scores = []
-    for options in ({}, {"max_request_bytes": 500}, {"max_in_flight": 1, "max_in_flight_bytes": 1}):
-        with sonic.connect(server, **options) as pool:
-            scores.append(tagger(jets[:400], pool=pool).top.tolist())
-    assert scores[0] == scores[1] == scores[2]
-
-
 def scored(model: sonic.Model, jets: ak.Array, server: FakeServer) -> Any:
     pending = model.submit(jets)
     assert len(pending.result()) == 20

@@ -146,14 +146,8 @@ def test_columns_of_a_dict_are_read_as_those_of_a_data_frame(dtype: str) -> None
 
 
 def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
-    up = FRAME.assign(pt=FRAME.pt * 2)
-    columns = {name: FRAME[name].to_numpy() for name in ("pt", "eta")}
-    plain = MODEL(sonic.Variations(nominal=columns, up={**columns, "pt": columns["pt"] + 1}))
-    assert plain["up"]["a"].tolist() == [4.0, 6.0, 8.0]
-    assert plain["nominal"]["a"].tolist() == [2.0, 4.0, 6.0]
-    varied = MODEL(sonic.Variations(nominal=FRAME, up=up))
-    assert varied["up"].a.tolist() == [4.0, 8.0, 12.0]
-    assert varied["nominal"].index.equals(FRAME.index)
+    varied = MODEL(sonic.Variations(nominal=FRAME, up=FRAME[1:]))
+    assert varied["up"].index.equals(FRAME.index[1:])
     choice = sonic.Choice({"x": MODEL, "y": MODEL}, by="kind")
     assert choice(FRAME).a.tolist() == [2.0, 4.0, 6.0]
     known = pd.Series([True, None, False], FRAME.index, dtype="boolean")

@@ -93,15 +93,6 @@ def shared() -> Iterator[Pool]:
         yield one
 
 
-def test_rows_of_one_byte_are_deduplicated() -> None:
-    model = sonic.Model("flags", {"x": sonic.Row("x", dtype="bool")}, {"y": ["same"]})
-    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype(np.float32)})
-    with FakeServer({"flags": served}) as server, sonic.connect(server.url):
-        scores = model(ak.Array({"x": [1, 0, 1, 1]}), deduplicate=True)
-        assert scores.same.tolist() == [1, 0, 1, 1]
-        assert sent(server, "flags") == 2
-
-
 @pytest.mark.parametrize("cached", [False, True])
 def test_rows_differ_whose_hashes_begin_alike(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
@@ -134,23 +125,6 @@ def test_rows_are_compared_without_a_copy_of_them_all() -> None:
         taken = peak(lambda: model(objects, pool=pool, deduplicate=True))
         assert sent(server) == 2
     assert taken < images.nbytes / 2
-
-
-def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
-    nominal = objects([[10, 20], [30], []])
-    up = objects([[10, 21], [30], []])
-    down = objects([[20], [], []])  # another cut
-    pending = MODEL.submit(sonic.Variations(nominal=nominal, up=up, down=down), pool=pool)
-    scores = pending.result()
-    assert list(scores) == ["nominal", "up", "down"]
-    assert scores["nominal"].twice.tolist() == [[20, 40], [60], []]
-    assert scores["up"].twice.tolist() == [[20, 42], [60], []]
-    assert scores["down"].twice.tolist() == [[40], [], []]
-    assert sent(server) == 4
-    assert pending.statistics.deduplicated == 3
-    assert pending.provenance()["model"] == "m"
-    inputs = {name: {"x": array} for name, array in {"nominal": nominal, "up": up}.items()}
-    assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
 
 
 def test_variations_read_the_columns_of_the_model_alone(pool: Pool) -> None:
@@ -283,8 +257,10 @@ def test_bad_variations_and_versions_are_refused(
 
 def test_names_of_variations_may_be_numbers(pool: Pool) -> None:
     pending = MODEL.submit(sonic.Variations({1: ONE, 2: ONE}), pool=pool)
+    assert pending.provenance()["model"] == "m"
     assert "under 1, 2" in repr(pending)
     assert [*pending.result()] == [1, 2]
+    assert pending.statistics.deduplicated == 1
 
 
 def folded(server: FakeServer) -> None:
@@ -298,28 +274,17 @@ def folded(server: FakeServer) -> None:
     server.models["m"] = dataclasses.replace(one, function=by_version)
 
 
-def test_each_event_by_its_version(server: FakeServer) -> None:
+def test_versions_are_of_events_or_of_all(server: FakeServer) -> None:
     folded(server)
-    event = ak.Array([10, 11, 12, 13, 15])
-    numbers = [[1, 2], [1], [], [None, 4, 5], [6]]
-    with Pool(Settings.make(server.url, max_in_flight=1)) as pool:
-        pending = MODEL.submit(objects(numbers), pool=pool, version=event % 2 + 1)
-        assert pending.result().twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+    array, versions = objects([[1, 2], [1], [None, 4]]), ak.Array([1, 2, 2])
+    with Pool(Settings.make(server.url)) as pool:
+        pending = MODEL.submit(array, pool=pool, version=versions)
+        assert pending.result().twice.tolist() == [[2, 4], [3], [None, 12]]
         assert pending.provenance()["version"] == "1, 2"
         assert {version for (_, _, version), _ in pending.statistics} == {"1", "2"}
-        # With the same rows sent once for each version.
-        before = sent(server)
-        scores = MODEL(objects(numbers), pool=pool, version=event % 2 + 1, deduplicate=True)
-        assert scores.twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
-        assert sent(server) - before == 6
-        varied = sonic.Variations(a=objects(numbers), b=objects(numbers))
-        for versions in (event % 2 + 1, ak.to_numpy(event % 2 + 1), (event % 2 + 1).tolist()):
-            both = MODEL(varied, pool=pool, version=versions)
-            assert both["b"].twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
-        assert MODEL(objects([[1]]), pool=pool, version=np.int64(2)).twice.tolist() == [[3]]
-        by_object = ak.Array([[1, 2], [1], [], [2, 1, 2], [2]])
-        scores = MODEL(objects(numbers), pool=pool, version=by_object)
-        assert scores.twice.tolist() == [[2, 6], [2], [], [None, 8, 15], [18]]
+        for plain in (ak.to_numpy(versions), versions.tolist()):
+            assert MODEL(array, pool=pool, version=plain).tolist() == pending.result().tolist()
+        assert MODEL(array, pool=pool, version=np.int64(2)).twice[0].tolist() == [3, 6]
 
 
 def test_variations_and_versions_without_data() -> None:
