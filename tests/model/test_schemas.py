@@ -21,6 +21,9 @@ TRACKS = [[1.0, 2.0, 3.0], [4.0, 5.0], [6.0]]
 FOUND = [[3], [-9], [5], [-9]]
 
 
+# The names of fields are short, as coffea's `TreeMakerSchema` once took their first letters.
+
+
 def read(path: Path, schema: Any, columns: dict[str, list[Any]], **options: Any) -> ak.Array:
     """Write branches to a file, and return its events."""
     arrays = {name: ak.Array(column) for name, column in columns.items()}
@@ -49,29 +52,29 @@ def test_indices_in_records_of_a_collection_are_those_of_the_file(
 
 
 def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -> None:
-    columns = {"Hits_track": HITS, "Tracks_z": TRACKS}
-    columns |= {"Tracks_next": [[2, -1, 1], [0, 1], [0]]}
+    columns = {"Hits_t": HITS, "Tracks_z": TRACKS}
+    columns |= {"Tracks_n": [[2, -1, 1], [0, 1], [0]]}
     events = read(tmp_path, TreeMakerSchema, columns)
     good = cut(events.Tracks, events.Tracks.z)
-    track = sonic.Row(sonic.Feature("Good.z", index="Hits.track"), missing=-9.0)
+    track = sonic.Row(sonic.Feature("Good.z", index="Hits.t"), missing=-9.0)
     assert track.pack(ak.with_field(events, good, "Good")).tolist() == FOUND
-    following = sonic.Row(sonic.Feature("z", index="next"), missing=-9.0)
+    following = sonic.Row(sonic.Feature("z", index="n"), missing=-9.0)
     assert following.pack(good).tolist() == [[2], [-9], [5], [4], [6]]
 
 
 def test_an_index_of_the_file_into_objects_that_it_does_not_have_is_refused(
     tmp_path: Path,
 ) -> None:
-    columns = {"Hits_track": HITS, "Tracks_z": TRACKS, "Cells_z": TRACKS}
+    columns = {"Hits_t": HITS, "Tracks_z": TRACKS, "Cells_z": TRACKS}
     log: list[Any] = []
     events = read(tmp_path, TreeMakerSchema, columns, access_log=log)
     z = events.Tracks.z
     made = ak.zip({"z": 1.0 * z, "position": ak.local_index(z)})
     events = ak.with_field(events, cut(made, z), "Good")
-    track = sonic.Row(sonic.Feature("Good.z", index="Hits.track"), missing=-9.0)
+    track = sonic.Row(sonic.Feature("Good.z", index="Hits.t"), missing=-9.0)
     with pytest.raises(errors.InputError, match="'Good' are not those of the file.*of their col"):
         track.pack(events)
-    assert {access.branch for access in log} == {"Hits_track", "Tracks_z"}
+    assert {access.branch for access in log} == {"Hits_t", "Tracks_z"}
     events["Good", "file_position"] = events.Good.position
     assert track.pack(events).tolist() == FOUND
 
@@ -79,11 +82,11 @@ def test_an_index_of_the_file_into_objects_that_it_does_not_have_is_refused(
 def test_an_index_of_merged_objects_is_refused_where_it_may_count_in_two_lists(
     tmp_path: Path,
 ) -> None:
-    events = read(tmp_path, TreeMakerSchema, {"Hits_track": HITS, "Tracks_z": TRACKS})
+    events = read(tmp_path, TreeMakerSchema, {"Hits_t": HITS, "Tracks_z": TRACKS})
     merged = ak.concatenate([events.Hits, events.Hits[:, :0]], axis=1)
     own = ak.Array([[1, 0], [0], [-1]])
     events["Merged"] = ak.with_field(merged, own, "own")
-    track = sonic.Row(sonic.Feature("Tracks.z", index="Merged.track"), missing=-9.0)
+    track = sonic.Row(sonic.Feature("Tracks.z", index="Merged.t"), missing=-9.0)
     assert track.pack(events).tolist() == [[3], [1], [5], [-9]]
     noted = ak.with_field(events.Tracks, ak.local_index(events.Tracks.z), "file_position")
     for tracks in (events.Tracks, noted):
@@ -91,7 +94,7 @@ def test_an_index_of_merged_objects_is_refused_where_it_may_count_in_two_lists(
         if tracks is noted:
             assert track.pack(changed).tolist() == FOUND
         else:
-            with pytest.raises(errors.InputError, match="'Merged.track' has the name of an index"):
+            with pytest.raises(errors.InputError, match="'Merged.t' has the name of an index"):
                 track.pack(changed)
         of_own = sonic.Row(sonic.Feature("Tracks.z", index="Merged.own"), missing=-9.0)
         assert of_own.pack(changed).tolist() == [[2], [3], [5], [-9]]
