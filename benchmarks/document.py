@@ -121,7 +121,7 @@ def page(all_of: Mapping[str, Results]) -> str:
             **all_of,
             machine=machine(all_of["pool"]),
             slowest_recovery=max(all_of["failover"].among("until 90 %")),
-            slowest_tensor=max(m["ratio"] for m in loops),
+            slowest=max(loops, key=lambda m: m["ratio"]),
             awkward_by_hand=1 / layouts["Padded, over awkward by hand"].ratio,
             least_of_a_link=min(links),
             most_of_a_link=max(links),
