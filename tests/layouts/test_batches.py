@@ -146,9 +146,10 @@ def test_each_of_the_channels_that_are_transformed_together_is_checked() -> None
     unlimited = row(scale=1e30, lower=0.0, upper=np.inf, nonfinite=0.0)
     with pytest.raises(InputError, match="^field 'y' is inf after .* in event 0, which float32"):
         unlimited.pack(array)
-    too_large = row(nonfinite=1e300, nonfinite_last=True, lower=-1.0, upper=1.0)
-    with pytest.raises(InputError, match="^field 'y' is inf after .* in event 1, which float32"):
-        too_large.pack({"x": array["x"], "y": np.asarray([1.0, np.nan], np.float32)})
+    limits = {"lower": -1.0, "upper": 1.0, "nonfinite": 1e300, "nonfinite_last": True}
+    for too_large in (row(**limits), sonic.Row(sonic.Feature("y", **limits))):
+        with pytest.raises(InputError, match="^field 'y' is inf after .* in event 1, which float"):
+            too_large.pack({"x": array["x"], "y": np.asarray([1.0, np.nan], np.float32)})
 
 
 def test_integers_without_a_transformation_stay_exact() -> None:

@@ -171,6 +171,13 @@ def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own(
     assert means.n.tolist() == [(2 + 1) / 2, (0 + 2) / 2]
 
 
+def test_traces_have_the_outputs_in_the_order_of_the_first_model() -> None:
+    reversed_ = plain(8, **dict(reversed(WHOLE.outputs.items())))
+    jets = ak.Array([[{"pt": 1.0, "k": 0}]]).layout.to_typetracer(forget_length=True)
+    scores = sonic.Folds([WHOLE, reversed_], fold="k")(ak.Array(jets))
+    assert scores.fields == [*WHOLE.outputs]
+
+
 def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:
     """Those of another model's objects, and of objects that a mask leaves out."""
     shower = sonic.Model("plain_1", {"x": sonic.Row("shower")}, {"y": LABELS})
