@@ -71,8 +71,6 @@ SMOOTHING = 0.2
 # again. After each further refusal it stays for twice as many, up to 512. With a limit of 4, one
 # request of 100 is refused at first, and one of 2,000 in the end.
 HOLD_RTTS, MAX_HOLD_RTTS = 16.0, 512.0
-# After a refusal, a client leaves some room for the others.
-REFUSED_PART = 0.9
 # The baseline RTT is measured anew by a single request, at most once in `RECHECK_S` or 100 RTTs.
 PROBE_RTTS = 100
 # If the RTT has grown since the last probe, the baseline may have grown, or other clients have more
@@ -89,6 +87,6 @@ MAX_MISSES = 16
 # Losses have an endpoint's models validated again at most once in this time. A balancer that does
 # not know yet which server is dead may lead each second request there, and the endpoint would only
 # be validated.
-VALID_S = 5.0
+VALID_S = SILENCE_S
 # If nothing was answered for this time, a server may have been restarted with other models.
 QUIET_S = LATE_S
