@@ -43,12 +43,17 @@ def cut(tracks: ak.Array, z: ak.Array) -> ak.Array:
 def test_indices_in_records_of_a_collection_are_those_of_the_file(
     name: str, tmp_path: Path
 ) -> None:
-    columns = {f"HitsAuxDyn.link.{leaf}": HITS for leaf in ("m_persIndex", "m_persKey")}
+    hits, link = ak.Array(HITS), "HitsAuxDyn.link"
+    columns = {f"{link}.m_persIndex": abs(hits), f"{link}.m_persKey": ak.where(hits < 0, 0, 77)}
     columns |= {f"TracksAuxDyn.{leaf}": TRACKS for leaf in ("z", "vertex.z", "vertex.t")}
     events = read(tmp_path, PHYSLITESchema, columns)
     events = ak.with_field(events, cut(events.Tracks, events.Tracks.z), "Tracks")
-    track = sonic.Feature(name, index="Hits.link.m_persIndex")
-    assert sonic.Row(track, missing=-9.0).pack(events).tolist() == FOUND
+    row = sonic.Row(sonic.Feature(name, index="Hits.link.m_persIndex"), missing=-9.0)
+    assert row.columns == ("Hits.link.m_persIndex", "Hits.link.m_persKey", name)
+    assert row.pack(events).tolist() == FOUND
+    events["Hits", "link", "m_persKey"] = ak.Array([[77, 78], [77], [0]])
+    with pytest.raises(errors.InputError, match="lead to several collections.*: 77, 78"):
+        row.pack(events)
 
 
 def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -> None:

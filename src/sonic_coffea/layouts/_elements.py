@@ -500,6 +500,15 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     number = number.astype(np.int64)
     if absent is not None:
         number[absent] = -1
+    for term in feature.terms[1:]:  # the key of a link
+        keys = elements.take(columns.terms[term])[0]
+        number[keys == 0] = -1
+        if len(known := np.unique(keys[number >= 0])) > 1:
+            raise InputError(
+                f"the links of {name!r} lead to several collections, by {text_of(term[0])!r}: "
+                f"{', '.join(map(str, known[:4]))}; make an index of those to one of them, with -1 "
+                "for the others: ak.where(link.m_persKey == key, link.m_persIndex, -1)"
+            )
     event = np.repeat(rows.event_numbers(), elements.counts)
     sizes = place.levels[0].counts[event]
     found, wrong = number, number >= sizes

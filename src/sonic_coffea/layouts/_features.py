@@ -74,7 +74,8 @@ class Feature:
         count within the event, unlike coffea's indices of a whole file (``…IdxG``). An index of
         the file counts in the file's own lists: NanoEvents know them, so that their muons may be
         sorted or cut, and an index to one that was cut refers to no object. Any other index counts
-        in the lists as they are.
+        in the lists as they are. Beside ATLAS's ``m_persIndex``, the ``m_persKey`` is read: with
+        the key 0, a link leads nowhere.
     replace : mapping of number to number, optional
         Replacement for some values, before everything else: ``{-1: 999}``. Others stay.
     nonfinite_last : bool
@@ -144,7 +145,10 @@ class Feature:
         }
         refuse(what, cases)
         if self.expression is None:
-            terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
+            path = path_of(self.index or self.name)
+            terms: tuple[Term, ...] = ((path, ""),)
+            if self.index and path[-1] == "m_persIndex":  # of a link of ATLAS's
+                terms = (*terms, ((*path[:-1], "m_persKey"), ""))
             # In brackets, as a field may have the name of a reduction.
             declare(self, term=(path_of(self.name), f"[{self.index}]" if self.index else ""))
         else:  # which may be the name, too
