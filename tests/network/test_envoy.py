@@ -1,20 +1,32 @@
-"""What is too large, too slow or too much for a proxy or a Triton is split, or sent again."""
+"""Real proxies before real Tritons, whose versions roll over, and which refuse what is too much."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import awkward as ak
 import pytest
-from tests.network.proxies import buffer, rate_limit
+from tests.network.proxies import buffer, rate_limit, signed_tokens
 from tests.network.tritons import Triton
+from tests.scored import same_scores
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reporting import Statistics
+from sonic_coffea.transport import connect_transport
 
 _QUEUED: dict[str, Any] = {"work": "time.sleep(0.02)", "rows": 8}
 # What each does for a batch, and how Triton queues its requests.
@@ -121,3 +133,112 @@ def test_shared_memory_through_a_balancer_is_an_error(serve: Any, proxy: Any) ->
             until(lambda: model()(objects(40_000), pool=pool) is None)
         assert "shared_memory=True, but " in str(caught.value)
         assert "several servers behind the URL" in str(caught.value)
+
+
+Rolling = tuple[sonic.Model, Callable[..., None]]
+
+
+def answered(pool: Pool, more: int = 100) -> None:
+    """Return after some more requests were answered."""
+    before = pool.statistics.total().requests
+    until(lambda: pool.statistics.total().requests >= before + more, what="answers")
+
+
+@pytest.fixture
+def rolling(
+    tagger: sonic.Model, served_repository: Path, tagger_path: Path, two_tritons: list[Triton]
+) -> Rolling:
+    """Return a model of two Tritons, and what writes version 2, which they have once they load."""
+    name = f"rolling_{secrets.token_hex(4)}"
+
+    def write(version: int = 2) -> None:
+        options: dict[str, Any] = {"max_batch_size": 16, "versions": "latest", "version": version}
+        sonic.build_repository(served_repository, {name: tagger_path}, **options)
+
+    write(1)
+    for triton in two_tritons:
+        triton.tell("Load", name)
+    return sonic.Model(name, inputs=tagger.inputs, outputs=tagger.outputs), write
+
+
+def test_metadata_and_configuration_are_of_one_server(
+    rolling: Rolling, two_tritons: list[Triton], proxy: Any
+) -> None:
+    """Each second call is led to the server whose configuration knows another version's digest."""
+    model, write = rolling
+    write()
+    two_tritons[1].tell("Load", model.name)
+    seen = set()
+    with proxy(two_tritons, policy="ROUND_ROBIN") as running:
+        for _ in range(20):
+            with contextlib.closing(connect_transport(running.url)) as connection:
+                contract = connection.metadata(model.name, None)
+                seen.add((contract.version, bool(contract.digest)))
+    assert seen <= {("1", True), ("2", True)}
+
+
+def test_calls_have_one_version_while_servers_roll_over(
+    rolling: Rolling, two_tritons: list[Triton], proxy: Any, jets: Any, direct: list[Any]
+) -> None:
+    """Requests for version 1 that reach the other server are sent again; no row is lost."""
+    model, write = rolling
+    seen = set()
+
+    def call() -> None:
+        while "2" not in seen:
+            seen.add(model(jets[:200], pool=pool).attrs["sonic"]["version"])
+
+    with (
+        proxy(two_tritons, policy="ROUND_ROBIN") as running,
+        Pool(Settings.make(running.url)) as pool,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        calling = [threads.submit(call) for _ in range(3)]
+        write()
+        pending = model.submit(ak.concatenate([jets] * 20), pool=pool)
+        answered(pool)
+        two_tritons[1].tell("Load", model.name)
+        assert not pending.done()
+        scores = pending.result(timeout_s=120)
+        same_scores(scores.top, direct * 20)
+        assert scores.attrs["sonic"]["version"] == "1"
+        assert pool.statistics.total().retries > 0
+        two_tritons[0].tell("Load", model.name)
+        for each in calling:
+            each.result(60)
+        assert seen >= {"1", "2"}
+        assert pool.statistics.total().failures == 0
+
+
+_KEY = b"a key of tests, of 32 characters"
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+JWKS = {"keys": [{"kty": "oct", "alg": "HS256", "kid": "1", "k": _encoded(_KEY)}]}
+
+
+def expired_token() -> str:
+    """Return a token that expired longer ago than Envoy allows for, which is 60 s."""
+    header = {"alg": "HS256", "typ": "JWT", "kid": "1"}
+    payload = {"iss": "tests", "exp": int(time.time() - 100)}
+    signed = ".".join(_encoded(json.dumps(part).encode()) for part in (header, payload))
+    return f"{signed}.{_encoded(hmac.digest(_KEY, signed.encode(), hashlib.sha256))}"
+
+
+def test_tokens_that_stay_expired_are_named(
+    two_tritons: list[Triton], proxy: Any, tagger: sonic.Model, jets: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(expired_token())
+    with proxy(two_tritons, filters=[signed_tokens(JWKS)]) as running:
+        settings = Settings.make(running.url, token_file=path, retry_timeout_s=0.5)
+        with Pool(settings) as pool, pytest.raises(errors.TokenExpiredError, match="Jwt is expire"):
+            tagger(jets, pool=pool)
+        # Nobody renews a token that was given as text.
+        settings = Settings.make(running.url, token=expired_token(), retry_timeout_s=60.0)
+        with Pool(settings) as pool, pytest.raises(errors.AccessError, match="token_file="):
+            tagger(jets, pool=pool)
+        assert pool.statistics.total().retries == 0
