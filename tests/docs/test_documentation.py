@@ -7,8 +7,12 @@ import importlib
 import json
 import os
 import re
-from importlib.util import find_spec
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,3 +234,79 @@ def test_the_analysis_scores_every_jet_as_direct_inference(
     counts = analysed["top"][str(files[0]), :].values()
     # A score at the edge of a bin may fall to either side.
     assert np.abs(counts - expected).sum() <= 4
+
+
+PAGE = ROOT / "docs" / "how-to" / "use-coffea-0.7.md"
+UV = shutil.which(
+    "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+)
+
+
+def python_3_10() -> str | None:
+    """Return a Python of this machine that coffea 0.7 runs on."""
+    if UV is None:
+        return None
+    environment = dict(os.environ)
+    if shutil.which("pyenv"):  # its commands fail for every Python but the chosen ones
+        listed = subprocess.run(
+            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False
+        )
+        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
+    find = [UV, "python", "find", "--no-project", "--no-python-downloads", "3.10"]
+    found = subprocess.run(find, env=environment, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+@pytest.mark.slow
+def test_scores_join_in_an_environment_of_coffea_0_7(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    python = python_3_10()
+    if UV is None or python is None:
+        pytest.skip("needs uv and Python 3.10")
+    run_pages([PAGE], tmp_path, environment, language="bash")
+    packages = ["coffea==0.7.31", "pyarrow", "setuptools<80"]
+    for command in (["venv", "-qp", python, "old"], ["pip", "install", "-qp", "old", *packages]):
+        subprocess.run([UV, *command], cwd=tmp_path, check=True)
+    (block,) = (block for block in blocks_of(PAGE) if block.language == "python")
+    done = subprocess.run(
+        [tmp_path / "old" / "bin" / "python", "-W", "ignore", "-c", block.text],
+        cwd=tmp_path / PAGE.stem,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+
+
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", text)
+
+
+def curves(text: str) -> dict[str, Any]:
+    paths = re.findall(r'<g id="(in-flight-[^"]+)">\s*<path d="([^"]+)"', text)
+    return {name: np.asarray(re.findall(r"[\d.]+", path), float) for name, path in paths}
+
+
+@pytest.mark.slow
+def test_pictures_are_as_they_would_be_drawn(tmp_path: Path) -> None:
+    """If not, run ``python docs/draw.py``; other versions of matplotlib may draw a little off."""
+    spec = spec_from_file_location("draw", ROOT / "docs" / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.draw(tmp_path)
+    assert sorted(module.PICTURES) == [p.stem for p in PICTURES]
+    for picture in PICTURES:
+        then = picture.read_text(encoding="utf-8")
+        now = (tmp_path / picture.name).read_text(encoding="utf-8")
+        assert words(now) == words(then) != [], picture
+        assert list(curves(now)) == list(curves(then)), picture
+        for name, curve in curves(now).items():
+            np.testing.assert_allclose(curve, curves(then)[name], atol=1.0)
+        assert bool(curves(now)) == (picture.stem == "limits")
