@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.commands import run
+from tests.commands import json_of, run
 from tests.ports import held_port
 from tests.scripts import python
 
@@ -141,9 +140,7 @@ TAGGER = DATA / "toptagger.onnx"
 def test_models_are_built_replaced_and_shown(tmp_path: Path) -> None:
     build = ("repository", "build", tmp_path / "r", f"top={TAGGER}")
     options = ["--max-batch-size", 32, "--labels", "top=QCD,Top"]
-    done = run(*build, "--json", *options, "--no-user")
-    (built,) = json.loads(done.stdout)
-    assert done.returncode == 0
+    (built,) = json_of(*build, *options, "--no-user")
     assert (built["model"], built["version"], built["changes"]) == ("top", 1, [])
     assert "user" not in built
     config = tmp_path / "r" / "top" / "config.pbtxt"
@@ -153,10 +150,9 @@ def test_models_are_built_replaced_and_shown(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "already has top" in done.stderr
     assert run(*build, "--version", "next").returncode == 0
-    done = run("repository", "show", tmp_path / "r", "--json")
-    assert done.returncode == 0
-    assert [entry["version"] for entry in json.loads(done.stdout)] == [1, 2]
-    (anew,) = json.loads(run(*build, "--json", "--overwrite").stdout)
+    shown = json_of("repository", "show", tmp_path / "r")
+    assert [entry["version"] for entry in shown] == [1, 2]
+    (anew,) = json_of(*build, "--overwrite")
     assert (anew["version"], anew["changes"]) == (1, [])
 
 

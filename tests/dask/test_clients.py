@@ -160,12 +160,15 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(client: Clien
         assert client.submit(by_reference, 1, pure=False).result() == 4.0
 
 
-def test_servers_that_workers_have_are_not_replaced_in_one_process_alone(
+def test_servers_of_workers_are_not_replaced_in_part_or_by_a_connection_that_fails(
     client: Client, one: FakeServer, other: FakeServer
 ) -> None:
+    lock = threading.Lock()
     with sonic.connect(one.url, client=client) as pool:
         with pytest.raises(errors.ConfigError, match="the workers .* have the servers, too"):
             pool.set_servers(other.url)
+        with pytest.raises(TypeError, match="pickle"):
+            sonic.connect(other.url, client=client, token=lambda: str(lock))
         assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
 
 
@@ -236,16 +239,6 @@ def test_what_no_task_does_has_not_the_servers_of_another_client(
         assert client.submit(by_reference, 1, workers=[here], pure=False).result() == 2.0
         with pytest.raises(errors.ConfigError, match="is in no .* task of dask"):
             client.submit(in_thread, 1).result()
-
-
-def test_a_connection_that_fails_changes_no_servers(
-    client: Client, one: FakeServer, other: FakeServer
-) -> None:
-    lock = threading.Lock()
-    with sonic.connect(one.url, client=client):
-        with pytest.raises(TypeError, match="pickle"):
-            sonic.connect(other.url, client=client, token=lambda: str(lock))
-        assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
 
 
 def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(

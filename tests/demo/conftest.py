@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import uproot
 from rich.console import Console
-from tests.commands import run
+from tests.commands import json_of, run
 
 from sonic_coffea.dask import cluster
 from sonic_coffea.demo import workflow
@@ -26,10 +25,7 @@ def demo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def demo_json(*arguments: str | Path) -> dict[str, Any]:
-    done = demo(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return dict(json_of("demo", *arguments))
 
 
 def rewrite(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
+from tests.cli.test_check import checked
 from tests.commands import run
 from tests.doubling import MODEL, jets, served, twice
 from tests.network.toxics import ToxicProxy
@@ -336,15 +336,6 @@ def saturated(fake: FakeServer) -> FakeServer:
     return fake
 
 
-def checked(*arguments: str) -> dict[str, Any]:
-    """Return the steps of the command `check`, which finds nothing wrong."""
-    done = run("check", *arguments, "--json")
-    assert done.returncode == 0
-    steps = json.loads(done.stdout)["steps"]
-    assert all(step["ok"] for step in steps)
-    return {step["name"]: step for step in steps}
-
-
 def test_inference_needs_no_index(saturated: FakeServer) -> None:
     with Pool(Settings.make(saturated.url, **PATIENT)) as pool:
         assert MODEL(JETS, pool=pool).twice.tolist() == TWICE
@@ -367,8 +358,8 @@ def test_refused_indices_are_explained(saturated: FakeServer) -> None:
     assert listed.returncode == 1
     assert "admits no new clients at the moment" in listed.stderr.replace("\n", " ")
     assert "Traceback" not in listed.stderr
-    assert "admits no new clients" in checked(saturated.url)["models"]["detail"]
-    checked(saturated.url, "m")
+    assert "admits no new clients" in checked(saturated.url, ok=True)["models"]["detail"]
+    checked(saturated.url, "m", ok=True)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -410,7 +401,7 @@ def test_the_declaration_is_trusted_with_one_warning(
         assert [spec.name for spec in MODEL.check(pool).outputs] == ["y"]
     (message,) = [r.getMessage() for r in caplog.records if r.name.startswith("sonic_coffea")]
     assert "does not list what model m takes and gives" in message
-    steps = checked(unlisted.url, "m")
+    steps = checked(unlisted.url, "m", ok=True)
     assert "lists no tensors" in steps["model m"]["detail"]
     assert "inference" not in steps
 
