@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from benchmarks import document, link
 from benchmarks.harness import common_rates
+from tests.scripts import python
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MAKEFILE = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
@@ -46,10 +45,7 @@ def test_benchmarks_run(names: list[str], tmp_path: Path) -> None:
         command = [*scripts, "--quick", "--json", tmp_path / f"{names[0]}.json"]
     else:
         command = ["-c", DRIVER, tmp_path, *scripts]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=580, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(*command, timeout_s=580)
     for name in names:
         saved = json.loads((tmp_path / f"{name}.json").read_text())
         assert saved["benchmark"].split(":")[0] in done.stdout

@@ -52,7 +52,7 @@ def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
 
 
 def test_scores_equal_direct_inference(sample_run: dict[str, Any]) -> None:
-    expected = direct_scores(DATA / "TTbar_2.root")
+    expected = direct_scores("TTbar_2")
     scored: dict[tuple[int, int], list[float]] = {}
     jets = ak.from_parquet(sample_run["jets"])
     for lumi, event, top in zip(jets.luminosityBlock, jets.event, jets.top, strict=True):

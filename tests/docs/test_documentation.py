@@ -19,6 +19,7 @@ import pytest
 import yaml
 from coffea.util import load
 from tests.direct import direct_scores
+from tests.scripts import python
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
@@ -29,7 +30,6 @@ from .support import (
     Block,
     blocks_of,
     check_outputs,
-    execute,
     outputs_of,
     run_pages,
     to_run,
@@ -222,14 +222,15 @@ def test_the_analysis_scores_every_jet_as_direct_inference(
     """That of the examples, on a dask cluster."""
     files = [sample_files()[name][0] for name in ("TTbar", "QCD")]
     arguments = [*files, "--workers", "1", "--output", "top.coffea"]
-    execute([EXAMPLES / "top_analysis.py", *arguments], tmp_path, environment)
+    script = EXAMPLES / "top_analysis.py"
+    python(script, *arguments, cwd=tmp_path, env=environment, timeout_s=500)
     analysed = load(tmp_path / "top.coffea")
     sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
     for file in files:
         assert analysed["jets"][str(file)] == sample[file.name]["fatjets"]
         counted = analysed["top"][str(file), :].values(flow=True).sum()
         assert counted == sample[file.name]["fatjets"]
-    direct = [top for tops in direct_scores(DATA / "TTbar_1.root").values() for top in tops]
+    direct = [top for tops in direct_scores("TTbar_1").values() for top in tops]
     expected = np.histogram(direct, bins=20, range=(0, 1))[0]
     counts = analysed["top"][str(files[0]), :].values()
     # A score at the edge of a bin may fall to either side.
@@ -261,12 +262,12 @@ def python_3_10() -> str | None:
 def test_scores_join_in_an_environment_of_coffea_0_7(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    python = python_3_10()
-    if UV is None or python is None:
+    old = python_3_10()
+    if UV is None or old is None:
         pytest.skip("needs uv and Python 3.10")
     run_pages([PAGE], tmp_path, environment, language="bash")
     packages = ["coffea==0.7.31", "pyarrow", "setuptools<80"]
-    for command in (["venv", "-qp", python, "old"], ["pip", "install", "-qp", "old", *packages]):
+    for command in (["venv", "-qp", old, "old"], ["pip", "install", "-qp", "old", *packages]):
         subprocess.run([UV, *command], cwd=tmp_path, check=True)
     (block,) = (block for block in blocks_of(PAGE) if block.language == "python")
     done = subprocess.run(

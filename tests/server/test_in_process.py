@@ -12,6 +12,7 @@ import awkward as ak
 import numpy as np
 import pytest
 from tests.onnx_files import save_onnx
+from tests.test_ml_tools import Raw
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -21,7 +22,6 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.server import InProcessTransport, Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
@@ -499,14 +499,9 @@ def test_urls_of_folders_have_the_whole_path(tmp_path, monkeypatch, functions):
 
 def test_functions_that_write_to_their_inputs_leave_the_arrays_of_callers_alone(tmp_path):
     folder = build(tmp_path / "r", "np.multiply(x, 2, out=x)")
-
-    class Writing(triton_wrapper):
-        def prepare_awkward(self, *args, **kwargs):
-            return args, kwargs
-
     x, nobody = np.ones((2, 1), "float32"), "grpc://127.0.0.1:1"
     with sonic.connect(nobody, fallback=folder, fallback_after_s=0.001):
-        wrapper = Writing(f"triton+{nobody}/m", {"ssl": False})
+        wrapper = Raw(f"triton+{nobody}/m", {"ssl": False})
         for _ in range(2):
             assert wrapper(["y"], {"x": x})["y"].tolist() == [[2.0], [2.0]]
     assert x.tolist() == [[1.0], [1.0]]

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import platform
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -506,11 +504,7 @@ print(first, faults())
 
 def printed(**environment: str) -> list[str]:
     known = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(
-        command, env={**known, **environment}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
+    return python("-c", SCRIPT, env=known, **environment).stdout.split()
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc says what it keeps")
