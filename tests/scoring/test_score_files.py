@@ -163,17 +163,6 @@ def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) ->
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
-def test_trees_have_numbers_only(server: FakeServer, tmp_path: Path) -> None:
-    out = tmp_path / "jets.root"
-    lists = sonic.Model("mass", MODEL.inputs, {"y": None})
-    with pytest.raises(errors.ConfigError, match="'score' is no plain number.*write a .parq"):
-        sonic.score_files(lists, FILES[0], out, collection="FatJet")
-    per_event = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
-    with pytest.raises(errors.ConfigError, match="'FatJet' is no plain number"):
-        sonic.score_files(per_event, FILES[0], out, keep=["FatJet"])
-    assert not out.exists()
-
-
 def test_trees_lack_no_row_that_has_a_score(sonic_server: Any, tmp_path: Path) -> None:
     """ROOT knows no None, such as the choice where the model leaves nothing to choose."""
     leading = sonic.Output(per="constituent", choose="argmax")
@@ -209,17 +198,13 @@ def test_only_a_later_chunk_has_a_masked_row(
 OFFSET = 0.0
 
 
-def shifted(events: Any, by: float = 0.0) -> Any:
+def shifted(by: float, events: Any) -> Any:
     return ak.with_field(events.FatJet, events.FatJet.mass + by, "mass")
-
-
-def of_object(by: float, events: Any) -> Any:
-    return shifted(events, by)
 
 
 def by_global(events: Any) -> Any:
     def nested() -> Any:
-        return shifted(events, OFFSET)
+        return shifted(OFFSET, events)
 
     return nested()
 
@@ -227,7 +212,7 @@ def by_global(events: Any) -> Any:
 def arrays(by: float) -> Any:
     """Where the array of another function was in memory, there is the next one's."""
     by_event = {"shift": [ak.Array([by])]}
-    return lambda events: shifted(events, by_event["shift"][0][0])
+    return lambda events: shifted(by_event["shift"][0][0], events)
 
 
 def by_imported(by: float) -> Any:
@@ -244,11 +229,6 @@ def by_imported(by: float) -> Any:
     return imported
 
 
-def with_global(by: float) -> Any:
-    globals()["OFFSET"] = by
-    return by_global
-
-
 class Shifting:
     def __call__(self, events: Any) -> Any:
         return self.own(events)
@@ -257,22 +237,22 @@ class Shifting:
         return by_global(events)
 
 
-def with_object(by: float) -> Any:
+def with_global(by: float, function: Any) -> Any:
     globals()["OFFSET"] = by
-    return Shifting()
+    return function
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        lambda by: {"features": lambda events: shifted(events, by)},
-        lambda by: {"features": partial(shifted, by=by)},
-        lambda by: {"features": with_global(by)},
-        lambda by: {"features": with_object(by)},
-        lambda by: {"features": with_object(by).own},
+        lambda by: {"features": lambda events: shifted(by, events)},
+        lambda by: {"features": partial(shifted, by)},
+        lambda by: {"features": with_global(by, by_global)},
+        lambda by: {"features": with_global(by, Shifting())},
+        lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
-        lambda by: {"features": MethodType(of_object, by)},
+        lambda by: {"features": MethodType(shifted, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
@@ -343,7 +323,7 @@ def of_fields(*fields: str) -> sonic.Model:
 
 def by_mass(events: Any) -> Any:
     """Jets whose numbers are others than those of the file, in their order."""
-    jets = shifted(events, 1.0)
+    jets = shifted(1.0, events)
     return jets[ak.argsort(jets.mass, ascending=False)]
 
 
@@ -365,6 +345,8 @@ def swapped(events: Any) -> Any:
     return events[order].FatJet
 
 
+LISTS = sonic.Model("mass", MODEL.inputs, {"y": None})
+OF_EVENTS = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
 MISFIT = "expected a score for each FatJet"
 
 
@@ -389,6 +371,11 @@ MISFIT = "expected a score for each FatJet"
         ({"collection": "FatJett"}, "no collection 'FatJett'; did you mean 'FatJet'"),
         ({"keep": ["pt", "msoftdop"]}, "keep: there is no field 'msoftdop'; did you mean 'msoftdr"),
         ({"features": "jets"}, "features: expected a function, got 'jets'"),
+        ({"model": LISTS, "output": "jets.root"}, "'score' is no plain number.*write a .parq"),
+        (
+            {"model": OF_EVENTS, "collection": None, "keep": ["FatJet"], "output": "jets.root"},
+            "'FatJet' is no plain number",
+        ),
         ({"model": "mass"}, "expected a Model, Folds or Choice, got 'mass'"),
         ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
         *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),

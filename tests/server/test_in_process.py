@@ -376,6 +376,13 @@ def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classi
         (path / "top" / name).mkdir()
     with sonic.connect(path):
         assert TOP.check().version == "1"
+        for name, version, hint in (
+            ("tpo", None, "did you mean 'top'"),
+            ("top", 7, "has version 1"),
+        ):
+            unknown = sonic.Model(name, TOP.inputs, TOP.outputs, version=version)
+            with pytest.raises(ModelNotFoundError, match=f"the repository does not have .*{hint}"):
+                unknown(jets)
         assert len(TOP(jets)) == len(jets)
     assert [each["version"] for each in read_repository(path)] == [1]
     build_repository(path, {"top": classifier}, version="next")
@@ -397,29 +404,6 @@ def test_urls_of_folders_name_the_whole_folder(tmp_path, name):
     (tmp_path / name).mkdir()
     for url in (f"file://{tmp_path / name}", (tmp_path / name).as_uri()):
         assert InProcessTransport(url).repository == tmp_path / name
-
-
-def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
-    with sonic.connect(repository):
-        with pytest.raises(ModelNotFoundError, match="did you mean 'top'"):
-            sonic.Model("tpo", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})(jets)
-        other = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}, version=7)
-        with pytest.raises(ModelNotFoundError, match="it has version 1"):
-            other(jets)
-
-
-def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_path, classifier):
-    other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
-    path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
-    build_repository(path, {"m": other}, version=12)
-    with sonic.connect(path) as pool:
-        contract = pool.contract("m", None)
-        assert contract.version == "12"
-        assert pool.contract("m", "1").version == "1"
-        assert contract.digest
-    save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
-    with sonic.connect(path) as pool:
-        assert pool.contract("m", None).digest == ""
 
 
 @pytest.mark.parametrize(
@@ -480,6 +464,8 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
     ("server", "message"),
     [
         ("folder/that/is/not/there", "which is no folder here"),
+        # The name would be that of a host, and the folder the current one.
+        ("file://other", "expected a server as .* got 'file://other'"),
         ("{file}", r"is a file; expected .*build_repository\('repository', {'m': "),
     ],
 )
@@ -488,13 +474,6 @@ def test_what_is_no_repository_says_what_to_type(tmp_path, server, message):
     file.touch()
     with pytest.raises(ConfigError, match=message):
         sonic.connect(server.format(file=file))
-
-
-def test_urls_of_folders_have_the_whole_path(tmp_path, monkeypatch, functions):
-    """Otherwise the name would be that of a host, and the folder would be the current one."""
-    monkeypatch.chdir(functions)
-    with pytest.raises(ConfigError, match="expected a server as .* got 'file://other'"):
-        sonic.connect("file://other")
 
 
 def test_functions_that_write_to_their_inputs_leave_the_arrays_of_callers_alone(tmp_path):
