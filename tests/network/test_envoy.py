@@ -9,15 +9,17 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
 import pytest
-from tests.network.proxies import buffer, rate_limit, signed_tokens
-from tests.network.tritons import Triton
+from tests.network.proxies import Envoy, buffer, rate_limit, signed_tokens
+from tests.network.tritons import Triton, restore
+from tests.network.tritons import tritons as several_tritons
 from tests.scored import same_scores
 from tests.transport.shared import check, model, objects, write_models
 from tests.waiting import until
@@ -27,6 +29,43 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.transport import connect_transport
+
+# Tests load other models, and unload and load the tagger.
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
+
+
+@pytest.fixture(scope="session")
+def served_repository(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tagger, which takes 16 rows a request: some 170 requests for the jets."""
+    path = tmp_path_factory.mktemp("served") / "repository"
+    sonic.build_repository(path, {"tagger": tagger_path}, max_batch_size=16)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tritons(
+    served_repository: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Triton]]:
+    """Two, which do not run until they are restored."""
+    folder = tmp_path_factory.mktemp("tritons")
+    with several_tritons(served_repository, folder, 2, arguments=EXPLICIT) as both:
+        yield both
+
+
+@pytest.fixture
+def two_tritons(tritons: list[Triton]) -> list[Triton]:
+    """Two that run, and have the tagger."""
+    restore(tritons)
+    for triton in tritons:
+        triton.tell("Load")
+    return tritons
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Any:
+    """Return what runs an Envoy before Tritons: ``with proxy(two, max_requests=4) as running``."""
+    return partial(Envoy.before, folder=tmp_path)
+
 
 _QUEUED: dict[str, Any] = {"work": "time.sleep(0.02)", "rows": 8}
 # What each does for a batch, and how Triton queues its requests.
