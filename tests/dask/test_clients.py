@@ -344,16 +344,13 @@ def test_proxies_of_clients_are_not_confused(client: Client, second: Client) -> 
 
 
 def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster, client: Client) -> None:
-    def plugins(dask_worker: Any) -> int:
-        return sum("sonic" in name for name in dask_worker.plugins)
-
-    until(lambda: set(client.run(plugins).values()) == {0})
+    until(lambda: set(client.run(plugins_of_worker).values()) == {0})
     with Client(cluster) as leaving:
         sonic.connect("grpc://127.0.0.1:1", client=client)
         sonic.connect("grpc://127.0.0.1:1", client=leaving)
         sonic.connect("grpc://127.0.0.1:2", client=leaving)
-        assert set(client.run(plugins).values()) == {2}
-    until(lambda: set(client.run(plugins).values()) == {1})
+        assert set(client.run(plugins_of_worker).values()) == {2}
+    until(lambda: set(client.run(plugins_of_worker).values()) == {1})
 
 
 class Polled(FakeServer):
@@ -412,12 +409,6 @@ def test_servers_that_owe_statistics_keep_no_thread_of_dask_and_idle_ones_are_no
 ROOT = Path(__file__).parents[2]
 
 
-def score(number: int) -> float:
-    """Score by a model that the worker imports, which has no servers of its own."""
-    (score,) = MODEL(jets(number)).twice.tolist()
-    return float(score)
-
-
 def plugins(dask_worker: Any) -> list[Any]:
     return [plugin for name, plugin in list(dask_worker.plugins.items()) if "sonic" in name]
 
@@ -450,27 +441,21 @@ def two_processes(port: int) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with multiplier() as server:
-        yield server
-
-
 def test_a_scheduler_that_is_started_again_has_the_servers_again(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
+    one: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with held_port() as port:
         with two_processes(port) as scheduler:
             client = Client(f"tcp://127.0.0.1:{port}", timeout=60)
-            with sonic.connect(server.url, client=client, token="secret"):
-                assert client.submit(score, 1, pure=False).result(60) == 2
+            with sonic.connect(one.url, client=client, token="secret"):
+                assert client.submit(by_reference, 1, pure=False).result(60) == 2
                 scheduler.kill()
                 until(lambda: client.status == "connecting")
         with client, two_processes(port):
             until(lambda: client.status == "running")
             client.wait_for_workers(1, timeout=60)
             until(lambda: list(client.run(plugins_of_worker).values()) == [1])
-            assert client.submit(score, 2, pure=False).result(60) == 4
+            assert client.submit(by_reference, 2, pure=False).result(60) == 2
             until(lambda: client.run_on_scheduler(joined) == 1)
     for words in (
         "lost its scheduler; registering its servers again when it is back",
@@ -481,11 +466,11 @@ def test_a_scheduler_that_is_started_again_has_the_servers_again(
 
 @pytest.mark.parametrize("heard_after_s", [0, 1])
 def test_a_client_that_lost_its_link_has_its_servers_again(
-    server: FakeServer, caplog: pytest.LogCaptureFixture, heard_after_s: float
+    one: FakeServer, caplog: pytest.LogCaptureFixture, heard_after_s: float
 ) -> None:
     """Its scheduler takes its servers away meanwhile, of which large clusters hear late."""
     taken = threading.Event()
-    with connected_cluster(server.url) as (own, client, _):
+    with connected_cluster(one.url) as (own, client, _):
         scheduler, (worker,) = own.scheduler, own.workers.values()
         broadcast = scheduler.broadcast
 
@@ -498,10 +483,10 @@ def test_a_client_that_lost_its_link_has_its_servers_again(
             return answers
 
         scheduler.broadcast = slowly
-        assert client.submit(score, 1, pure=False).result(60) == 2
+        assert client.submit(by_reference, 1, pure=False).result(60) == 2
         (before,) = plugins(worker)
         client.loop.add_callback(scheduler.client_comms[client.id].abort)
         until(taken.is_set)
         until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
-        assert client.submit(score, 2, pure=False).result(60) == 4
+        assert client.submit(by_reference, 2, pure=False).result(60) == 2
     assert caplog.text.count("registering its servers again") == 1
