@@ -37,7 +37,7 @@ from sonic_coffea.transport import DATATYPES, connect_transport
 Code = grpc.StatusCode
 
 
-def pool_of(*servers: FakeServer, **options: Any) -> Pool:
+def pool_of(*servers: Any, **options: Any) -> Pool:
     return Pool(Settings.make([s.url for s in servers], **options))
 
 
@@ -337,14 +337,11 @@ def saturated(fake: FakeServer) -> FakeServer:
 
 
 def test_inference_needs_no_index(saturated: FakeServer) -> None:
-    with Pool(Settings.make(saturated.url, **PATIENT)) as pool:
+    with pool_of(saturated, **PATIENT) as pool:
         assert MODEL(JETS, pool=pool).twice.tolist() == TWICE
         assert pool.statistics.total().retries == 0
     saturated.unload("m")
-    with (
-        Pool(Settings.make(saturated.url)) as pool,
-        pytest.raises(errors.ModelNotFoundError, match="does not have"),
-    ):
+    with pool_of(saturated) as pool, pytest.raises(errors.ModelNotFoundError, match="not have"):
         MODEL(JETS[:4], pool=pool)
 
 
@@ -366,7 +363,7 @@ def test_refused_indices_are_explained(saturated: FakeServer) -> None:
 def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
     """However many calls, threads and pools' looks at the server there are."""
     options = {"channels": channels}
-    with ToxicProxy(fake.url) as proxy, Pool(Settings.make(proxy.url, **options)) as pool:
+    with ToxicProxy(fake.url) as proxy, pool_of(proxy, **options) as pool:
         for _ in range(3):
             pendings = [MODEL.submit(JETS[:40], pool=pool) for _ in range(10)]
             assert [len(pending.result(timeout_s=60)) for pending in pendings] == [40] * 10
@@ -376,7 +373,7 @@ def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
 def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
     fake.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (
-        Pool(Settings.make(fake.url, request_timeout_s=5.0)) as pool,
+        pool_of(fake, request_timeout_s=5.0) as pool,
         pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
     ):
         MODEL(JETS[:4], pool=pool)
@@ -394,7 +391,7 @@ def test_the_declaration_is_trusted_with_one_warning(
     unlisted: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "sonic_coffea")
-    with Pool(Settings.make(unlisted.url)) as pool:
+    with pool_of(unlisted) as pool:
         for _ in range(3):
             assert MODEL(JETS[:64], pool=pool).twice.tolist() == TWICE[:64]
         assert MODEL(JETS[:0], pool=pool).type.content.contents[0].primitive == "float32"
@@ -412,14 +409,14 @@ def test_unlisted_outputs_are_compared_when_they_come_back(unlisted: FakeServer)
         wide, lambda inputs: {"y": (2 * inputs["x"]).astype(np.float64)}, lists_tensors=False
     )
     with (
-        Pool(Settings.make(unlisted.url)) as pool,
+        pool_of(unlisted) as pool,
         pytest.raises(errors.ResponseError, match="'y' came back as FP64, the model declares FP32"),
     ):
         MODEL(JETS[:4], pool=pool)
 
 
 def test_a_server_beside_it_lists_the_tensors(unlisted: FakeServer, fake: FakeServer) -> None:
-    with Pool(Settings.make([unlisted.url, fake.url])) as pool:
+    with pool_of(unlisted, fake) as pool:
         for _ in range(5):
             assert MODEL(JETS[:64], pool=pool).twice.tolist() == TWICE[:64]
         wrong = sonic.Model("m", {"z": sonic.Row("pt")}, {"y": ["twice"]})
