@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -31,3 +33,10 @@ def run(
             if name == "analysis":
                 del sys.modules[name]
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+def json_of(*arguments: object, cwd: Path | None = None) -> Any:
+    """Return what a command that succeeds says as JSON."""
+    done = run(*arguments, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

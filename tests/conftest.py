@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.onnx_files import save_onnx
-from tests.scored import Scored
+from tests.scored import Scored, random_jets
 from tests.waiting import PATIENT
 
 import sonic_coffea as sonic
@@ -169,19 +169,10 @@ def tagger() -> sonic.Model:
 @pytest.fixture(scope="session")
 def jets() -> ak.Array:
     """2000 events with some thousand jets, of which some are None or empty."""
-    rng = np.random.default_rng(5)
-    n_jets = rng.poisson(1.5, 2000)
-    n_constituents = rng.poisson(4, n_jets.sum())
-    total = n_constituents.sum()
-    constituents = ak.zip(
-        {
-            "pt": rng.exponential(size=total).astype(np.float32),
-            "eta": rng.normal(size=total).astype(np.float32),
-        }
-    )
-    nested = ak.unflatten(ak.unflatten(constituents, n_constituents), n_jets)
-    present = ak.unflatten(rng.random(len(n_constituents)) > 0.1, n_jets)
-    return ak.mask(nested, present)
+    nested = random_jets(5, events=2000, constituents=4)
+    n_jets = ak.num(nested)
+    present = np.random.default_rng(5).random(ak.sum(n_jets)) > 0.1
+    return ak.mask(nested, ak.unflatten(present, n_jets))
 
 
 @pytest.fixture(scope="session")

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import awkward as ak
 import numpy as np
 import onnxruntime
-from coffea.nanoevents import NanoEventsFactory
-from tests.nanoaod import Schema
+from tests.nanoaod import sample
 
 import sonic_coffea as sonic
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
 
 
-def direct_scores(path: str | Path) -> dict[tuple[int, int], tuple[float, ...]]:
-    """Return the top scores of each event's jets, by luminosity block and event."""
+def direct_scores(name: str) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Return the top scores of each event's jets of a file, by luminosity block and event."""
     session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
     rules = json.loads((DATA / "toptagger.preprocess.json").read_text())
-    factory = NanoEventsFactory.from_root({str(path): "Events"}, schemaclass=Schema, mode="eager")
-    events = factory.events()
+    events = sample(name, mode="eager")
     columns = features.constituent_features(events.FatJet, sonic.constituents(events))
     flat = ak.flatten(columns)
     inputs = {name: _tensor(flat, rules[name]) for name in rules["input_names"]}

@@ -1,4 +1,4 @@
-"""The scores of the tagger, compared with those of onnxruntime."""
+"""Jets, and the scores of the tagger, compared with those of onnxruntime."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import awkward as ak
 import numpy as np
 
 import sonic_coffea as sonic
+
+
+def random_jets(seed: int, *, events: int, constituents: float) -> ak.Array:
+    """Return events with some jets, of which each has some constituents, as many on average."""
+    rng = np.random.default_rng(seed)
+    n_jets = rng.poisson(1.5, events)
+    n_constituents = rng.poisson(constituents, n_jets.sum())
+    total = n_constituents.sum()
+    columns = {
+        "pt": rng.exponential(size=total).astype(np.float32),
+        "eta": rng.normal(size=total).astype(np.float32),
+    }
+    return ak.unflatten(ak.unflatten(ak.zip(columns), n_constituents), n_jets)
 
 
 def same_scores(found: Any, expected: list[Any]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import document, link
+from benchmarks.harness import common_rates
+from tests.scripts import python
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MAKEFILE = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
@@ -30,20 +29,6 @@ for script in scripts:
 """
 
 
-def script(name: str) -> Any:
-    """Import one of the scripts."""
-    spec = spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # which dataclasses ask
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[name]
-    return module
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.parametrize(
@@ -53,17 +38,14 @@ def script(name: str) -> Any:
 )
 def test_benchmarks_run(names: list[str], tmp_path: Path) -> None:
     """Those that can share a process do, which spares the others' imports."""
-    if names == ["distance"] and not script("link").available():
+    if names == ["distance"] and not link.available():
         pytest.skip("no namespaces for users")
     scripts = [BENCHMARKS / f"{name}.py" for name in names]
     if names[0] in ALONE:
         command = [*scripts, "--quick", "--json", tmp_path / f"{names[0]}.json"]
     else:
         command = ["-c", DRIVER, tmp_path, *scripts]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=580, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(*command, timeout_s=580)
     for name in names:
         saved = json.loads((tmp_path / f"{name}.json").read_text())
         assert saved["benchmark"].split(":")[0] in done.stdout
@@ -78,7 +60,6 @@ def test_rates_count_while_all_workers_are_busy() -> None:
     """Both have the server from 1 s to 3 s; before and after, one has it alone."""
     first = np.array([(0.0, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)])
     second = np.array([(1.0, 2.0), (2.0, 3.0), (3.0, 3.5)])
-    common_rates = script("harness").common_rates
     assert common_rates([first, second]) == [1.0, 1.0]
     # From 1.5 s, half of what was under way counts.
     assert common_rates([first, second + 0.5]) == [1.0, 1.0]
@@ -87,7 +68,6 @@ def test_rates_count_while_all_workers_are_busy() -> None:
 
 def test_the_page_shows_the_kept_results() -> None:
     """If not, run ``make bench-page``."""
-    document = script("document")
     shown = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert shown == document.page(document.load(document.RESULTS))
     assert {path.stem for path in document.RESULTS.iterdir()} == set(MEASURED)
@@ -95,7 +75,6 @@ def test_the_page_shows_the_kept_results() -> None:
 
 @pytest.mark.parametrize(("part", "words"), [("50%", "became"), ("25%", "spends a quarter,")])
 def test_the_readme_says_what_was_measured(part: str, words: str) -> None:
-    document = script("document")
     workflow = document.load(document.RESULTS)["workflow"]
     gain = workflow[f"tagger {part} of a chunk: gain of the whole workflow"]
     assert f"{words} {gain:%} faster" in (BENCHMARKS.parent / "README.md").read_text("utf-8")
@@ -103,7 +82,6 @@ def test_the_readme_says_what_was_measured(part: str, words: str) -> None:
 
 def test_the_page_has_its_pictures() -> None:
     docs = BENCHMARKS.parent / "docs"
-    document = script("document")
     shown = re.findall(r"\(benchmarks/(\w+)\.svg\)", (docs / "benchmarks.md").read_text("utf-8"))
     drawn = {p.stem for p in (docs / "benchmarks").glob("*.svg")}
     assert drawn == set(shown) == set(document.PICTURES)

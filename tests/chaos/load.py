@@ -13,6 +13,7 @@ import awkward as ak
 import numpy as np
 from distributed import Client, as_completed
 from tests.chaos.world import MODEL
+from tests.scored import random_jets
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import CancelledError
@@ -28,15 +29,7 @@ LONGEST_CALL_S = 60.0
 @functools.cache
 def jets() -> ak.Array:
     """Return events with jets of some constituents, the same in each process."""
-    rng = np.random.default_rng(11)
-    n_jets = rng.poisson(1.5, EVENTS)
-    n_constituents = rng.poisson(20, n_jets.sum())
-    total = n_constituents.sum()
-    columns = {
-        "pt": rng.exponential(size=total).astype(np.float32),
-        "eta": rng.normal(size=total).astype(np.float32),
-    }
-    return ak.unflatten(ak.unflatten(ak.zip(columns), n_constituents), n_jets)
+    return random_jets(11, events=EVENTS, constituents=20)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.commands import run
+from tests.commands import json_of, run
 from tests.ports import held_port
 from tests.scripts import python
 
@@ -132,3 +132,39 @@ def test_serve_passes_its_options_to_the_runtime(tmp_path: Path) -> None:
     arguments = launched.read_text().split()
     assert {f"--grpc-port={port}", "--cpus=2", "site/triton"} < set(arguments)
     assert f"--model-repository={tmp_path / 'models'}" in arguments
+
+
+TAGGER = DATA / "toptagger.onnx"
+
+
+def test_models_are_built_replaced_and_shown(tmp_path: Path) -> None:
+    build = ("repository", "build", tmp_path / "r", f"top={TAGGER}")
+    options = ["--max-batch-size", 32, "--labels", "top=QCD,Top"]
+    (built,) = json_of(*build, *options, "--no-user")
+    assert (built["model"], built["version"], built["changes"]) == ("top", 1, [])
+    assert "user" not in built
+    config = tmp_path / "r" / "top" / "config.pbtxt"
+    assert "max_batch_size: 32" in config.read_text()
+    assert 'backend: "onnxruntime"' in config.read_text()
+    done = run(*build)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "already has top" in done.stderr
+    assert run(*build, "--version", "next").returncode == 0
+    shown = json_of("repository", "show", tmp_path / "r")
+    assert [entry["version"] for entry in shown] == [1, 2]
+    (anew,) = json_of(*build, "--overwrite")
+    assert (anew["version"], anew["changes"]) == (1, [])
+
+
+def test_changed_files_are_named(tmp_path: Path) -> None:
+    run("repository", "build", tmp_path / "r", f"top={TAGGER}")
+    show = partial(run, "repository", "show", tmp_path / "r", COLUMNS="200")
+    assert "as built" in show().stdout
+    version = tmp_path / "r" / "top" / "1"
+    (version / "model.onnx").write_bytes(TAGGER.read_bytes() + b"\0")
+    (version / "new.py").touch()
+    done = show()
+    assert done.returncode == 1
+    assert "2 changed" in done.stdout
+    changes = f"{version}/model.onnx was changed; {version}/new.py is new"
+    assert done.stderr == f"error: {changes} since it was built\n"

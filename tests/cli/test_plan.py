@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands import run
+from tests.commands import json_of, run
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
@@ -89,8 +89,8 @@ def test_bench_takes_the_length_of_open_axes() -> None:
     sizes = []
     with FakeServer({"m": echo(lambda _: 0.0, inputs={"x": ("float32", (1, -1))})}) as fake:
         for length in (10, 20):
-            done = run("bench", fake.url, "m", "--seconds", "0.01", "--json", "--length", length)
-            sizes.append(json.loads(done.stdout)["row_bytes"])
+            curve = json_of("bench", fake.url, "m", "--seconds", "0.01", "--length", length)
+            sizes.append(curve["row_bytes"])
     assert sizes[1] - sizes[0] == 4 * 10
 
 

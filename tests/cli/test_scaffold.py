@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
-from tests.commands import run
+from tests.commands import json_of, run
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, tools
@@ -91,15 +90,13 @@ def test_printed_declarations_fit(server: FakeServer, name: str) -> None:
 def test_printed_declarations_score(tmp_path: Path) -> None:
     model = sonic.Model("m", {"x": sonic.Row(["pt", "mass"])}, {"y": ["a", "b"]})
     with FakeServer({"m": FakeModel.of(model, lambda inputs: {"y": inputs["x"]})}) as fake:
-        done = run("scaffold", fake.url, "m", "--json")
-        text = json.loads(done.stdout)["declaration"]
+        text = json_of("scaffold", fake.url, "m")["declaration"]
         (tmp_path / "analysis.py").write_text(
             text.replace("field_1", "pt").replace("field_2", "eta")
         )
         arguments = ["--declare", "analysis:model", "--collection", "FatJet", "--keep", "pt"]
         arguments += [DATA / "QCD_1.root", "-o", "s.parquet", "--server", fake.url]
-        done = run("score", *arguments, "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        json_of("score", *arguments, cwd=tmp_path)
         wrong = run("score", *arguments, "--declare", "analysis:sonic", cwd=tmp_path)
         assert wrong.stderr == (
             "error: --declare: expected a Model or a processor's models, got 'module'\n"

@@ -1,18 +1,23 @@
-"""Clients of one cluster with servers of their own, and messages of other versions."""
+"""Clients of one cluster with servers of their own, which may lose their scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
 from tests.dask.conftest import connected_cluster, local_cluster
 from tests.doubling import MODEL, Doubling, jets, multiplier, served
+from tests.ports import held_port
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -155,12 +160,15 @@ def test_threads_of_one_client_have_to_say_whose_servers_they_mean(client: Clien
         assert client.submit(by_reference, 1, pure=False).result() == 4.0
 
 
-def test_servers_that_workers_have_are_not_replaced_in_one_process_alone(
+def test_servers_of_workers_are_not_replaced_in_part_or_by_a_connection_that_fails(
     client: Client, one: FakeServer, other: FakeServer
 ) -> None:
+    lock = threading.Lock()
     with sonic.connect(one.url, client=client) as pool:
         with pytest.raises(errors.ConfigError, match="the workers .* have the servers, too"):
             pool.set_servers(other.url)
+        with pytest.raises(TypeError, match="pickle"):
+            sonic.connect(other.url, client=client, token=lambda: str(lock))
         assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
 
 
@@ -231,16 +239,6 @@ def test_what_no_task_does_has_not_the_servers_of_another_client(
         assert client.submit(by_reference, 1, workers=[here], pure=False).result() == 2.0
         with pytest.raises(errors.ConfigError, match="is in no .* task of dask"):
             client.submit(in_thread, 1).result()
-
-
-def test_a_connection_that_fails_changes_no_servers(
-    client: Client, one: FakeServer, other: FakeServer
-) -> None:
-    lock = threading.Lock()
-    with sonic.connect(one.url, client=client):
-        with pytest.raises(TypeError, match="pickle"):
-            sonic.connect(other.url, client=client, token=lambda: str(lock))
-        assert by_reference(1) == client.submit(by_reference, 1, pure=False).result() == 2.0
 
 
 def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(
@@ -346,16 +344,13 @@ def test_proxies_of_clients_are_not_confused(client: Client, second: Client) -> 
 
 
 def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster, client: Client) -> None:
-    def plugins(dask_worker: Any) -> int:
-        return sum("sonic" in name for name in dask_worker.plugins)
-
-    until(lambda: set(client.run(plugins).values()) == {0})
+    until(lambda: set(client.run(plugins_of_worker).values()) == {0})
     with Client(cluster) as leaving:
         sonic.connect("grpc://127.0.0.1:1", client=client)
         sonic.connect("grpc://127.0.0.1:1", client=leaving)
         sonic.connect("grpc://127.0.0.1:2", client=leaving)
-        assert set(client.run(plugins).values()) == {2}
-    until(lambda: set(client.run(plugins).values()) == {1})
+        assert set(client.run(plugins_of_worker).values()) == {2}
+    until(lambda: set(client.run(plugins_of_worker).values()) == {1})
 
 
 class Polled(FakeServer):
@@ -409,3 +404,89 @@ def test_servers_that_owe_statistics_keep_no_thread_of_dask_and_idle_ones_are_no
         assert future.result() == 2.0
         before = len(had)
         until(lambda: len(had) > before + 5 and len(set(had[-5:])) == 1, what="rest")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def plugins(dask_worker: Any) -> list[Any]:
+    return [plugin for name, plugin in list(dask_worker.plugins.items()) if "sonic" in name]
+
+
+def plugins_of_worker(dask_worker: Any) -> int:
+    return len(plugins(dask_worker))
+
+
+def joined(dask_scheduler: Any) -> int:
+    plugin = dask_scheduler.plugins.get("sonic-coffea-scheduler")
+    return len(plugin.allocator.clients) if plugin is not None else 0
+
+
+@contextmanager
+def two_processes(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a scheduler and a worker, and kill them."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    scheduler = ("scheduler", "--host", "127.0.0.1", "--port", str(port))
+    worker = ("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny")
+    processes = []
+    try:
+        for kind, *arguments in (scheduler, worker):
+            command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
+            environment = {**os.environ, "PYTHONPATH": path}
+            processes.append(subprocess.Popen([*command, "--no-dashboard"], env=environment))
+        yield processes[0]
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
+
+
+def test_a_scheduler_that_is_started_again_has_the_servers_again(
+    one: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_port() as port:
+        with two_processes(port) as scheduler:
+            client = Client(f"tcp://127.0.0.1:{port}", timeout=60)
+            with sonic.connect(one.url, client=client, token="secret"):
+                assert client.submit(by_reference, 1, pure=False).result(60) == 2
+                scheduler.kill()
+                until(lambda: client.status == "connecting")
+        with client, two_processes(port):
+            until(lambda: client.status == "running")
+            client.wait_for_workers(1, timeout=60)
+            until(lambda: list(client.run(plugins_of_worker).values()) == [1])
+            assert client.submit(by_reference, 2, pure=False).result(60) == 2
+            until(lambda: client.run_on_scheduler(joined) == 1)
+    for words in (
+        "lost its scheduler; registering its servers again when it is back",
+        "if it stays away, call sonic.connect(..., client=client) again",
+    ):
+        assert words in caplog.text
+
+
+@pytest.mark.parametrize("heard_after_s", [0, 1])
+def test_a_client_that_lost_its_link_has_its_servers_again(
+    one: FakeServer, caplog: pytest.LogCaptureFixture, heard_after_s: float
+) -> None:
+    """Its scheduler takes its servers away meanwhile, of which large clusters hear late."""
+    taken = threading.Event()
+    with connected_cluster(one.url) as (own, client, _):
+        scheduler, (worker,) = own.scheduler, own.workers.values()
+        broadcast = scheduler.broadcast
+
+        async def slowly(*, msg: Any, **options: Any) -> Any:
+            if msg["op"] != "plugin-remove":
+                return await broadcast(msg=msg, **options)
+            await asyncio.sleep(heard_after_s)
+            answers = await broadcast(msg=msg, **options)
+            taken.set()
+            return answers
+
+        scheduler.broadcast = slowly
+        assert client.submit(by_reference, 1, pure=False).result(60) == 2
+        (before,) = plugins(worker)
+        client.loop.add_callback(scheduler.client_comms[client.id].abort)
+        until(taken.is_set)
+        until(lambda: [plugin is not before for plugin in plugins(worker)] == [True])
+        assert client.submit(by_reference, 2, pure=False).result(60) == 2
+    assert caplog.text.count("registering its servers again") == 1

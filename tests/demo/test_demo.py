@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,72 @@ import onnxruntime
 import psutil
 import pytest
 import uproot
+from rich.console import Console
+from tests.commands import json_of, run
 from tests.direct import direct_scores
 from tests.waiting import until
 
 from sonic_coffea import errors
+from sonic_coffea.dask import cluster
 from sonic_coffea.demo import workflow
-
-from .conftest import DATA, demo, demo_json, rewrite
+from sonic_coffea.demo.samples import DATA
 
 pytestmark = pytest.mark.server
+
+
+def rewrite(
+    target: Path,
+    keep: Any,
+    rename: Any = lambda name: name,
+    *,
+    events: int = 300,
+    jets: int | None = None,
+) -> Path:
+    """Write the first events of a sample file with some of its branches, under other names.
+
+    Of each event, so many of the first large-radius jets are kept.
+    """
+    with uproot.open(DATA / "TTbar_1.root") as source:
+        names = [b for b in source["Events"].keys() if keep(b) and not b.startswith("n")]  # noqa: SIM118
+        arrays = {b: source["Events"][b].array(entry_stop=events) for b in names}
+    single = {b: a for b, a in arrays.items() if a.ndim == 1}
+    jagged: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        if array.ndim > 1:
+            collection, _, field = rename(name).partition("_")
+            kept = array[:, :jets] if collection == "FatJet" else array
+            jagged.setdefault(collection, {})[field] = kept
+    branches = {**single, **{c: ak.zip(f) for c, f in jagged.items()}}
+    types = {name: np.asarray(a).dtype if a.ndim == 1 else a.type for name, a in branches.items()}
+    with uproot.recreate(target) as file:
+        # Assigned as a dict, it would become an RNTuple.
+        file.mktree("Events", {n: t if n in single else t.content for n, t in types.items()})
+        file["Events"].extend(branches)
+    return target
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[Any, Any]]:
+    """A server and a cluster of the demo, which last for several runs."""
+    console = Console(stderr=True)
+    with workflow._server(console) as server, cluster(1) as client:
+        yield server, client
+
+
+@pytest.fixture(scope="module")
+def _uses_standing(standing: tuple[Any, Any]) -> Iterator[None]:
+    """Have runs in this process use what stands, in place of starting their own."""
+    server, client = standing
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workflow, "_server", lambda _: contextlib.nullcontext(server))
+        patch.setattr("sonic_coffea.dask.cluster", lambda _: contextlib.nullcontext(client))
+        yield
+
+
+@pytest.fixture(scope="module")
+def sample_run(_uses_standing: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The demo of the whole sample; a page of the documentation runs it in a process of its own."""
+    return json_of("demo", "--output", tmp_path_factory.mktemp("demo"))
 
 
 def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
@@ -52,7 +110,7 @@ def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
 
 
 def test_scores_equal_direct_inference(sample_run: dict[str, Any]) -> None:
-    expected = direct_scores(DATA / "TTbar_2.root")
+    expected = direct_scores("TTbar_2")
     scored: dict[tuple[int, int], list[float]] = {}
     jets = ak.from_parquet(sample_run["jets"])
     for lumi, event, top in zip(jets.luminosityBlock, jets.event, jets.top, strict=True):
@@ -72,7 +130,7 @@ def test_files_without_constituents_are_scored_by_substructure(tmp_path: Path) -
     path = rewrite(tmp_path / "nano_v9.root", bare)
     (tmp_path / "copy").mkdir()
     again = shutil.copy(path, tmp_path / "copy")
-    result = demo_json(path, again, "--output", tmp_path / "out")
+    result = json_of("demo", path, again, "--output", tmp_path / "out")
     assert result["network"] == "substructure"
     jets = ak.from_parquet(result["jets"])
     session = onnxruntime.InferenceSession(DATA / "substructure.onnx")
@@ -98,7 +156,7 @@ def test_pfnano_of_data_gives_the_scores_of_nanoaod_and_no_truth(
         return not branch.startswith(("GenPart", "genWeight"))
 
     path = rewrite(tmp_path / "pfnano.root", measured, renamed)
-    result = demo_json(path, "--output", tmp_path / "out")
+    result = json_of("demo", path, "--output", tmp_path / "out")
     assert result["network"] == "toptagger"
     assert result["area_under_roc"] is None
     assert [Path(p).stem for p in result["plots"]] == ["score", "mass"]
@@ -130,7 +188,7 @@ def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
         (["data.root", "mc.root"], 2, "data.root has no GenPart; score them apart"),
         (["nano.root"], 1, "has no branch 'FatJet_pt'; did you mean 'Jet_pt'"),
     ):
-        done = demo(*(tmp_path / file for file in files), "--output", out)
+        done = run("demo", *(tmp_path / file for file in files), "--output", out)
         assert message in done.stderr
         assert done.returncode == code
         assert len(done.stderr.splitlines()) == 1
@@ -150,7 +208,7 @@ def test_files_of_which_nothing_is_scored(tmp_path: Path) -> None:
     no_events = rewrite(tmp_path / "no_events.root", bare, events=0)
     no_jets = rewrite(tmp_path / "no_jets.root", bare, events=20, jets=0)
     out = tmp_path / "out"
-    done = demo(no_events, no_jets, "--output", out, "--workers", "1")
+    done = run("demo", no_events, no_jets, "--output", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "there is nothing to plot" in done.stdout
     result = json.loads((out / "report.json").read_text())
@@ -161,14 +219,14 @@ def test_files_of_which_nothing_is_scored(tmp_path: Path) -> None:
 
 def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("as it was")
-    assert "cannot write in the directory" in demo("--output", tmp_path / "out").stderr
+    assert "cannot write in the directory" in run("demo", "--output", tmp_path / "out").stderr
     assert (tmp_path / "out").read_text() == "as it was"
 
 
 def test_results_replace_no_file_of_others(tmp_path: Path) -> None:
     mine = tmp_path / "report.json"
     mine.write_text("as it was")
-    done = demo("--output", tmp_path)
+    done = run("demo", "--output", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has files that the demo has not written; name a new one" in done.stderr
     assert [path.read_text() for path in tmp_path.iterdir()] == ["as it was"]

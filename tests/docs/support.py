@@ -7,13 +7,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from tests.scripts import python
 
 from sonic_coffea.demo.samples import DATA
 
@@ -143,7 +143,7 @@ def run_pages(
     assert blocks
     listed, printed = folder / "blocks.json", folder / "printed.json"
     listed.write_text(json.dumps(blocks), encoding="utf-8")
-    execute(["-c", DRIVER, listed, printed], folder, environment)
+    python("-c", DRIVER, listed, printed, cwd=folder, env=environment, timeout_s=500)
     return json.loads(printed.read_text(encoding="utf-8"))
 
 
@@ -171,17 +171,3 @@ def of_any_run(text: str) -> str:
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
     text = re.sub(r"\d[\d.]* (ms|s|µs)\b", "N", text)
     return re.sub(r"\s+", " ", re.sub(r"[─━]+", "─", text)).strip() + "\n"
-
-
-def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=where,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return done.stdout

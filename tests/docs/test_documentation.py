@@ -7,14 +7,19 @@ import importlib
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 from coffea.util import load
 from tests.direct import direct_scores
+from tests.scripts import python
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
@@ -25,7 +30,6 @@ from .support import (
     Block,
     blocks_of,
     check_outputs,
-    execute,
     outputs_of,
     run_pages,
     to_run,
@@ -218,15 +222,89 @@ def test_the_analysis_scores_every_jet_as_direct_inference(
     """That of the examples, on a dask cluster."""
     files = [sample_files()[name][0] for name in ("TTbar", "QCD")]
     arguments = [*files, "--workers", "1", "--output", "top.coffea"]
-    execute([EXAMPLES / "top_analysis.py", *arguments], tmp_path, environment)
+    script = EXAMPLES / "top_analysis.py"
+    python(script, *arguments, cwd=tmp_path, env=environment, timeout_s=500)
     analysed = load(tmp_path / "top.coffea")
     sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
     for file in files:
         assert analysed["jets"][str(file)] == sample[file.name]["fatjets"]
         counted = analysed["top"][str(file), :].values(flow=True).sum()
         assert counted == sample[file.name]["fatjets"]
-    direct = [top for tops in direct_scores(DATA / "TTbar_1.root").values() for top in tops]
+    direct = [top for tops in direct_scores("TTbar_1").values() for top in tops]
     expected = np.histogram(direct, bins=20, range=(0, 1))[0]
     counts = analysed["top"][str(files[0]), :].values()
     # A score at the edge of a bin may fall to either side.
     assert np.abs(counts - expected).sum() <= 4
+
+
+PAGE = ROOT / "docs" / "how-to" / "use-coffea-0.7.md"
+UV = shutil.which(
+    "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+)
+
+
+def python_3_10() -> str | None:
+    """Return a Python of this machine that coffea 0.7 runs on."""
+    if UV is None:
+        return None
+    environment = dict(os.environ)
+    if shutil.which("pyenv"):  # its commands fail for every Python but the chosen ones
+        listed = subprocess.run(
+            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False
+        )
+        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
+    find = [UV, "python", "find", "--no-project", "--no-python-downloads", "3.10"]
+    found = subprocess.run(find, env=environment, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+@pytest.mark.slow
+def test_scores_join_in_an_environment_of_coffea_0_7(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    old = python_3_10()
+    if UV is None or old is None:
+        pytest.skip("needs uv and Python 3.10")
+    run_pages([PAGE], tmp_path, environment, language="bash")
+    packages = ["coffea==0.7.31", "pyarrow", "setuptools<80"]
+    for command in (["venv", "-qp", old, "old"], ["pip", "install", "-qp", "old", *packages]):
+        subprocess.run([UV, *command], cwd=tmp_path, check=True)
+    (block,) = (block for block in blocks_of(PAGE) if block.language == "python")
+    done = subprocess.run(
+        [tmp_path / "old" / "bin" / "python", "-W", "ignore", "-c", block.text],
+        cwd=tmp_path / PAGE.stem,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+
+
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", text)
+
+
+def curves(text: str) -> dict[str, Any]:
+    paths = re.findall(r'<g id="(in-flight-[^"]+)">\s*<path d="([^"]+)"', text)
+    return {name: np.asarray(re.findall(r"[\d.]+", path), float) for name, path in paths}
+
+
+@pytest.mark.slow
+def test_pictures_are_as_they_would_be_drawn(tmp_path: Path) -> None:
+    """If not, run ``python docs/draw.py``; other versions of matplotlib may draw a little off."""
+    from docs import draw  # which imports much
+
+    draw.draw(tmp_path)
+    assert sorted(draw.PICTURES) == [p.stem for p in PICTURES]
+    for picture in PICTURES:
+        then = picture.read_text(encoding="utf-8")
+        now = (tmp_path / picture.name).read_text(encoding="utf-8")
+        assert words(now) == words(then) != [], picture
+        assert list(curves(now)) == list(curves(then)), picture
+        for name, curve in curves(now).items():
+            np.testing.assert_allclose(curve, curves(then)[name], atol=1.0)
+        assert bool(curves(now)) == (picture.stem == "limits")

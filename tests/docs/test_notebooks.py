@@ -11,8 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 from tests.commands import run
-
-from .support import execute
+from tests.scripts import python
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -108,7 +107,7 @@ def test_notebooks_show_the_right_numbers(
         "PYTHONWARNINGS": "ignore:Creating scratch directories is taking:UserWarning",
     }
     done = tmp_path / "done.ipynb"
-    execute([tmp_path / "run.py", DOCS, path, done], work, plain)
+    python(tmp_path / "run.py", DOCS, path, done, cwd=work, env=plain, timeout_s=500)
     cells = nbformat.read(done, as_version=4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     warned = "".join(output.text for output in outputs if output.get("name") == "stderr")

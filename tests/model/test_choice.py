@@ -116,15 +116,6 @@ class Analysis(sonic.SonicProcessor):
         return {"a": scores["y"].y.a.tolist()}
 
 
-def test_the_mean_is_never_taken_unasked(server: FakeServer) -> None:
-    before = len(server.requests)
-    with pytest.raises(errors.ConfigError, match=r"which fold .* fold=\"event % 3\".*fold=None"):
-        Analysis(sonic.Folds(FOLDS)).process(NUMBERED)
-    with pytest.raises(errors.ConfigError, match="which fold"):
-        sonic.Folds(FOLDS)(EVENTS)
-    assert len(server.requests) == before
-
-
 def test_requests_have_the_options_of_submit(server: FakeServer) -> None:
     pinned = Analysis(FOLDS[1], version=lambda _: 1, deduplicate=lambda _: True)
     out = pinned.process(ak.concatenate([NUMBERED, NUMBERED]))
@@ -281,14 +272,8 @@ def test_events_that_lack_an_object_are_left_out() -> None:
                 assert model(events, mask=there, default=-1.0).sum.tolist() == [5.0, -1.0, 7.0]
 
 
-def test_masks_of_objects_are_refused_for_events(server: FakeServer) -> None:
-    """None of them would be scored, without a word."""
-    for wrong in (MASK, ak.mask(MASK, [True, False, True, True])):
-        with pytest.raises(errors.InputError, match="same objects"):
-            ONE(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0]}), mask=wrong)
-
-
 LISTS = "the folds do not have the same objects"
+NUMBERS = ak.Array({"pt": [1.0, 2.0, 3.0, 4.0]})
 WHOLES = [plain(number, y=sonic.Output(["a"], "int64")) for number in range(2)]
 
 
@@ -315,6 +300,14 @@ def choose(models: Any, by: Any = "x", objects: Any = None) -> Any:
         (folds(PLAIN, "event %"), "expression 'event %' cannot be read"),
         (folds(PLAIN, 3), "expected a field or an expression as a str"),
         (lambda: sonic.Folds(WHOLES)(EVENTS, fold=None), "'y' has no mean .* no fractions; .* % 2"),
+        (lambda: sonic.Folds(FOLDS)(EVENTS), "which fold"),
+        (
+            lambda: Analysis(sonic.Folds(FOLDS)).process(NUMBERED),
+            r"which fold .* fold=\"event % 3\".*fold=None",
+        ),
+        # None of the events would be scored, without a word.
+        (lambda: ONE(NUMBERS, mask=MASK), "same objects"),
+        (lambda: ONE(NUMBERS, mask=ak.mask(MASK, [True, False, True, True])), "same objects"),
         (choose([ONE, TWO]), "expected a dict of two models or more"),
         (choose({"EB": ONE}), "two models or more"),
         (choose({"EB": ONE, 1: TWO}), "numbers or strings as keys"),

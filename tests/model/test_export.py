@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import uproot
-from tests.commands import run
+from tests.commands import json_of, run
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -177,13 +176,12 @@ def test_files_are_exported_by_a_command(tmp_path: Path) -> None:
     arguments += ["--label", "heavy=mass > 50", "--weight", "event % 7", "--chunksize", "300"]
     scored = tmp_path / ".train.parquet.parts" / "of an interrupted run of scores"
     scored.mkdir(parents=True)
-    done = run("export", *arguments, "--declare", "analysis:model", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    exported = json_of("export", *arguments, "--declare", "analysis:model", cwd=tmp_path)
     assert scored.is_dir()
     scored.rmdir()
     scored.parent.rmdir()
     table = ak.from_parquet(tmp_path / "train.parquet")
-    assert json.loads(done.stdout) == {"path": "train.parquet", "rows": len(table)}
+    assert exported == {"path": "train.parquet", "rows": len(table)}
     with uproot.open({DATA / "QCD_1.root": "Events"}) as tree:
         events = tree.arrays(["event", "FatJet_pt", "FatJet_mass"])
     jets = {name: ak.flatten(events[f"FatJet_{name}"]) for name in ("pt", "mass")}

@@ -1,4 +1,4 @@
-"""Servers may change while rows are out, and what they have is asked once, for a limited time."""
+"""Servers may change, lose rows or sleep, and what they have is asked once, for a limited time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import awkward as ak
+import grpc
+import numpy as np
 import pytest
-from tests.doubling import MODEL, jets, twice
-from tests.pool.scripted import LOST, ONE, TWO, ScriptedServer, connect, pool_of
+from tests.doubling import MODEL, Doubling, jets, served, twice
+from tests.pool.scripted import LOST, ONE, TWO, ScriptedServer, connect, inferred, pool_of, refuses
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import Contract
 
 
 def test_servers_are_changed_while_rows_are_out(one: ScriptedServer, two: ScriptedServer) -> None:
@@ -233,3 +238,167 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(one: ScriptedSer
         pool.close()
         with pytest.raises(errors.ConfigError, match="closed"):
             waiting.result(60)
+
+
+def test_one_server_that_is_gone_is_one_clear_error(one: ScriptedServer) -> None:
+    one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
+    with pool_of(ONE, retry_timeout_s=0.5) as pool:
+        events = ak.unflatten(jets(*range(200)), [2] * 100)
+        with pytest.raises(errors.ServerLostError) as caught:
+            MODEL(events, pool=pool)
+        error = caught.value
+        assert error.server == ONE
+        assert error.model == "m"
+        assert error.rows is not None
+        assert error.rows[0] >= 100
+        assert error.events == (error.rows[0] // 2, error.rows[1] // 2)
+
+
+def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
+    one: ScriptedServer,
+) -> None:
+    """If rows counted twice, the call would end without the rows that are still on their way."""
+    late, last = threading.Event(), threading.Event()
+    whole: list[int] = []
+
+    def behave(x: np.ndarray) -> Any:
+        if 8 in x:
+            last.wait(60)
+        elif 0 in x and len(x) == 4:
+            whole.append(0)
+            if len(whole) > 1:
+                return errors.RouteTimeoutError("upstream request timeout")
+            late.wait(60)
+        return inferred(x)
+
+    one.behaviour = behave
+    with pool_of(ONE) as pool:
+        pending = MODEL.submit(jets(*range(12)), pool=pool)
+        until(lambda: pending.statistics.scored == 8)
+        late.set()
+        until(lambda: not [x for x in one.answering if 0 in x])
+        last.set()
+        assert twice(pending.result(timeout_s=30)) == list(range(12))
+        assert pending.statistics.total().rows == 12
+
+
+def test_lost_rows_are_none_if_asked(one: ScriptedServer) -> None:
+    one.behaviour = refuses(5, 18)
+    array = ak.unflatten(jets(*range(20)), [3, 0, 10, 7])
+    array = ak.mask(array, array.pt != 2)
+    with pool_of(ONE) as pool:
+        pending = MODEL.submit(array, pool=pool, on_error="mask")
+        scores = pending.result()
+        # Nineteen rows in requests of four: the None is not sent.
+        flat = ak.flatten(scores.twice)
+        assert flat.tolist() == [
+            None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
+        ]
+        assert ak.num(scores).tolist() == [3, 0, 10, 7]
+        assert pending.statistics.masked == 7
+        until(lambda: pool.statistics.masked == 7)
+        with pytest.raises(errors.RequestError, match="rows 4..7"):
+            MODEL(array, pool=pool)
+
+
+def test_lost_rows_of_several_outputs(one: ScriptedServer) -> None:
+    one.outputs = ("y", "z")
+    one.behaviour = lambda x: refuses(5)(x) if 5 in x else {"y": 2 * x, "z": 3 * x}
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"], "z": None})
+    with pool_of(ONE) as pool:
+        scores = model(jets(*range(8)), pool=pool, on_error="mask")
+    assert scores.tolist() == [
+        {"y": {"twice": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
+    ]
+
+
+def test_without_any_server_all_is_none(one: ScriptedServer) -> None:
+
+    def metadata(model: str, version: str | None) -> Contract:
+        raise LOST
+
+    one.metadata = metadata  # type: ignore[method-assign]
+    with pool_of(ONE, retry_timeout_s=0.1) as pool:
+        pending = MODEL.submit(jets(*range(8)), pool=pool, on_error="mask")
+        assert pending.result().tolist() == [None] * 8
+        assert str(pending.result().type) == "8 * ?{twice: float32}"
+        for statistics in (pending.statistics, pool.statistics):
+            assert (statistics.objects, statistics.masked) == (8, 8)
+        hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
+        with pytest.raises(errors.ServerLostError, match=hint) as caught:
+            MODEL(ak.unflatten(jets(*range(8)), [2, 0, 6]), pool=pool)
+        assert caught.value.model == "m"
+        assert caught.value.events == (0, 3)
+
+
+def test_wrong_rows_are_not_masked(one: ScriptedServer) -> None:
+    array = ak.zip({"pt": np.array([1, np.nan], np.float32)})
+    with pool_of(ONE) as pool:
+        with pytest.raises(errors.InputError, match="NaN"):
+            MODEL(array, pool=pool, on_error="mask")
+        with pytest.raises(errors.ConfigError, match="did you mean 'mask'"):
+            MODEL(array, pool=pool, on_error="masked")
+        one.behaviour = lambda _: errors.AccessError("no")
+        with pytest.raises(errors.AccessError):
+            MODEL(jets(*range(3)), pool=pool, on_error="mask")
+        one.lacks = True
+        with pytest.raises(errors.ModelNotFoundError):
+            sonic.Model("other", MODEL.inputs, MODEL.outputs)(
+                jets(*range(3)), pool=pool, on_error="mask"
+            )
+
+
+class Masking(Doubling):
+    on_error = "mask"
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {"scores": scores["m"].twice}
+
+
+def test_processors_go_on_with_none_for_lost_rows(one: ScriptedServer) -> None:
+    one.behaviour = refuses(5)
+    events = ak.unflatten(jets(*range(10)), [3, 0, 7])
+    with pool_of(ONE):
+        out = Masking().process(events)
+    assert out["scores"].tolist() == [[0, 2, 4], [], [6, None, None, None, None, 16, 18]]
+    statistics = sonic.report(out).statistics
+    assert (statistics.masked, statistics.total().rows) == (4, 6)
+
+
+def test_rows_fail_that_a_server_never_answers_though_it_lives() -> None:
+    """However often they are sent a second time."""
+    options = {"request_timeout_s": 1, "retry_timeout_s": 0.5, "hedge_after_s": 0.05}
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url, **options):
+        MODEL(jets(*range(4)))
+        server.hold()
+        with pytest.raises(errors.DeadlineError, match="server did not answer in time"):
+            MODEL(jets(*range(4)), timeout_s=5)
+        assert len(server.requests) > 2
+
+
+METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata", "ModelInfer")
+
+
+def fall_asleep(server: FakeServer) -> None:
+    """Answer as a proxy without a server behind it."""
+    for method in METHODS:
+        server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+
+
+def index_requests(server: FakeServer) -> int:
+    return sum(method == "RepositoryIndex" for method, _ in server.calls)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_calls_wake_a_service_that_sleeps_before_or_between_them(used: bool) -> None:
+    with FakeServer(served()) as server, sonic.connect(server.url), ThreadPoolExecutor(1) as thread:
+        if used:
+            MODEL(jets(1.0))
+        fall_asleep(server)
+        asked = index_requests(server)
+        scores = thread.submit(MODEL, jets(1.0))
+        until(lambda: index_requests(server) > asked)
+        assert not scores.done()
+        for method in METHODS:
+            server.accept(method)
+        assert scores.result().twice.tolist() == [2.0]

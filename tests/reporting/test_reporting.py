@@ -21,6 +21,7 @@ import pytest
 from coffea.processor import accumulate
 from coffea.processor.executor import Err, Ok
 from rich.console import Console
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -227,11 +228,13 @@ def test_lost_rows_are_not_scored(break_it: Any, lost: int, deduplicate: bool) -
     """Two different rows, five times each, in requests of one or of five."""
     served = FakeModel.of(MODEL, max_rows=1 if deduplicate else 5)
     jets = ak.Array([[{"pt": 1.0}] * 5, [{"pt": 2.0}] * 5])
-    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+    with FakeServer({"m": served}) as server, sonic.connect(server.url) as pool:
         break_it(server)
         pending = MODEL.submit(jets, on_error="mask", deduplicate=deduplicate)
         scores = pending.result()
         report = sonic.report(pending)
+        until(lambda: pool.statistics.masked == lost)
+    assert ak.num(scores.top).tolist() == [5, 5]
     assert ak.count(scores.top, axis=None) == 10 - lost
     assert (report.statistics.scored, report.statistics.masked) == (10 - lost, lost)
     page = report._repr_html_()

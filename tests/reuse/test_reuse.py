@@ -107,15 +107,6 @@ def test_rows_differ_whose_hashes_begin_alike(
             assert scores.twice.tolist() == [[10, 12, 14, 12], [10, 16], [14]]
 
 
-def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool: Pool) -> None:
-    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no luck")
-    numbers = [[5, 6], [5, 7], [6]]
-    pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True, on_error="mask")
-    assert pending.result().twice.tolist() == [[None, None], [None, None], [None]]
-    assert pending.statistics.masked == 5
-    until(lambda: pool.statistics.masked == 5)
-
-
 def test_rows_are_compared_without_a_copy_of_them_all() -> None:
     images = np.ones((64, 3, 256, 256), np.float32)
     model = sonic.Model("m", {"x": sonic.Dense("image", shape=(3, 256, 256))}, {"y": ["mean"]})
@@ -263,28 +254,17 @@ def test_names_of_variations_may_be_numbers(pool: Pool) -> None:
     assert pending.statistics.deduplicated == 1
 
 
-def folded(server: FakeServer) -> None:
-    """Version 1 doubles, version 2 triples."""
-    one, received = server.models["m"], server.requests
-
-    def by_version(inputs: Any) -> Any:
-        (mine,) = (request for request in received if request.inputs is inputs)
-        return (triple if mine.version == "2" else double)(inputs)
-
-    server.models["m"] = dataclasses.replace(one, function=by_version)
-
-
-def test_versions_are_of_events_or_of_all(server: FakeServer) -> None:
-    folded(server)
+def test_versions_are_of_events_or_of_all(server: FakeServer, pool: Pool) -> None:
     array, versions = objects([[1, 2], [1], [None, 4]]), ak.Array([1, 2, 2])
-    with Pool(Settings.make(server.url)) as pool:
-        pending = MODEL.submit(array, pool=pool, version=versions)
-        assert pending.result().twice.tolist() == [[2, 4], [3], [None, 12]]
-        assert pending.provenance()["version"] == "1, 2"
-        assert {version for (_, _, version), _ in pending.statistics} == {"1", "2"}
-        for plain in (ak.to_numpy(versions), versions.tolist()):
-            assert MODEL(array, pool=pool, version=plain).tolist() == pending.result().tolist()
-        assert MODEL(array, pool=pool, version=np.int64(2)).twice[0].tolist() == [3, 6]
+    for given in (versions, ak.to_numpy(versions), versions.tolist(), np.int64(2)):
+        server.requests.clear()
+        pending = MODEL.submit(array, pool=pool, version=given)
+        assert pending.result().twice.tolist() == [[2, 4], [2], [None, 8]]
+        sent = {r.version: r.inputs["x"].ravel().tolist() for r in server.requests}
+        of_all = np.ndim(given) == 0
+        assert sent == ({"2": [1, 2, 1, 4]} if of_all else {"1": [1, 2], "2": [1, 4]})
+        assert pending.provenance()["version"] == ("2" if of_all else "1, 2")
+        assert {version for (_, _, version), _ in pending.statistics} == {*sent}
 
 
 def test_variations_and_versions_without_data() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import linecache
 import os
 import pickle
@@ -26,8 +25,8 @@ import numpy as np
 import psutil
 import pytest
 import uproot
-from distributed import Client, LocalCluster
-from tests.commands import run
+from tests.commands import json_of, run
+from tests.dask.conftest import connected_cluster, local_cluster
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -77,13 +76,6 @@ def server() -> Iterator[FakeServer]:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "jets.parquet"
-
-
-def output_of(*arguments: Any, cwd: Path | None = None) -> dict[str, Any]:
-    """Return what a command that succeeds says as JSON."""
-    done = run(*arguments, "--json", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
 
 
 @cache
@@ -164,26 +156,11 @@ def test_unknown_digests_of_a_chunk_are_in_the_file(out: Path) -> None:
 
 def test_workers_of_dask_write_root_files(server: FakeServer, tmp_path: Path) -> None:
     out = tmp_path / "jets.root"
-    here = {"processes": False, "n_workers": 1, "threads_per_worker": 1}
-    with (
-        Client(dashboard_address="127.0.0.1:0", **here) as client,
-        sonic.connect(server.url, client=client, request_timeout_s=60),
-    ):
+    with connected_cluster(server.url, request_timeout_s=60) as (_, client, _):
         sonic.score_files(MODEL, FILES, out, collection="FatJet", client=client)
     with uproot.open(out) as file:
         is_right(file["Scores"].arrays())
     assert provenance.read(out)["models"][0]["model"] == "mass"
-
-
-def test_trees_have_numbers_only(server: FakeServer, tmp_path: Path) -> None:
-    out = tmp_path / "jets.root"
-    lists = sonic.Model("mass", MODEL.inputs, {"y": None})
-    with pytest.raises(errors.ConfigError, match="'score' is no plain number.*write a .parq"):
-        sonic.score_files(lists, FILES[0], out, collection="FatJet")
-    per_event = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
-    with pytest.raises(errors.ConfigError, match="'FatJet' is no plain number"):
-        sonic.score_files(per_event, FILES[0], out, keep=["FatJet"])
-    assert not out.exists()
 
 
 def test_trees_lack_no_row_that_has_a_score(sonic_server: Any, tmp_path: Path) -> None:
@@ -221,17 +198,13 @@ def test_only_a_later_chunk_has_a_masked_row(
 OFFSET = 0.0
 
 
-def shifted(events: Any, by: float = 0.0) -> Any:
+def shifted(by: float, events: Any) -> Any:
     return ak.with_field(events.FatJet, events.FatJet.mass + by, "mass")
-
-
-def of_object(by: float, events: Any) -> Any:
-    return shifted(events, by)
 
 
 def by_global(events: Any) -> Any:
     def nested() -> Any:
-        return shifted(events, OFFSET)
+        return shifted(OFFSET, events)
 
     return nested()
 
@@ -239,7 +212,7 @@ def by_global(events: Any) -> Any:
 def arrays(by: float) -> Any:
     """Where the array of another function was in memory, there is the next one's."""
     by_event = {"shift": [ak.Array([by])]}
-    return lambda events: shifted(events, by_event["shift"][0][0])
+    return lambda events: shifted(by_event["shift"][0][0], events)
 
 
 def by_imported(by: float) -> Any:
@@ -256,11 +229,6 @@ def by_imported(by: float) -> Any:
     return imported
 
 
-def with_global(by: float) -> Any:
-    globals()["OFFSET"] = by
-    return by_global
-
-
 class Shifting:
     def __call__(self, events: Any) -> Any:
         return self.own(events)
@@ -269,22 +237,22 @@ class Shifting:
         return by_global(events)
 
 
-def with_object(by: float) -> Any:
+def with_global(by: float, function: Any) -> Any:
     globals()["OFFSET"] = by
-    return Shifting()
+    return function
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        lambda by: {"features": lambda events: shifted(events, by)},
-        lambda by: {"features": partial(shifted, by=by)},
-        lambda by: {"features": with_global(by)},
-        lambda by: {"features": with_object(by)},
-        lambda by: {"features": with_object(by).own},
+        lambda by: {"features": lambda events: shifted(by, events)},
+        lambda by: {"features": partial(shifted, by)},
+        lambda by: {"features": with_global(by, by_global)},
+        lambda by: {"features": with_global(by, Shifting())},
+        lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
-        lambda by: {"features": MethodType(of_object, by)},
+        lambda by: {"features": MethodType(shifted, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
@@ -355,7 +323,7 @@ def of_fields(*fields: str) -> sonic.Model:
 
 def by_mass(events: Any) -> Any:
     """Jets whose numbers are others than those of the file, in their order."""
-    jets = shifted(events, 1.0)
+    jets = shifted(1.0, events)
     return jets[ak.argsort(jets.mass, ascending=False)]
 
 
@@ -377,6 +345,8 @@ def swapped(events: Any) -> Any:
     return events[order].FatJet
 
 
+LISTS = sonic.Model("mass", MODEL.inputs, {"y": None})
+OF_EVENTS = sonic.Model("mass", {"x": sonic.Row(["genWeight", "run"])}, {"y": ["a", "b"]})
 MISFIT = "expected a score for each FatJet"
 
 
@@ -401,6 +371,11 @@ MISFIT = "expected a score for each FatJet"
         ({"collection": "FatJett"}, "no collection 'FatJett'; did you mean 'FatJet'"),
         ({"keep": ["pt", "msoftdop"]}, "keep: there is no field 'msoftdop'; did you mean 'msoftdr"),
         ({"features": "jets"}, "features: expected a function, got 'jets'"),
+        ({"model": LISTS, "output": "jets.root"}, "'score' is no plain number.*write a .parq"),
+        (
+            {"model": OF_EVENTS, "collection": None, "keep": ["FatJet"], "output": "jets.root"},
+            "'FatJet' is no plain number",
+        ),
         ({"model": "mass"}, "expected a Model, Folds or Choice, got 'mass'"),
         ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
         *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),
@@ -480,7 +455,7 @@ def test_command_takes_choices(folded: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(CHOICE)
     arguments = ["score", FILES[0], "--collection", "FatJet", "--server", folded.url]
     arguments += ["-o", "jets.parquet", "--declare", "analysis.py:CHOICE"]
-    output_of(*arguments, cwd=tmp_path)
+    json_of(*arguments, cwd=tmp_path)
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     pt = ak.flatten(uproot.open(FILES[0])["Events"]["FatJet_pt"].array())
     np.testing.assert_allclose(scores.qcd, pt + 2000 * (scores.event % 2), rtol=1e-6)
@@ -513,7 +488,7 @@ def arguments(server: FakeServer, tmp_path: Path) -> list[Any]:
 @pytest.mark.server
 def test_the_command_has_workers(arguments: list[Any], tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(MEETING)
-    output_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
+    json_of(*arguments, "--features", "analysis:jets", "--workers", "2", cwd=tmp_path)
     workers = {path.stem for path in tmp_path.glob("*.worker")}
     assert len(workers - {str(os.getpid())}) == 2
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
@@ -523,7 +498,7 @@ def test_the_command_masks_keeps_and_restarts(
     server: FakeServer, arguments: list[Any], tmp_path: Path
 ) -> None:
     server.fail(*REFUSED, times=2)
-    said = output_of(*arguments, "--mask", "--keep", "eta", "--keep", "phi", cwd=tmp_path)
+    said = json_of(*arguments, "--mask", "--keep", "eta", "--keep", "phi", cwd=tmp_path)
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     assert scores.fields == [*IDENTITY, "eta", "phi", "qcd", "top"]
     assert scores.eta.tolist() == ak.flatten(events()["FatJet_eta"]).tolist()
@@ -534,14 +509,14 @@ def test_the_command_masks_keeps_and_restarts(
     kept, error = run(*arguments, cwd=tmp_path).stderr.splitlines()
     assert kept == "WARNING: scored chunks are kept (1); the same call scores the rest"
     assert "unexpected shape" in error
-    assert output_of(*arguments, "--restart", cwd=tmp_path)["resumed"] == 0
+    assert json_of(*arguments, "--restart", cwd=tmp_path)["resumed"] == 0
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
     arguments = ["--model", "toptagger", "--collection", "FatJet", FILES[0]]
     arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
     arguments += ["--features", "sonic_coffea.demo.analysis:toptagger_inputs"]
-    said = output_of("score", *arguments, "-o", tmp_path / "jets.parquet")
+    said = json_of("score", *arguments, "-o", tmp_path / "jets.parquet")
     scores = ak.from_parquet(tmp_path / "jets.parquet")
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
@@ -563,7 +538,7 @@ def test_killed_commands_go_on(server: FakeServer, arguments: list[Any], tmp_pat
         process.kill()
         release.set()
     assert process.wait() == -signal.SIGKILL
-    assert 0 < output_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
+    assert 0 < json_of(*arguments, cwd=tmp_path)["resumed"] < len(events()["run"])
     is_right(ak.from_parquet(tmp_path / "jets.parquet"))
 
 
@@ -599,13 +574,11 @@ def lost(events):
 
 @pytest.mark.server
 def test_workers_elsewhere_have_no_module_of_the_user(arguments: list[Any], tmp_path: Path) -> None:
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", local_directory=tmp_path
-    ) as cluster:
+    with local_cluster(1, local_directory=tmp_path) as cluster:
         arguments += ["--scheduler", cluster.scheduler_address]
         # Written after the workers have begun: these cannot import it.
         (tmp_path / "analysis.py").write_text(FEATURES)
-        output_of(*arguments, "--features", "analysis:jets", cwd=tmp_path)
+        json_of(*arguments, "--features", "analysis:jets", cwd=tmp_path)
         arguments += ["--json", "--features"]  # without coffea's progress
         lost = run(*arguments, "analysis:lost", cwd=tmp_path)
         wrong = run(*arguments, "analysis:jets", "--keep", "mas", cwd=tmp_path)
@@ -777,7 +750,7 @@ def test_edited_functions_score_anew(
         server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
         assert run(*arguments, cwd=tmp_path).returncode == 1
         write(comment)
-        resumed.append(output_of(*arguments, cwd=tmp_path)["resumed"] > 0)
+        resumed.append(json_of(*arguments, cwd=tmp_path)["resumed"] > 0)
     assert resumed == [True, False]
 
 

@@ -12,6 +12,7 @@ import awkward as ak
 import numpy as np
 import pytest
 from tests.onnx_files import save_onnx
+from tests.test_ml_tools import Raw
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import (
@@ -21,7 +22,6 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ResponseError,
 )
-from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.server import InProcessTransport, Served, build_repository, read_repository
 from sonic_coffea.transport import connect_transport
 
@@ -376,6 +376,13 @@ def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classi
         (path / "top" / name).mkdir()
     with sonic.connect(path):
         assert TOP.check().version == "1"
+        for name, version, hint in (
+            ("tpo", None, "did you mean 'top'"),
+            ("top", 7, "has version 1"),
+        ):
+            unknown = sonic.Model(name, TOP.inputs, TOP.outputs, version=version)
+            with pytest.raises(ModelNotFoundError, match=f"the repository does not have .*{hint}"):
+                unknown(jets)
         assert len(TOP(jets)) == len(jets)
     assert [each["version"] for each in read_repository(path)] == [1]
     build_repository(path, {"top": classifier}, version="next")
@@ -397,29 +404,6 @@ def test_urls_of_folders_name_the_whole_folder(tmp_path, name):
     (tmp_path / name).mkdir()
     for url in (f"file://{tmp_path / name}", (tmp_path / name).as_uri()):
         assert InProcessTransport(url).repository == tmp_path / name
-
-
-def test_an_unknown_model_or_version_names_the_nearest(repository, jets):
-    with sonic.connect(repository):
-        with pytest.raises(ModelNotFoundError, match="did you mean 'top'"):
-            sonic.Model("tpo", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]})(jets)
-        other = sonic.Model("top", {"x": sonic.Row(FIELDS)}, {"scores": ["q", "t"]}, version=7)
-        with pytest.raises(ModelNotFoundError, match="it has version 1"):
-            other(jets)
-
-
-def test_the_latest_version_is_the_default_and_a_changed_one_has_no_digest(tmp_path, classifier):
-    other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
-    path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
-    build_repository(path, {"m": other}, version=12)
-    with sonic.connect(path) as pool:
-        contract = pool.contract("m", None)
-        assert contract.version == "12"
-        assert pool.contract("m", "1").version == "1"
-        assert contract.digest
-    save_classifier(path / "m" / "12" / "model.onnx", features=8, ir_version=9)
-    with sonic.connect(path) as pool:
-        assert pool.contract("m", None).digest == ""
 
 
 @pytest.mark.parametrize(
@@ -480,6 +464,8 @@ def test_a_network_that_this_package_did_not_build(tmp_path, classifier, jets):
     ("server", "message"),
     [
         ("folder/that/is/not/there", "which is no folder here"),
+        # The name would be that of a host, and the folder the current one.
+        ("file://other", "expected a server as .* got 'file://other'"),
         ("{file}", r"is a file; expected .*build_repository\('repository', {'m': "),
     ],
 )
@@ -490,23 +476,11 @@ def test_what_is_no_repository_says_what_to_type(tmp_path, server, message):
         sonic.connect(server.format(file=file))
 
 
-def test_urls_of_folders_have_the_whole_path(tmp_path, monkeypatch, functions):
-    """Otherwise the name would be that of a host, and the folder would be the current one."""
-    monkeypatch.chdir(functions)
-    with pytest.raises(ConfigError, match="expected a server as .* got 'file://other'"):
-        sonic.connect("file://other")
-
-
 def test_functions_that_write_to_their_inputs_leave_the_arrays_of_callers_alone(tmp_path):
     folder = build(tmp_path / "r", "np.multiply(x, 2, out=x)")
-
-    class Writing(triton_wrapper):
-        def prepare_awkward(self, *args, **kwargs):
-            return args, kwargs
-
     x, nobody = np.ones((2, 1), "float32"), "grpc://127.0.0.1:1"
     with sonic.connect(nobody, fallback=folder, fallback_after_s=0.001):
-        wrapper = Writing(f"triton+{nobody}/m", {"ssl": False})
+        wrapper = Raw(f"triton+{nobody}/m", {"ssl": False})
         for _ in range(2):
             assert wrapper(["y"], {"x": x})["y"].tolist() == [[2.0], [2.0]]
     assert x.tolist() == [[1.0], [1.0]]

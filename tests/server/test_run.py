@@ -1,25 +1,43 @@
-"""A server that does not become ready says why; one that ends by itself is started again."""
+"""A server says why it is not ready, is started again if it ends, and never outlives its owner."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import awkward as ak
+import numpy as np
+import psutil
 import pytest
 from tests.ports import held_port
-from tests.waiting import until
+from tests.waiting import PATIENT, until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.testing import FakeServer
 
-from .support import function, is_listed, shared_memory, socket_folder, supervisor
+from .support import (
+    family,
+    function,
+    infer,
+    is_gone,
+    is_listed,
+    shared_memory,
+    socket_folder,
+    supervisor,
+)
 
 
 @pytest.mark.parametrize(
@@ -160,3 +178,201 @@ def test_servers_that_end_by_themselves_are_restarted(light, serve, caplog):
         server.wait()
         assert server.ended_on_request
     assert not server.running
+
+
+OWNER = """
+import sys, time
+from sonic_coffea.server import LocalServer
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0).start()
+def announce():
+    print(server.url, flush=True)
+def rest():
+    while True:  # a signal that comes as a sleep begins is heard when that ends
+        time.sleep(0.05)
+{then}
+"""
+
+
+class Owner:
+    """A process of its own that starts a server, to be ended in whatever way."""
+
+    def __init__(self, repository, then):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER.format(then=then), str(repository)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.process.stderr.read()
+        (self.supervisor,) = (
+            child.pid
+            for child in psutil.Process(self.process.pid).children()
+            if "_supervisor.py" in " ".join(child.cmdline())
+        )
+        self.family = family(self.supervisor)
+        assert len(self.family) >= 3, "expected a supervisor, a server and a model process"
+        assert shared_memory(self.url)
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def expect_nothing_left(self):
+        for pid in self.family:
+            until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+        assert shared_memory(self.url) == []
+        assert not is_listed(self.url)
+        until(lambda: not socket_folder(self.url).exists(), what="the end of its folder")
+
+
+@pytest.fixture
+def own(light, installation):
+    owners = []
+
+    def start(then="announce()\nrest()"):
+        owners.append(Owner(light, then))
+        return owners[-1]
+
+    yield start
+    for owner in owners:
+        owner.close()
+
+
+ENDS = {
+    # Forked children hold the owner's pipes open: the supervisor must not go by these alone.
+    "killed with children": (
+        "import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()",
+        -signal.SIGKILL,
+    ),
+    "just exits": ("announce()\nsys.stdin.readline()", 0),
+}
+
+
+@pytest.mark.parametrize(("then", "code"), ENDS.values(), ids=ENDS)
+def test_no_server_outlives_its_owner(own, then, code):
+    owner = own(then)
+    below = psutil.Process(owner.process.pid).children()
+    children = [process for process in below if process.pid != owner.supervisor]
+    assert len(children) == ("fork" in then)
+    if code:
+        owner.process.kill()
+    else:
+        print(file=owner.process.stdin, flush=True)
+    assert owner.process.wait(20.0) == code
+    owner.expect_nothing_left()
+    assert not any(is_gone(process.pid) for process in children)
+
+
+def test_no_server_outlives_an_owner_that_is_killed_while_it_starts(never_ready, installation):
+    code = """
+import sys, threading, time
+from sonic_coffea.server import LocalServer
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0)
+threading.Thread(target=server.start, daemon=True).start()
+while "loading" not in server.logs: time.sleep(0.01)
+print("loading", flush=True)
+time.sleep(600)
+"""
+    command = [sys.executable, "-c", code, str(never_ready)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"loading\n"
+        pids = family(owner.pid)
+        assert len(pids) >= 3, "expected the owner, a supervisor and a server"
+        owner.kill()
+    for pid in pids:
+        until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+
+
+def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
+    then = (
+        "try:\n    announce()\n    rest()\n"
+        "except KeyboardInterrupt:\n"
+        "    print(server.running, len(server.metadata.models), flush=True)\n"
+        "    server.stop()"
+    )
+    owner = own(then)
+    os.killpg(owner.process.pid, signal.SIGINT)
+    output, _ = owner.process.communicate(timeout=30.0)
+    assert output.split() == ["True", "1"]
+    owner.expect_nothing_left()
+
+
+def test_no_server_outlives_its_supervisor(own, light, serve):
+    owner = own()
+    os.kill(owner.supervisor, signal.SIGKILL)
+    for pid in owner.family:
+        until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+    # Nobody was left to tidy up, so the owner does, or else the next server.
+    owner.close()
+    assert not is_listed(owner.url)
+    with serve(light):
+        assert shared_memory(owner.url) == []
+        assert not socket_folder(owner.url).exists()
+
+
+ECHO = sonic.Model("echo", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]})
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Servers take their default of how long a process may stand still."""
+    for name in PATIENT:
+        monkeypatch.delenv(name)
+
+
+def model_process(server: sonic.LocalServer) -> psutil.Process:
+    below = psutil.Process(server.pid).children(recursive=True)
+    return next(process for process in below if process.name().startswith("triton_python"))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("seconds", "is_asked"), [(0.8, True), (1.2, False)])
+def test_a_process_that_stood_still_ends_its_server(light, serve, seconds, is_asked):
+    """With a request, even for less than the second after which Triton gives the request up."""
+    with serve(light) as server, ThreadPoolExecutor() as thread:
+        process = model_process(server)
+        time.sleep(0.5)  # since the request by which it was warmed up
+        process.suspend()
+        if is_asked:
+            thread.submit(infer, server, "echo", x=np.ones((8, 2), np.float32))
+        time.sleep(seconds)  # how long it stands still
+        process.resume()
+        until(lambda: not server.running, 20.0, "the server's end")
+        # On a busy machine, Triton may have used memory that it had given back.
+        assert "the model's process stood still" in server.logs or "Signal (" in server.logs
+
+
+@pytest.mark.usefixtures("impatient")
+def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
+    """Triton gives a request up after a second, and takes its answer for that to the next."""
+    calls, over = [], threading.Event()
+
+    def score(first: int):
+        with Pool(Settings.make(server.url)) as pool:
+            while not over.is_set():
+                first += 1
+                values = np.full(200, first, np.float32)
+                scores = ECHO(ak.zip({"a": values, "b": values}), pool=pool)
+                np.testing.assert_array_equal(scores.a, values)
+                calls.append(first)
+
+    with serve(light, restart=True) as server, ThreadPoolExecutor() as threads:
+        scoring = [threads.submit(score, 1000 * k) for k in range(4)]
+        try:
+            until(lambda: len(calls) > 20, what="a call")
+            first, process = server.pid, model_process(server)
+            process.suspend()
+            until(lambda: "is not healthy" in caplog.text, what="a request that is given up")
+            process.resume()
+            until(lambda: server.pid not in (None, first), what="another server")
+            before = len(calls)
+            until(lambda: len(calls) > before + 20, what="a call")
+        finally:
+            over.set()
+        for done in scoring:
+            done.result(60)
+    assert re.search(r"was ended by SIG[A-Z]+, and is started again", caplog.text)

@@ -1,10 +1,13 @@
-"""The fake server beside a real one, and the pool with all that it can do wrong."""
+"""The fake server beside a real one, the pool with all that it can do wrong, and other servers."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,20 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
+from tests.cli.test_check import checked
+from tests.commands import run
 from tests.doubling import MODEL, jets, served, twice
+from tests.network.toxics import ToxicProxy
 from tests.scored import Scored
+from tests.scripts import python
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.ml_tools import triton_wrapper
+from sonic_coffea.model._declaration import warn_once
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import DATATYPES, connect_transport
@@ -28,7 +37,7 @@ from sonic_coffea.transport import DATATYPES, connect_transport
 Code = grpc.StatusCode
 
 
-def pool_of(*servers: FakeServer, **options: Any) -> Pool:
+def pool_of(*servers: Any, **options: Any) -> Pool:
     return Pool(Settings.make([s.url for s in servers], **options))
 
 
@@ -311,3 +320,147 @@ def test_clients_of_others_are_answered(fake: FakeServer) -> None:
             tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
         with pytest.raises(InferenceServerException, match="unexpected inference input 'z'"):
             client.infer("m", tensors)
+
+
+CUT = "upstream request timeout"
+# On a machine that is busy, an answer is late as if its server hung.
+PATIENT: dict[str, Any] = {"hedge_after_s": 60.0}
+JETS = jets(*range(100))
+TWICE = [2.0 * n for n in range(100)]
+
+
+@pytest.fixture
+def saturated(fake: FakeServer) -> FakeServer:
+    """Its proxy refuses the index: status CANCELLED, no words."""
+    fake.refuse("RepositoryIndex", grpc.StatusCode.CANCELLED)
+    return fake
+
+
+def test_inference_needs_no_index(saturated: FakeServer) -> None:
+    with pool_of(saturated, **PATIENT) as pool:
+        assert MODEL(JETS, pool=pool).twice.tolist() == TWICE
+        assert pool.statistics.total().retries == 0
+    saturated.unload("m")
+    with pool_of(saturated) as pool, pytest.raises(errors.ModelNotFoundError, match="not have"):
+        MODEL(JETS[:4], pool=pool)
+
+
+def test_refused_indices_are_explained(saturated: FakeServer) -> None:
+    with (
+        connect_transport(saturated.url) as connection,
+        pytest.raises(errors.OverloadError, match=r"no new clients .* SuperSONIC .* saturated"),
+    ):
+        connection.index()
+    listed = run("models", saturated.url)
+    assert listed.returncode == 1
+    assert "admits no new clients at the moment" in listed.stderr.replace("\n", " ")
+    assert "Traceback" not in listed.stderr
+    assert "admits no new clients" in checked(saturated.url, ok=True)["models"]["detail"]
+    checked(saturated.url, "m", ok=True)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
+    """However many calls, threads and pools' looks at the server there are."""
+    options = {"channels": channels}
+    with ToxicProxy(fake.url) as proxy, pool_of(proxy, **options) as pool:
+        for _ in range(3):
+            pendings = [MODEL.submit(JETS[:40], pool=pool) for _ in range(10)]
+            assert [len(pending.result(timeout_s=60)) for pending in pendings] == [40] * 10
+        assert proxy.connections == channels
+
+
+def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
+    fake.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
+    with (
+        pool_of(fake, request_timeout_s=5.0) as pool,
+        pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
+    ):
+        MODEL(JETS[:4], pool=pool)
+
+
+@pytest.fixture
+def unlisted() -> Iterator[FakeServer]:
+    """It does not list what its model takes and gives."""
+    warn_once.cache_clear()
+    with FakeServer(served(lists_tensors=False), extensions=()) as running:
+        yield running
+
+
+def test_the_declaration_is_trusted_with_one_warning(
+    unlisted: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "sonic_coffea")
+    with pool_of(unlisted) as pool:
+        for _ in range(3):
+            assert MODEL(JETS[:64], pool=pool).twice.tolist() == TWICE[:64]
+        assert MODEL(JETS[:0], pool=pool).type.content.contents[0].primitive == "float32"
+        assert [spec.name for spec in MODEL.check(pool).outputs] == ["y"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name.startswith("sonic_coffea")]
+    assert "does not list what model m takes and gives" in message
+    steps = checked(unlisted.url, "m", ok=True)
+    assert "lists no tensors" in steps["model m"]["detail"]
+    assert "inference" not in steps
+
+
+def test_unlisted_outputs_are_compared_when_they_come_back(unlisted: FakeServer) -> None:
+    wide = sonic.Model("m", MODEL.inputs, {"y": sonic.Output(["twice"], "float64")})
+    unlisted.models["m"] = FakeModel.of(
+        wide, lambda inputs: {"y": (2 * inputs["x"]).astype(np.float64)}, lists_tensors=False
+    )
+    with (
+        pool_of(unlisted) as pool,
+        pytest.raises(errors.ResponseError, match="'y' came back as FP64, the model declares FP32"),
+    ):
+        MODEL(JETS[:4], pool=pool)
+
+
+def test_a_server_beside_it_lists_the_tensors(unlisted: FakeServer, fake: FakeServer) -> None:
+    with pool_of(unlisted, fake) as pool:
+        for _ in range(5):
+            assert MODEL(JETS[:64], pool=pool).twice.tolist() == TWICE[:64]
+        wrong = sonic.Model("m", {"z": sonic.Row("pt")}, {"y": ["twice"]})
+        with pytest.raises(errors.ContractError, match="has no input 'z'"):
+            wrong(JETS[:4], pool=pool)
+
+
+class Wrapper(triton_wrapper):
+    def prepare_awkward(self, output_list: Any, x: Any) -> Any:
+        return [], {"output_list": output_list, "input_dict": {"x": x}}
+
+
+def test_wrappers_need_no_list_of_tensors(unlisted: FakeServer) -> None:
+    url = unlisted.url.replace("grpc://", "triton+grpc://")
+    wrapper = Wrapper(f"{url}/m", client_args={"ssl": False}, batch_size=8)
+    x = np.arange(20, dtype=np.float32)[:, np.newaxis]
+    assert wrapper(["y"], {"x": x})["y"][:, 0].tolist() == TWICE[:20]
+    assert len(wrapper(["y"], {"x": x[:0]})["y"]) == 0
+    assert ak.flatten(wrapper(["y"], ak.from_numpy(x))["y"]).tolist() == TWICE[:20]
+
+
+HEAVY = ("awkward", "coffea", "dask", "distributed", "grpc", "numba", "numpy", "tritonclient")
+SESSION = f"""
+import sys
+
+
+def test_nothing_heavy_is_loaded(request):
+    assert request.config.pluginmanager.has_plugin("sonic_coffea._pytest_plugin")
+    assert set({HEAVY!r}) & set(sys.modules) == set()
+    ours = {{name for name in sys.modules if name.startswith("sonic_coffea.")}}
+    assert ours == {{"sonic_coffea._pytest_plugin", "sonic_coffea._version", "sonic_coffea.errors"}}
+"""
+
+
+def test_a_session_of_others_loads_nothing_heavy(tmp_path: Path) -> None:
+    (plugin,) = entry_points(group="pytest11", name="sonic_coffea")
+    (tmp_path / "test_session.py").write_text(SESSION, encoding="utf-8")
+    session = ("-m", "pytest", "-p", plugin.value, "-p", "no:cacheprovider", ".")
+    # Other plugins of this environment load what they like.
+    done = python(*session, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert "1 passed" in done.stdout
+
+
+def test_functions_of_models_that_are_not_served_are_refused(sonic_server: Any) -> None:
+    tagger = sonic.Model("tagger", {"x": sonic.Row("pt")}, {"y": None})
+    with pytest.raises(sonic.errors.ConfigError, match="'tager'; did you mean 'tagger'"):
+        sonic_server(tagger, functions={"tager": lambda inputs: {"y": inputs["x"]}})

@@ -1,21 +1,184 @@
-"""Mutual TLS, a header that a server demands, and compression, with real Tritons."""
+"""Tokens, headers and certificates: renewed, missing, wrong, expired, and shown to nobody else."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import trustme
+from tests.network.toxics import Forwarded, ToxicProxy
 from tests.network.tritons import Triton
 from tests.ports import held_port
 from tests.scored import Scored
-from tests.transport.shared import write_certificate
+from tests.transport.shared import SERVED, score, write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.transport import ConnectionOptions, connect_transport
+from sonic_coffea.errors import AccessError, ConfigError
+from sonic_coffea.pool import Settings
+from sonic_coffea.testing import FakeServer
+from sonic_coffea.transport import ConnectionOptions, Token, connect_transport
+
+CLIENT = "client@example.org"
+
+
+class Shown(Forwarded):
+    """A connection whose client has shown a certificate."""
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        certificate = self.writers[0].get_extra_info("peercert")
+        self.server.shown.append(certificate["serialNumber"])
+        await super().serve(reader)
+
+
+class Front(ToxicProxy):
+    """Ends TLS before a server, and remembers the certificates that clients show."""
+
+    link = Shown
+
+    def __init__(self, server: FakeServer, authority: trustme.CA, folder: Path) -> None:
+        super().__init__(server.url)
+        self.behind, self.authority, self.folder = server, authority, folder
+        self.shown: list[int] = []
+
+    @property
+    def root(self) -> Path:
+        path = self.folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(path))
+        return path
+
+    def client(
+        self, issued: trustme.LeafCert | None = None, name: str = "client"
+    ) -> dict[str, Any]:
+        """Write a client's certificate and key, and return the options of `connect`."""
+        issued = issued or self.authority.issue_cert(CLIENT)
+        cert, key = write_certificate(self.folder, issued, name)
+        return {"tls_root": self.root, "tls_cert": cert, "tls_key": key}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, authority: trustme.CA, issued: trustme.LeafCert) -> Iterator[Front]:
+    """Serve a model behind TLS with a certificate, to clients of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issued.configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    with FakeServer(SERVED) as server:
+        front = Front(server, authority, folder)
+        front.tls = context
+        with front:
+            yield front
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    authority = trustme.CA()
+    with serving(tmp_path, authority, authority.issue_cert("127.0.0.1")) as front:
+        yield front
+
+
+def yesterday() -> datetime:
+    return datetime.now(timezone.utc) - timedelta(days=1)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "authority", "name", "expired"])
+def test_servers_that_cannot_be_trusted_are_sent_nothing(wrong: str, tmp_path: Path) -> None:
+    """An error at once: it is no use to ask again."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(
+        "elsewhere.example" if wrong == "name" else "127.0.0.1",
+        not_after=yesterday() if wrong == "expired" else None,
+    )
+    with serving(tmp_path, authority, issued) as front:
+        options = front.client()
+        if wrong == "nothing":
+            del options["tls_root"]
+        elif wrong == "authority":
+            trustme.CA().cert_pem.write_to_path(str(options["tls_root"]))
+        with (
+            sonic.connect(front.url, retry_timeout_s=1000.0, **options) as pool,
+            pytest.raises(AccessError, match="trust each other"),
+        ):
+            score(pool)
+        assert front.behind.calls == []
+
+
+def test_certificates_are_read_again_when_they_change_as_a_whole(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = front.client()
+    with sonic.connect(front.url, **options) as pool:
+        score(pool)
+        key = options["tls_key"].read_text()
+        front.client()
+        new, _ = options["tls_key"].read_text(), options["tls_key"].write_text(key)
+        score(pool)
+        assert "tls_key" in caplog.text
+        assert len(set(front.shown)) == 1
+        options["tls_key"].write_text(new)
+        score(pool)
+        assert len(set(front.shown)) == 2
+
+
+def expired(front: Front) -> dict[str, Any]:
+    return front.client(front.authority.issue_cert(CLIENT, not_after=yesterday()))
+
+
+WRONG: dict[str, tuple[Callable[[Front], dict[str, Any]], type[errors.SonicError], str]] = {
+    "none": (lambda f: {"tls_root": f.root}, AccessError, "tls_cert="),
+    "strange": (lambda f: f.client(trustme.CA().issue_cert(CLIENT)), AccessError, "tls_cert="),
+    "expired": (expired, AccessError, "tls_cert="),
+    "another key": (
+        lambda f: {**f.client(), "tls_key": f.client(name="other")["tls_key"]},
+        ConfigError,
+        "tls_key",
+    ),
+    "key as root": (lambda f: {"tls_root": f.client()["tls_key"]}, ConfigError, "tls_root"),
+}
+
+
+@pytest.mark.parametrize(("options_of", "error", "option"), WRONG.values(), ids=WRONG)
+def test_what_a_server_will_never_take_fails_at_once(
+    front: Front,
+    options_of: Callable[[Front], dict[str, Any]],
+    error: type[errors.SonicError],
+    option: str,
+) -> None:
+    """Rather than as a lost server, after all the time that one may be away."""
+    with sonic.connect(front.url, retry_timeout_s=1000.0, **options_of(front)) as pool:
+        for _ in range(2):
+            with pytest.raises(error, match=option):
+                score(pool)
+
+
+def test_a_port_with_tls_is_told_from_a_lost_server(front: Front) -> None:
+    with sonic.connect(front.url.replace("grpcs", "grpc"), retry_timeout_s=1000.0) as pool:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"did you mean grpcs://127\.0\.0\.1"):
+                score(pool)
+
+
+def test_a_proxy_whose_server_is_lost_is_not_blamed_on_the_certificate(front: Front) -> None:
+    """It hangs up after the handshake, too."""
+    front.behind.stop()
+    with (
+        sonic.connect(front.url, retry_timeout_s=0.5, **front.client()) as pool,
+        pytest.raises(errors.ServerLostError),
+    ):
+        score(pool)
 
 
 def test_scores_over_mutual_tls_to_who_has_the_certificate_and_the_header(
@@ -67,3 +230,184 @@ def test_scores_over_mutual_tls_to_who_has_the_certificate_and_the_header(
 def test_compressed_requests(compression: str, server: sonic.LocalServer, scored: Scored) -> None:
     with sonic.connect(server, compression=compression) as pool:
         scored(pool)
+
+
+def emptied(path: Path) -> None:
+    path.write_text("")
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def garbled(path: Path) -> None:
+    path.write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize("happens", [emptied, removed, garbled])
+def test_a_file_that_is_being_renewed_leaves_the_last_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, happens: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    token = Token(path)
+    assert token() == "first"
+    happens(path)
+    assert [token(), token()] == ["first", "first"]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "the token that it had is used" in record.message
+    assert "first" not in record.message
+    path.write_text("second")
+    assert token() == "second"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b" \n", "it is empty"),
+        (b"hush-\xff", "bytes that are not UTF-8"),
+        (b"hush\nhush", "characters that no token has"),
+        ("hush-é".encode(), "characters that no token has"),
+    ],
+)
+def test_a_file_that_never_has_a_token_is_named_and_not_quoted(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    message = f"token file '.*token' on .*: .*{reason}"
+    with pytest.raises(errors.ConfigError, match=message) as caught:
+        Token(path)()
+    assert "hush" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def absent() -> str:
+    raise KeyError("hush")
+
+
+def garbage() -> str:
+    return b"hush-\xff".decode()
+
+
+RETURNED = "the function that token= names returned"
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (lambda: "hush ä", f"{RETURNED} characters, .* that no token has"),
+        (lambda: "", f"{RETURNED} characters, .* or none"),
+        (lambda: b"hush", f"{RETURNED} bytes, expected str"),
+        (lambda: Path("hush"), rf"{RETURNED} \w+Path, expected str"),
+        (lambda: None, f"{RETURNED} NoneType, expected str"),
+        (absent, "the function that token= names failed: KeyError$"),
+        (garbage, "the function that token= names failed: UnicodeDecodeError$"),
+    ],
+)
+def test_functions_without_a_token_are_named_and_show_nothing(
+    token: Any, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ConnectionOptions(token=Token(token))
+    with (
+        connect_transport("grpc://127.0.0.1:9", options=options) as connection,
+        pytest.raises(errors.ConfigError, match=message) as caught,
+    ):
+        connection.info()
+    assert "hush" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tokens_and_headers_are_never_shown() -> None:
+    options = ConnectionOptions(token=Token("hush"), headers={"X-Key": "hush"})
+    assert "hush" not in repr(options)
+
+
+def test_binary_headers_are_taken() -> None:
+    assert Settings.make("grpc://s:1", headers={"a-bin": b"\xff", "B": "x"}).headers["B"] == "x"
+
+
+def jwt(valid_s: float) -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + valid_s}).encode())
+    return f"e30.{claims.decode().rstrip('=')}.x"
+
+
+@contextlib.contextmanager
+def guarded(token: str) -> Iterator[FakeServer]:
+    """Serve a model to whoever has the token."""
+    with FakeServer(SERVED, headers={"authorization": f"Bearer {token}"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("valid_s", "once"), [(None, True), (1000.0, True), (-1.0, False)])
+def test_a_function_is_called_once_until_its_token_is_near_its_end(
+    valid_s: float | None, once: bool
+) -> None:
+    token = "opaque" if valid_s is None else jwt(valid_s)
+    called = []
+
+    def fetch() -> str:
+        called.append(token)
+        return token
+
+    with guarded(token) as server, sonic.connect([server.url], token=fetch) as pool:
+        for _ in range(2):
+            score(pool)
+        assert (len(called) == 1) is once
+
+
+@pytest.mark.parametrize(
+    ("token", "message"), [("wrong", "token_file= reads a new one"), (lambda: "wrong", "")]
+)
+def test_a_token_that_no_server_ever_took_is_an_error_at_once(token: Any, message: str) -> None:
+    with (
+        guarded("right") as server,
+        sonic.connect(server.url, token=token, retry_timeout_s=1000.0) as pool,
+        pytest.raises(errors.AccessError) as caught,
+    ):
+        score(pool)
+    assert message in str(caught.value)
+    assert not isinstance(caught.value, errors.TokenExpiredError)
+    assert pool.statistics.total().retries == 0
+
+
+def test_a_function_that_exits_ends_its_call_only() -> None:
+    """Not the thread that sends: the next call has a token."""
+    exits = [False]
+
+    def fetch() -> str:
+        if exits[0]:
+            raise SystemExit
+        return jwt(-1.0)  # so that it is asked each time
+
+    with FakeServer(SERVED) as server:
+        with sonic.connect(server.url, token=fetch) as pool:
+            score(pool)
+            exits[0] = True
+            score(pool)
+        with (
+            sonic.connect(server.url, token=fetch) as pool,
+            pytest.raises(errors.ConfigError, match="token= names failed: SystemExit"),
+        ):
+            score(pool)
+
+
+def test_a_slow_function_is_logged_while_it_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    def fetch() -> str:
+        until(lambda: "takes more than 1 s" in caplog.text)
+        return "slow"
+
+    assert Token(fetch)() == "slow"
+
+
+def test_a_token_that_a_server_repeats_is_not_shown(tmp_path: Path, caplog: Any) -> None:
+    with FakeServer(SERVED) as server, sonic.connect(server.url, token="hush") as pool:
+        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush", times=100)
+        with pytest.raises(errors.InferenceError, match="no such user: Bearer …") as caught:
+            score(pool)
+        pool.dump(tmp_path / "dump")
+        shown = f"{caught.value!r} {pool._repr_html_()} {(tmp_path / 'dump').read_text()}"
+    assert "hush" not in f"{shown}{caplog.text}"

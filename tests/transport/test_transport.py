@@ -1,5 +1,11 @@
+"""Addresses, connections and contracts; servers that were never there, or have ended."""
+
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +16,27 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.network.toxics import ToxicProxy
+from tests.network.toxics import Forwarded, ToxicProxy
+from tests.ports import held_port
+from tests.scripts import python
 from tests.transport.shared import SERVED, score
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.testing import FakeServer
-from sonic_coffea.transport import Address, ConnectionOptions, connect_transport, time_requests
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import (
+    Address,
+    ConnectionOptions,
+    Contract,
+    TensorSpec,
+    connect_transport,
+    time_requests,
+)
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._grpc import Connection
+from sonic_coffea.transport._heap import keep_memory
 from sonic_coffea.transport._tensors import with_contents
 
 
@@ -308,3 +324,206 @@ def test_outputs_that_are_there_twice_are_refused() -> None:
         with pytest.raises(errors.ResponseError, match="'y' is there twice"):
             score(pool)
         score(pool)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers that were never there be given up soon."""
+    monkeypatch.setattr("sonic_coffea.pool._tuning.SILENCE_S", 0.1)
+
+
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """If this is root, be nobody, as no folder is closed to root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("grpc://127.0.0.1:{port}", "nothing was ever reached"),
+        # The folder of a local server that was stopped is gone, so that it cannot come back.
+        ("unix:{folder}/stopped/grpc:1", "it has ended"),
+        # A local server whose supervisor was killed leaves its folder.
+        ("unix:{folder}/grpc:1", "it has ended"),
+        ("unix:/", "nothing was ever reached"),
+    ],
+)
+def test_servers_that_are_not_there_are_not_waited_for(
+    url: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "server.json").write_text("{}")
+    with (
+        held_port() as port,
+        sonic.connect(url.format(port=port, folder=tmp_path), retry_timeout_s=1000.0) as pool,
+        pytest.raises(errors.ServerLostError, match=message),
+    ):
+        score(pool)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_server_in_a_folder_of_another_user_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir(mode=0o000)
+    with (
+        sonic.connect(f"unix:{tmp_path}/folder/grpc", retry_timeout_s=1000.0) as pool,
+        as_another_user(),
+        pytest.raises(errors.ServerLostError, match="the socket is another user's"),
+    ):
+        score(pool)
+
+
+class Tunnel(Forwarded):
+    """What a client asks a web proxy to lead to; it is led to the target."""
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        self.server.asked.append((await reader.readuntil(b"\r\n\r\n")).splitlines()[0])
+        self.writers[0].write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await super().serve(reader)
+
+
+class WebProxy(ToxicProxy):
+    link = Tunnel
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.asked: list[bytes] = []
+
+
+def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that the option names, and not that of the environment."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with FakeServer(SERVED) as server, WebProxy(server.url) as proxy:
+        url = proxy.url.replace("grpc", "http")
+        with sonic.connect("grpc://inside.example:8001", proxy=url) as pool:
+            score(pool)
+        with sonic.connect(server.url) as pool:
+            score(pool)
+    assert proxy.asked == [b"CONNECT inside.example:8001 HTTP/1.1"]
+
+
+FLOAT, DOUBLE = np.dtype("float32"), np.dtype("float64")
+CONTRACT = Contract(
+    model="m",
+    version="3",
+    inputs=(
+        TensorSpec(name="features", datatype="FP32", shape=(4, -1)),
+        TensorSpec(name="ids", datatype="INT64", shape=()),
+    ),
+    outputs=(
+        TensorSpec(name="scores", datatype="FP32", shape=(2,)),
+        TensorSpec(name="mass", datatype="FP64", shape=()),
+        TensorSpec(name="any", datatype="FP32", shape=(-1,)),
+    ),
+)
+INPUTS: dict[str, Any] = {"features": (FLOAT, (4, 64)), "ids": (np.dtype("int64"), ())}
+OUTPUTS: dict[str, Any] = {"scores": (2, FLOAT), "mass": (1, DOUBLE), "any": (7, FLOAT)}
+
+
+def test_what_fits_is_silent() -> None:
+    CONTRACT.check(INPUTS, OUTPUTS, server="grpc://s:1")
+    CONTRACT.check({**INPUTS, "features": (FLOAT, (4, -1))}, {}, server="grpc://s:1")
+    CONTRACT.check({**INPUTS, "features": (FLOAT, None)}, {"scores": (None, None)}, server="s")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "problem"),
+    [
+        ({"features": (FLOAT, (5, 64))}, {}, "is FP32 [N, 5, 64]"),
+        ({"features": (FLOAT, (4,))}, {}, "is FP32 [N, 4], the model"),
+        ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
+        ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
+        ({}, {"mass": (1, np.dtype(object))}, "is declared string, the model gives float64 (FP64)"),
+        ({"ids": (np.dtype(object), ())}, {}, "is BYTES [N], the model takes INT64 [N]"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    inputs: dict[str, Any], outputs: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(errors.ContractError) as caught:
+        CONTRACT.check({**INPUTS, **inputs}, {**OUTPUTS, **outputs}, server="grpc://s:1")
+    assert problem in caught.value.message.partition("\n")[0]
+    assert (caught.value.server, caught.value.model) == ("grpc://s:1", "m")
+    assert caught.value.version == "3"
+
+
+OLD = """
+from google.protobuf import runtime_version
+
+
+def validate(*_, **__):
+    raise runtime_version.VersionError("Runtime version cannot be older than 6.33.5")
+
+
+runtime_version.ValidateProtobufRuntimeVersion = validate
+
+import sonic_coffea as sonic
+
+model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
+with sonic.connect("grpc://127.0.0.1:1") as pool:
+    try:
+        model.check(pool)
+    except sonic.errors.ConfigError as error:
+        print(error)
+"""
+
+
+def test_protobuf_that_is_too_old_is_named() -> None:
+    pytest.importorskip("google.protobuf.runtime_version", reason="this one compares no versions")
+    done = python("-c", OLD)
+    expected = "tritonclient cannot be loaded (Runtime version cannot be older than 6.33.5)"
+    assert done.stdout.startswith(expected), done.stderr
+    assert "pip install --upgrade" in done.stdout
+
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+# How many new pages large blocks take, before and after, as in dask's workers.
+SCRIPT = """
+import resource
+from sonic_coffea.transport._heap import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        b"".join([bytes(1), memoryview(large)])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+large = bytearray(4_000_000)
+first = faults()
+print(keep_memory())
+faults()
+print(first, faults())
+"""
+
+
+def printed(**environment: str) -> list[str]:
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    return python("-c", SCRIPT, env=known, **environment).stdout.split()
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc says what it keeps")
+def test_large_messages_lie_in_memory_that_was_used_before() -> None:
+    kept, before, after = printed(MALLOC_TRIM_THRESHOLD_="65536")
+    assert kept == "True"
+    assert int(after) < int(before) / 10
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_what_a_user_has_set_stays(name: str) -> None:
+    assert printed(**{name: "131072"})[0] == "False"
+
+
+def test_it_is_kept_from_the_first_large_message_on() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": None})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"]}, max_rows=50_000)
+    keep_memory.cache_clear()
+    with FakeServer({"m": served}) as fake, sonic.connect(fake.url, shared_memory=False):
+        for rows, expected in ((10, 0), (50_000, 1)):
+            model(ak.zip({"pt": np.zeros(rows, np.float32)}))
+            assert keep_memory.cache_info().currsize == expected
