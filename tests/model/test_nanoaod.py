@@ -79,6 +79,13 @@ def test_links_that_are_none_are_left_out() -> None:
     assert sonic.constituents(events).pt.tolist() == [[[], [12.0, 11.0]], [], [[16.0], []]]
 
 
+def test_jets_that_are_none_have_empty_lists() -> None:
+    """Not None: awkward 2.14 sorts wrongly what is beside a list that is None."""
+    jets = CANDIDATES.FatJet
+    events = ak.with_field(CANDIDATES, ak.mask(jets, jets.pt != 2), "FatJet")
+    assert sonic.constituents(events).pt.tolist() == [[[10.0], []], [], [[16.0], []]]
+
+
 def test_lists_of_one_length_are_taken_as_others() -> None:
     directions = {"eta": np.zeros((2, 2)), "phi": np.asarray([[0.0, 1.0], [2.0, 3.0]])}
     jets = ak.zip(directions)

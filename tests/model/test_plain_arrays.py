@@ -161,8 +161,8 @@ def test_data_frames_have_variations_choices_and_missing_numbers() -> None:
         sonic.Row("ptt").pack(FRAME)
     with pytest.raises(errors.FieldError, match="no field 'pt'; there are: 1"):
         MODEL({1: 2})
-    for columns in ([0, 1], ["pt", "pt"]):
-        with pytest.raises(errors.InputError, match="whose columns have different names, got"):
+    for columns, what in (([0, 1], "strings as"), (["pt", "pt"], "different")):
+        with pytest.raises(errors.InputError, match=f"whose columns have {what} names, got"):
             sonic.Row("pt").pack(pd.DataFrame([[1.0, 2.0]], columns=columns))
     # What no layout could read may stand beside.
     when = pd.to_datetime(["2026", "2027", "2028"]).tz_localize("UTC")

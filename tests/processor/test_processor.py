@@ -392,6 +392,51 @@ def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_
             assert run() == [3]
 
 
+GLOBAL = """
+class Local(Doubling):
+    def __init__(self):
+        self.models = {"m": model}
+
+    def produce(self, events, scores):
+        return scores["m"].twice.tolist()
+"""
+
+
+def test_global_models_of_notebooks_follow_the_options_of_their_servers() -> None:
+    """Such as a new token, after a run that was refused."""
+    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
+    notebook["model"] = Doubling.models["m"]
+    exec(GLOBAL, notebook)  # noqa: S102
+    jets = ak.Array([{"pt": 1.0}])
+
+    def run() -> Any:
+        return cloudpickle.loads(cloudpickle.dumps(notebook["Local"]())).process(jets)
+
+    with multiplier(2, headers={"authorization": "Bearer new"}) as server:
+        with sonic.connect(server.url, token="old"), pytest.raises(errors.AccessError):
+            run()
+        with sonic.connect(server.url, token="new"):
+            assert run() == [2]
+
+
+def test_global_models_of_notebooks_warn_where_process_is_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
+    notebook["model"] = Doubling.models["m"]
+    exec(GLOBAL, notebook)  # noqa: S102
+    jets = ak.Array([{"pt": 1.0}])
+    with multiplier(2) as one, multiplier(3) as other:
+        with sonic.connect(one.url):
+            sent = cloudpickle.dumps(notebook["Local"]())
+            assert cloudpickle.loads(sent).process(jets) == [2]
+            assert notebook["Local"]().process(jets) == [2]
+        assert "as its pickle says" not in caplog.text
+        with sonic.connect(other.url):
+            assert notebook["Local"]().process(jets) == [2]
+        assert f"model m is scored by {one.url}, as its pickle says" in caplog.text
+
+
 def test_processors_without_the_mixin_warn_of_an_earlier_runs_servers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

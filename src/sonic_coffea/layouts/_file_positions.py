@@ -270,7 +270,9 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
             layout = layout.content
         if layout.is_list and layout.content.is_indexed:
             raise _unknown(name, "they were cut or sorted, and the events do not know their file")
-        return FilePositions(event, _flat(ak.local_index(objects, axis=1), -1), counts, unknown)
+        is_none = _flat(ak.Array(_numbered(objects.layout)), -1) < 0
+        positions = np.where(is_none, -1, _flat(ak.local_index(objects, axis=1), -1))
+        return FilePositions(event, positions, counts, unknown)
     known = file[name]
     number = (
         _flat(ak.Array(_numbered(objects.layout)), -1)

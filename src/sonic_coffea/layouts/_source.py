@@ -512,7 +512,9 @@ def records_of(objects: Any) -> Any:
     if not _is_frame(objects):
         return objects
     names = list(objects.columns)
-    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"expected a data frame whose columns have strings as names, got {names}")
+    if len(set(names)) < len(names):
         raise InputError(f"expected a data frame whose columns have different names, got {names}")
     columns = {}
     for name, series in objects.items():

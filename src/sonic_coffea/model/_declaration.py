@@ -271,11 +271,10 @@ class Declaration(WithPool):
         """Return the pool that was given to a call, or else the one that scores the model."""
         if given is None:
             pool = self.own_pool()
-            if self.is_stale:
+            if self.is_of_earlier_run():
                 warn_once(
-                    "model %s is scored by %s, as its pickle says, though it was pickled again "
-                    "with others connected; if a notebook's class names it, run the cell that "
-                    "defines the class again",
+                    "model %s is scored by %s, as its pickle says, though others are connected "
+                    "now; if a notebook's class names it, run the cell that defines it again",
                     self.name,
                     ", ".join(pool.settings.servers),
                 )

@@ -68,11 +68,11 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     -------
     awkward array
         ``events * jets * var * candidate``. Jets are those of ``events[jets]``, calibrated, cut or
-        sorted as they may be, and the candidates of a jet in the order of the table. A candidate
-        that was cut from the events is left out. What the table says of a candidate in its jet,
-        such as PFNano's ``btagEtaRel``, are fields, too. A candidate that the file does not store,
-        with the index -1, is left out. A field is read when it is used. The array is lazy if the
-        events are.
+        sorted as they may be, and the candidates of a jet in the order of the table. A jet that is
+        None has an empty list. A candidate that was cut from the events is left out. What the table
+        says of a candidate in its jet, such as PFNano's ``btagEtaRel``, are fields, too. A
+        candidate that the file does not store, with the index -1, is left out. A field is read when
+        it is used. The array is lazy if the events are.
 
     Raises
     ------

@@ -147,13 +147,21 @@ class WithPool:
                 # Others may read a file of servers, or know which client of dask sent their task.
                 if pool is None and any(each.claimed for each in _open()):
                     raise
-        if pool is None and named is not None:
-            pool = named
-            _sent.add(named.settings.servers)
-        state = {**self.__dict__, "pool_of_pickle": pool}
-        if pool is not None and named is not None:
-            state["is_stale"] = {*pool.settings.servers} != {*named.settings.servers}
-        return state
+        is_stale = self.is_stale
+        if named is not None:
+            is_stale = pool is not None and not _same_servers(pool, named)
+            if not is_stale:
+                pool = named  # with the options of today
+                _sent.add(named.settings.servers)
+        return {**self.__dict__, "pool_of_pickle": pool, "is_stale": is_stale}
+
+    def is_of_earlier_run(self) -> bool:
+        """Return whether the process that pickled it is connected to other servers by now."""
+        pool, named = self.pool_of_pickle, None
+        if pool is not None and pool.settings.servers in _sent:
+            with contextlib.suppress(ConfigError):
+                named = _named()
+        return self.is_stale if pool is None or named is None else not _same_servers(pool, named)
 
     def own_pool(self) -> Pool:
         """Return the pool that scores a call.
@@ -166,14 +174,13 @@ class WithPool:
         """
         pool = current(self.pool_of_pickle)
         around = blocks_around() if self.is_stale else []
-        if around and around[-1].of_processor:
+        if around and around[-1].of_processor and not _same_servers(pool, around[-1].pool):
             own, its = pool.settings.servers, around[-1].pool.settings.servers
-            if set(own) != set(its):
-                raise ConfigError(
-                    f"this model was pickled with {', '.join(own)}, and the processor that calls "
-                    f"it with {', '.join(its)}: let acquire send it, as one of the class's models, "
-                    "or run the cell of a notebook that defines the class again"
-                )
+            raise ConfigError(
+                f"this model was pickled with {', '.join(own)}, and the processor that calls "
+                f"it with {', '.join(its)}: let acquire send it, as one of the class's models, "
+                "or run the cell of a notebook that defines the class again"
+            )
         return pool
 
     def __copy__(self) -> Any:
@@ -185,6 +192,10 @@ class WithPool:
         memo[id(self)] = copied = copy.copy(self)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
+
+
+def _same_servers(one: Pool, other: Pool) -> bool:
+    return {*one.settings.servers} == {*other.settings.servers}
 
 
 def forget() -> None:
