@@ -30,6 +30,10 @@ class Doubled(ak.Array):  # type: ignore[misc]
     def doubled(self) -> Any:
         return ak.zip({"pt": 2 * self.pt})
 
+    @property
+    def leading(self) -> Any:
+        return self.pt[:, :1]
+
 
 DOUBLED = {
     "a": ak.Array(
@@ -145,6 +149,12 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[2], [7]],
     ),
     (Row(sonic.Feature("a.doubled.pt", index="b.i")), DOUBLED, [[4], [6]]),
+    # A property with other lists than the objects, of which one is None.
+    (
+        Padded("a.leading", 2, missing=-1.0),
+        {"a": ak.mask(DOUBLED["a"], DOUBLED["a"].pt != 2.0)},
+        [[[1, 0]], [[3, 0]]],
+    ),
     (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),
         {"x": ak.Array([[3, 4]]), "i": ak.Array([[0, 1]]), "y": ak.Array([[1.0, 2.0]])},

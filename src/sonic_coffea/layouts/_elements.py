@@ -13,27 +13,23 @@ from awkward.contents import ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._expressions import Term, exact, expression_of, path_of, text_of
+from sonic_coffea.layouts._expressions import Path, Term, exact, expression_of, path_of, text_of
 from sonic_coffea.layouts._features import Feature, all_finite, transform
 from sonic_coffea.layouts._source import Source, innermost, of_field, within
 from sonic_coffea.layouts._structure import (
     Int64,
-    Level,
-    Levels,
+    Place,
     RowSelection,
     Structure,
     Tensor,
     column_at,
-    filled,
-    merged,
-    numbered,
+    is_pick,
     offsets_of,
     ranges,
     read,
     real_of,
     through,
     widened,
-    without_options,
 )
 
 _WHOLE = 2.0**53
@@ -407,43 +403,36 @@ def bind_columns(
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(term for feature in named for term in feature.terms)
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
-    firsts: dict[Any, Term] = {}
-    alike = {  # the first field of the same records: what is asked of that holds for all
-        term: firsts.setdefault((term[0][:-1], x.levels, x.events, x.node.is_unknown), term)
-        for term, (x, _, _) in read.items()
-    }
-    places = {term: read[term][0] for term in firsts.values()}
-    known = [place.depth for place in places.values() if not place.node.is_unknown]
-    top = max(known or [int(jagged), *(place.depth for place in places.values())])
-    for term, place in places.items():
-        if place.node.is_unknown:  # nothing of an unknown type is nothing in lists
-            nothing = (Level(np.zeros(1, np.int64)),) * (top - place.depth)
-            places[term] = replace(place, levels=(*place.levels, *nothing))
-    own = {term: place for term, place in places.items() if place.depth == top}
+    alike: dict[Any, list[Term]] = {}
+    for term, (x, _, _) in read.items():  # what is asked of a field holds for those beside it
+        alike.setdefault((term[0][:-1], x.rows, x.node.is_unknown), []).append(term)
+    places = {same[0]: read[same[0]][0] for same in alike.values()}
+    known = [place.rows.depth for place in places.values() if not place.node.is_unknown]
+    top = max(known or [int(jagged), *(place.rows.depth for place in places.values())])
+    places = {t: _in_lists(x, top) if x.node.is_unknown else x for t, x in places.items()}
+    own = {term: place for term, place in places.items() if place.rows.depth == top}
     # Metadata are of all events, also of those that are None.
     own = {term: place for term, place in own.items() if term[1] != "metadata"} or own
-    first, place = next(iter(own.items()))
+    first = next(iter(own))
     if jagged:
-        own = {term: _with_lists(place, term, missing) for term, place in own.items()}
+        own = {t: with_lists(x, t[0], is_filled=missing is not None) for t, x in own.items()}
         places |= own
-        place = own[first]
     if len(own) < len(places):
         _check_arrays(own, places, least=int(jagged))
-    levels = _same_levels(own, jagged=jagged, is_filled=missing is not None)
-    rows = Structure(place.events, levels[:-1] if jagged else levels)
-    offsets = levels[-1].data if jagged else None
+    elements = _same_rows(own, jagged=jagged, is_filled=missing is not None)
+    rows = elements.chain[-1 - jagged]
+    offsets = elements.offsets if jagged else None
     fills = None if missing is None else tuple(missing)
     columns = Columns(rows, offsets, tuple(features), missing=fills, key=key)
-    aligned: dict[Term, tuple[Int64 | None, bool, str]] = {}
-    for term, place in places.items():
-        by_row = jagged and place.depth < top
-        lies = rows if by_row else Structure(rows.events, levels)
-        index = lies.align(place, (first[0], term[0]))
+    for term, *others in alike.values():
+        other = places[term].rows
+        by_row = jagged and other.depth < top
+        index = (rows if by_row else elements).align(other, (first[0], term[0]))
         has_gaps = index is not None and np.any(index < 0)
-        aligned[term] = index, by_row, _gap(place.levels[-1], term) if has_gaps else ""
-    for term, (_, data, at) in read.items():
-        index, by_row, gap = aligned[alike[term]]
-        columns.terms[term] = (*column_at(data, at, index), by_row, gap)
+        gap = _gap(other.gaps[-1], term[0]) if has_gaps else ""
+        for each in (term, *others):
+            _, data, at = read[each]
+            columns.terms[each] = (*column_at(data, at, index), by_row, gap)
     if key is not None and all(columns.terms[term][2] for term in key.terms):
         raise InputError(
             f"field {key.text!r}, by which constituents are sorted, is a number of the whole row"
@@ -455,28 +444,49 @@ def bind_columns(
     return columns
 
 
-def _with_lists(place: Structure, term: Term, missing: Any) -> Structure:
-    """Return a field with empty lists in objects that are not there, refused without `missing`."""
-    lists = without_options(place.levels)
-    if not lists:
-        with of_field(term[0]):
+def _in_lists(place: Place, depth: int) -> Place:
+    """Return nothing of an unknown type as nothing in lists."""
+    rows = place.rows
+    while rows.depth < depth:
+        rows = Structure(np.zeros(1, np.int64), rows)
+    return place._replace(rows=rows)
+
+
+def with_lists(place: Place, path: Path, *, is_filled: bool = True) -> Place:
+    """Return a field with empty lists in objects that were picked, such as Jet[0], and are not.
+
+    Raises
+    ------
+    InputError
+        If it has no lists, or there are such objects and `is_filled` is false.
+    """
+    if place.rows.outer is None:
+        with of_field(path):
             innermost(place)  # raises
-    if (levels := filled(lists)) is lists:
+    objects, lists = place.rows.chain[-2:]
+    picks = [-1 - number for number, gap in enumerate(objects.gaps) if is_pick(gap)]
+    if not picks:
         return place
-    for number in range(len(without_options(lists[:-1])), len(lists) - 1):
-        option = lists[number]
-        if missing is None and option.is_pick and np.any(option.data < 0):
-            above = Structure(place.events, lists[:number])
-            event = above.event_of(int(np.argmax(option.data < 0)))
-            raise InputError(_gap(option, term).replace("{event}", str(event)))
-    return replace(place, levels=(*levels, *place.levels[len(lists) :]))
+    is_picked = np.isin(objects.codes, picks)
+    if is_picked.any() and not is_filled:
+        # Of several picks, the outermost of those that are not there.
+        first = int(np.argmax(np.where(is_picked, objects.codes, picks[-1] - 1)))
+        message = _gap(objects.gaps[-1 - objects.codes[first]], path)
+        raise InputError(message.replace("{event}", str(objects.all_places.event_of(first))))
+    is_there = is_picked | (objects.codes >= 0)  # a list that is None stays so
+    counts = np.append(lists.counts, 0)[objects.index][is_there]
+    outer = objects.all_places
+    if len(picks) < len(objects.gaps):
+        outer = outer.only(is_there)
+    rows = replace(lists, offsets=offsets_of(counts), outer=outer, size=None)
+    return place._replace(rows=rows)
 
 
-def _gap(option: Level, term: Term) -> str:
+def _gap(gap: str, path: Path) -> str:
     """Return what to say of a number that is missing in an event."""
-    what = f"no {option.gap}" if option.is_pick else "None"
+    what = f"no {gap}" if is_pick(gap) else "None"
     return (
-        f"field {text_of(term[0])!r} has {what} in event {{event}}; remove it with ak.drop_none, "
+        f"field {text_of(path)!r} has {what} in event {{event}}; remove it with ak.drop_none, "
         "fill it with ak.fill_none, or say what stands for it, such as missing=0.0"
     )
 
@@ -487,7 +497,8 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     place, data, at = source.numbers(path, strings=strings)
     elements = Elements(replace(columns, key=None), slice(0, len(rows)))
     number, absent = elements.take(columns.terms[feature.terms[0]])
-    is_listed = place.depth == 1 and place.levels[0].is_list and place.events == rows.events
+    *outer, lists = place.rows.chain
+    is_listed = len(outer) == 1 and not outer[0].gaps and lists.events == rows.events
     if number.dtype.kind == "f":  # as of coffea's relations in EDM4hep
         with np.errstate(invalid="ignore"):
             whole = number.astype(np.int64)
@@ -510,17 +521,16 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
                 "for the others: ak.where(link.m_persKey == key, link.m_persIndex, -1)"
             )
     event = np.repeat(rows.event_numbers(), elements.counts)
-    sizes = place.levels[0].counts[event]
+    sizes = lists.counts[event]
     found, wrong = number, number >= sizes
     in_file = source.file_positions(path, path_of(name))
     if in_file is not None:
         found, wrong = in_file.places(event, number)
         sizes = in_file.sizes[event]
     refers = (number >= 0) & (found >= 0)
-    index = np.where(refers, place.levels[0].data[:-1][event] + found, -1)
-    option = merged(place.levels[1:])
-    if option is not None:
-        index = through(option, index)
+    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
+    if lists.gaps:
+        index = through(lists.codes, index)
     for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
@@ -536,53 +546,42 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     return (*column_at(data, at, index), False, gap)
 
 
-def _same_levels(own: dict[Term, Structure], *, jagged: bool, is_filled: bool) -> Levels:
-    """Return the levels of fields that have the rows, or their elements, refusing other lists.
+def _same_rows(own: dict[Term, Place], *, jagged: bool, is_filled: bool) -> Structure:
+    """Return the rows that any of some fields has, or their elements, refusing other lists.
 
-    A row that any field has is one, and missing in the fields that lack it. An option below the
-    elements of a row is of missing numbers, and not of missing elements.
+    A row that only some fields have is missing in the others. None in a column that is no field of
+    objects is a missing number, if that is filled. An option below the elements of a row is of
+    missing numbers, and not of missing elements.
     """
     (first, _), place = next(iter(own.items()))
-    rows = Structure(place.events, without_options(place.levels))
+    places = place.rows.all_places
     for (path, _), other in own.items():
-        if other.levels is not place.levels or other.events != place.events:
-            lists = without_options(other.levels)
-            rows.check_same(Structure(other.events, lists), (first, path))
-    each = [other.levels for other in own.values()]
-    return rows.levels if jagged else _united(each, is_filled=is_filled)
+        if other.rows.offsets is not places.offsets:
+            places.check_same(other.rows.all_places, (first, path))
+    known, kinds = [], ("",) if is_filled else ("", "plain")
+    for rows in [] if jagged else [other.rows for other in own.values()]:
+        outer = max((n for n, gap in enumerate(rows.gaps, 1) if gap in kinds), default=0)
+        if outer:
+            known.append((rows.codes >= 0) | (rows.codes < -outer))
+        elif "plain" not in rows.gaps:
+            return places
+    return places.only(np.logical_or.reduce(known)) if known else places
 
 
-def _check_arrays(own: dict[Term, Structure], places: dict[Term, Structure], *, least: int) -> None:
+def _check_arrays(own: dict[Term, Place], places: dict[Term, Place], *, least: int) -> None:
     """Refuse an array of fixed length beside single numbers of the same objects.
 
     A field of less than the `least` lists can only be a number of the whole row.
     """
     for (path, _), place in own.items():
-        lists = without_options(place.levels)
+        size, depth = place.rows.size, place.rows.depth
         for (other, _), beside in places.items():
-            is_number = other[:-1] == path[:-1] and least <= beside.depth < place.depth
-            if is_number and lists[-1].size is not None:
-                name, size = text_of(path), lists[-1].size
+            is_number = other[:-1] == path[:-1] and least <= beside.rows.depth < depth
+            if is_number and size is not None:
+                name = text_of(path)
                 raise InputError(
                     f"field {name!r} has an array of fixed length, {size}, where field "
                     f"{text_of(other)!r} has one number; name its numbers one by one, such as "
                     f"'{name}[:{size}]', or take ak.from_regular of it if these are the objects "
                     "that are meant"
                 )
-
-
-def _united(each: Sequence[Levels], *, is_filled: bool) -> Levels:
-    """Return the rows that any of several columns has; None is left where none has it.
-
-    None in a column that is no field of objects is a missing number, if that is filled.
-    """
-    lists, known = without_options(each[0]), []
-    kinds = ("",) if is_filled else ("", "plain")
-    for levels in each:
-        options = levels[len(without_options(levels)) :]
-        own = merged(without_options(options, keep=kinds))
-        if own is not None:
-            known.append(own >= 0)
-        elif not any(level.gap == "plain" for level in options):
-            return lists
-    return (*lists, numbered(np.logical_or.reduce(known))) if known else lists

@@ -12,25 +12,23 @@ import numpy as np
 from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, InputError, require
-from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding
+from sonic_coffea.layouts._elements import Columns, Elements, bind_columns, padding, with_lists
 from sonic_coffea.layouts._expressions import column_of, path_of
 from sonic_coffea.layouts._features import Feature, Fields, Name, SortBy, as_features, key_of
 from sonic_coffea.layouts._layout import Batch, Bound, Layout, Shape, shaped
 from sonic_coffea.layouts._options import DType, check_options, declare, one_for_each, refuse
 from sonic_coffea.layouts._padding import content_of, listed, pad
-from sonic_coffea.layouts._source import Source, innermost, of_field
+from sonic_coffea.layouts._source import Source, of_field
 from sonic_coffea.layouts._structure import (
     STRING,
     Int64,
-    Levels,
+    Place,
     RowSelection,
     Structure,
     Tensor,
     column_at,
-    filled,
     offsets_of,
     ranges,
-    without_options,
 )
 
 Constants = float | str | Sequence[float] | Sequence[str] | None
@@ -215,9 +213,8 @@ class Dense(FieldsLayout):
         column = (*column_at(data, at, None), False, "")
         with of_field(path):
             above, shape = _split(place, self.shape)
-        rows = Structure(place.events, above)
-        offsets = np.arange(len(rows) + 1) * math.prod(shape)
-        columns = Columns(rows, offsets, self.features, {feature.terms[0]: column})
+        offsets = np.arange(len(above) + 1) * math.prod(shape)
+        columns = Columns(above, offsets, self.features, {feature.terms[0]: column})
         return Bound(replace(self, shape=shape), columns)
 
     def by_element(self, tensor: Tensor) -> Tensor:
@@ -229,16 +226,15 @@ class Dense(FieldsLayout):
         return content_of(tensor)
 
 
-def _split(place: Structure, declared: Shape) -> tuple[Levels, tuple[int, ...]]:
-    """Return the levels above each row's array, and the array's shape, which must be declared's."""
-    levels = place.levels
-    lists = [i for i, level in enumerate(levels) if level.is_list]
+def _split(place: Place, declared: Shape) -> tuple[Structure, tuple[int, ...]]:
+    """Return what is above each row's array, and the array's shape, which must be declared's."""
+    chain, lists = place.rows.chain, place.rows.chain[1:]
     if declared is None:
         regular = takewhile(
-            lambda i: levels[i].size is not None and (i == lists[-1] or levels[i + 1].is_list),
+            lambda each: each.size is not None and (each is place.rows or not each.gaps),
             reversed(lists),
         )
-        declared = tuple(int(levels[i].size or 0) for i in regular)[::-1]
+        declared = tuple(int(each.size or 0) for each in regular)[::-1]
         if not declared:
             kind = place.node.form.type
             raise InputError(f"has type {kind}, without axes of fixed length; give its shape")
@@ -246,14 +242,13 @@ def _split(place: Structure, declared: Shape) -> tuple[Levels, tuple[int, ...]]:
         start = len(lists) - len(shape)
         # Lists that happen to have one object each are no axis of length 1.
         if start >= 0 and all(
-            np.all(levels[i].counts == n) and (n > 1 or levels[i].size == 1)
-            for i, n in zip(lists[start:], shape, strict=True)
+            np.all(each.counts == n) and (n > 1 or each.size == 1)
+            for each, n in zip(lists[start:], shape, strict=True)
         ):
-            above = levels[: lists[start]] if shape else levels
-            if any(np.any(level.data < 0) for level in levels[len(above) :]):
+            if any(each.absent.any() for each in lists[start:]):
                 raise InputError("has None; fill it with ak.fill_none")
-            return above, declared
-    got = [sorted({*levels[i].counts.tolist()}) for i in lists[-len(declared) :]]
+            return chain[start], declared
+    got = [sorted({*each.counts.tolist()}) for each in lists[-len(declared) :]]
     raise InputError(
         f"has arrays of lengths {got}, expected {list(declared)}; np.moveaxis brings axes into "
         "another order"
@@ -356,17 +351,16 @@ class Padded(FieldsLayout):
         if self.outer is None:
             return bound
         rows, name = bound.rows, self.features[0].text
-        levels = without_options(rows.levels)
-        if not levels:
+        if rows.outer is None:
             raise InputError(f"field {name!r} has no lists of lists, which outer= needs")
-        if any(np.any(option.data < 0) for option in rows.levels[len(levels) :]):
+        if rows.absent.any():
             raise InputError(f"field {name!r} has None among its lists; use ak.drop_none")
         if self.pad == "before" and any(by_row for _, _, by_row, _ in bound.columns.terms.values()):
             raise InputError(
                 f"field {name!r} is padded before an expression that reads numbers of the whole "
                 "list, which lists of padding lack; leave pad='before' or outer= out"
             )
-        lists = Columns(Structure(rows.events, levels[:-1]), levels[-1].data)
+        lists = Columns(rows.outer, rows.offsets)
         return Bound(self, lists, inner=bound.columns)
 
     def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
@@ -664,11 +658,9 @@ class Mask(Layout):
                 "Mask does not know what to count; give of=, the name of a jagged field, "
                 "or use it beside a Padded input"
             )
-        place = source.place(path_of(self.of), lists=True)
-        with of_field(path_of(self.of)):
-            place = replace(place, levels=filled(without_options(place.levels)))
-            levels, offsets, _ = innermost(place)
-        columns = Columns(Structure(place.events, levels), offsets)
+        path = path_of(self.of)
+        rows, lists = with_lists(source.place(path, lists=True), path).rows.chain[-2:]
+        columns = Columns(rows, lists.offsets)
         # In a model, the inputs tell the length; by itself, the longest row does.
         longest = int(columns.counts(slice(0, len(columns.rows))).max(initial=1))
         return Bound(self if self.lengths else replace(self, length=longest), columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -23,17 +22,14 @@ from sonic_coffea.layouts._file_positions import FilePositions, file_of, referre
 from sonic_coffea.layouts._structure import (
     STRINGS,
     Int64,
-    Levels,
+    Place,
     Structure,
     Tensor,
     down,
-    merged,
-    numbered,
     read,
     through,
     whole,
     widened,
-    without_options,
 )
 
 
@@ -75,14 +71,14 @@ class Source:
     def __init__(self, array: Any, part: str | None = None) -> None:
         self._array, self._part = records_of(array), part
         self._is_traced = is_tracer(self._array)
-        self._places: dict[Path, Structure] = {}
-        self._read: dict[tuple[Path, str, bool], tuple[Structure, Tensor, slice | Int64]] = {}
+        self._places: dict[Path, Place] = {}
+        self._read: dict[tuple[Path, str, bool], tuple[Place, Tensor, slice | Int64]] = {}
 
     def within(self, part: str) -> Source:
         """Return the same, in which a part's collection need not be named."""
         return Source(self._array, part)
 
-    def place(self, path: Path, reduction: str = "", *, lists: bool = False) -> Structure:
+    def place(self, path: Path, reduction: str = "", *, lists: bool = False) -> Place:
         """Return where the numbers, strings or records of a path are; only what is above is read.
 
         Of a typetracer, the column is touched, or for `lists` what is above it, and it is empty.
@@ -99,7 +95,7 @@ class Source:
 
     def numbers(
         self, path: Path, reduction: str = "", *, strings: bool = False
-    ) -> tuple[Structure, Tensor, slice | Int64]:
+    ) -> tuple[Place, Tensor, slice | Int64]:
         """Return the place of a path, its numbers or strings, and where the elements lie in them.
 
         They are read once, and inputs share them: an array with a cache of its own may forget them.
@@ -114,7 +110,7 @@ class Source:
                 raise _in_field(path, error) from None
         return known
 
-    def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Structure:
+    def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Place:
         if reduction == "metadata":
             return self._constant(text_of(path))
         full = self._full(path)
@@ -124,7 +120,7 @@ class Source:
         place = self._place(full)
         return _reduced(place, reduction) if reduction else place
 
-    def _constant(self, name: str) -> Structure:
+    def _constant(self, name: str) -> Place:
         """Return a number of the events' metadata for each event."""
         arrays = list(self._array.values()) if isinstance(self._array, dict) else [self._array]
         known: Any = next(filter(None, map(metadata_of, arrays)), {})
@@ -160,10 +156,12 @@ class Source:
             array = array[name] if known else _property(array, str(name), path)
         return array
 
-    def _whole(self, array: Any) -> Structure:
+    def _whole(self, array: Any, gap: str = "") -> Place:
         """Return all elements of an array; none of a typetracer."""
         layout = _layout(array)
-        return whole(layout.form.length_zero_array(highlevel=False) if self._is_traced else layout)
+        if self._is_traced:
+            layout = layout.form.length_zero_array(highlevel=False)
+        return whole(layout, gap)
 
     def file_positions(self, path: Path, index: Path) -> FilePositions | None:
         """Return where the objects that have a field lie in the file that an index counts in."""
@@ -190,21 +188,21 @@ class Source:
             )
         return (part, *path) if is_in_part or first not in names else path
 
-    def _place(self, path: Path) -> Structure:
+    def _place(self, path: Path) -> Place:
         """Return the place of a path; what is above it is looked up once."""
         place = self._places.get(path)
         if place is None:
             place = self._places[path] = self._reached(path)
         return place
 
-    def _reached(self, path: Path) -> Structure:
+    def _reached(self, path: Path) -> Place:
         if not path:
             return self._whole(self._array)
         if isinstance(self._array, dict):
             if path[0] not in self._array:
                 raise _missing(path[0], path, list(self._array))
             if len(path) == 1:
-                return _with_gaps(self._whole(self._array[path[0]]), "plain")
+                return self._whole(self._array[path[0]], "plain")
         above, step = self._place(path[:-1]), path[-1]
         if isinstance(step, int):
             return _picked(above, step, text_of(path))
@@ -215,29 +213,23 @@ class Source:
             objects, pick = path[:-2], path[-2]
             with suppress(FieldError):  # a property, computed in the lists of the objects
                 of_all = self._place((*objects, step))
-                if isinstance(pick, int) and of_all.depth == self._place(objects).depth:
+                if isinstance(pick, int) and of_all.rows.depth == self._place(objects).rows.depth:
                     return _picked(of_all, pick, text_of(path[:-1]))
             raise _missing(step, path, names)
         else:
-            return _of_objects(_with_gaps(self._whole(self._column(path)), "plain"), above)
-        place = down(above.events, above.levels, node, at)
-        is_leaf = place.levels is above.levels
-        return place if is_leaf else _with_gaps(place, "None", len(above.levels))
+            return _of_objects(self._whole(self._column(path), "plain"), above.rows)
+        return down(above.rows, node, at, "None")
 
 
-def _of_objects(place: Structure, objects: Structure) -> Structure:
+def _of_objects(place: Place, objects: Structure) -> Place:
     """Return numbers that a behaviour has of objects: one that is None is missing."""
-    option, above = (
-        merged(each.levels[len(without_options(each.levels)) :]) for each in (place, objects)
-    )
-    if option is None and len(place.levels) == len(objects.levels):
-        gaps = zip(place.levels, objects.levels, strict=True)
-        return replace(place, levels=tuple(replace(own, gap=of.gap) for own, of in gaps))
-    if option is None or place.depth != objects.depth:
+    rows = objects.all_places
+    if rows.difference(place.rows.all_places) is not None:
         return place
-    # In a union, awkward merges None of objects and None of their numbers.
-    present = (option if above is None else option[above >= 0]) >= 0
-    return replace(place, levels=(*objects.levels, numbered(present, gap="None")))
+    if place.rows.gaps:  # in a union, awkward merges None of objects and None of their numbers
+        present = ~place.rows.absent
+        rows = objects.only(present[~objects.absent] if objects.gaps else present, "None")
+    return place._replace(rows=rows)
 
 
 def metadata_of(array: Any) -> Any:
@@ -354,23 +346,6 @@ def _without_leaves(node: Content) -> Content:
     return node
 
 
-def _with_gaps(place: Structure, gap: str, above: int = 0) -> Structure:
-    """Return numbers, records or lists of objects: one that is None is missing, its object is not.
-
-    Below lists, a record that is None is an object that is not there.
-    """
-    if all(level.is_list for level in place.levels[above:]):
-        return place
-    first, below, levels = max(len(without_options(place.levels)), above), False, [*place.levels]
-    for number, level in enumerate(levels[above:], above):
-        below = below or level.is_list
-        if number >= first and not (place.node.is_record or place.node.is_union):
-            levels[number] = replace(level, gap=level.gap or gap)
-        elif not below:
-            levels[number] = replace(level, gap=level.gap or "plain")
-    return replace(place, levels=tuple(levels))
-
-
 def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
     if isinstance(array, ak.Array):
@@ -431,43 +406,43 @@ def _missing(name: Any, path: Path, known: list[str]) -> FieldError:
     )
 
 
-def innermost(place: Structure) -> tuple[Levels, Int64, Int64 | None]:
-    """Return the levels above the innermost lists, these lists' offsets, and options in them."""
-    levels = without_options(place.levels)
-    if not levels:
+def innermost(place: Place) -> tuple[Structure, Structure]:
+    """Return the rows that have the innermost lists, and those in them."""
+    rows = place.rows
+    if rows.outer is None:
         one = "record" if place.node.is_record else "number"
         raise InputError(
             f"has one {one} where a list is needed; a jagged axis is expected, such as the "
             "constituents of a jet, and an index picks one object of it; for one number per object "
             "use Row"
         )
-    return levels[:-1], levels[-1].data, merged(place.levels[len(levels) :])
+    return rows.outer, rows
 
 
-def _picked(place: Structure, pick: int, text: str) -> Structure:
+def _picked(place: Place, pick: int, text: str) -> Place:
     """Return one object of each list; -1 is the last."""
-    levels, offsets, option = innermost(place)
-    at = offsets[:-1] + pick if pick >= 0 else offsets[1:] + pick
-    at = np.where((at >= offsets[:-1]) & (at < offsets[1:]), at, -1)
-    if option is not None:
-        at = through(option, at)
+    rows, lists = innermost(place)
+    starts, stops = lists.offsets[:-1], lists.offsets[1:]
+    at = starts + pick if pick >= 0 else stops + pick
+    at = np.where((at >= starts) & (at < stops), at, -1)
+    if lists.gaps:
+        at = through(lists.codes, at)
     chosen = at[at >= 0]
     chosen = chosen + place.at.start if isinstance(place.at, slice) else place.at[chosen]
-    levels = (*levels, numbered(at >= 0, gap=text))
-    return down(place.events, levels, place.node, chosen)
+    return down(rows.only(at >= 0, text), place.node, chosen)
 
 
-def _reduced(place: Structure, reduction: str) -> Structure:
+def _reduced(place: Place, reduction: str) -> Place:
     """Return one number of each list: of a record, how many elements it has."""
-    levels, offsets, option = innermost(place)
-    content: Content = NumpyArray(np.diff(offsets))
+    rows, inner = innermost(place)
+    content: Content = NumpyArray(inner.counts)
     if reduction != "num":
         data, at = numbers(place)
         values = widened(data[at])
         content = NumpyArray(values)
-        if option is not None:
-            content = IndexedOptionArray(Index64(option), content)
-        lists = ak.Array(ListOffsetArray(Index64(offsets), content))
+        if inner.gaps:
+            content = IndexedOptionArray(Index64(inner.index), content)
+        lists = ak.Array(ListOffsetArray(Index64(inner.offsets), content))
         reduced = getattr(ak, reduction)(lists, axis=1)
         if reduction in ("max", "min") and np.isnan(values).any():  # which awkward leaves out
             nan = values.dtype.type(np.nan)
@@ -477,12 +452,11 @@ def _reduced(place: Structure, reduction: str) -> Structure:
             real = ak.to_numpy(ak.sum(ak.values_astype(lists, np.float64), axis=1))
             if np.any(abs(read(content) - real) > 2.0**62):  # off by 2**64
                 raise InputError(f"has a sum that {content.dtype} cannot hold")
-    each = down(place.events, levels, content, slice(0, len(offsets) - 1))
-    return _with_gaps(each, "None", len(levels))
+    return down(rows, content, slice(0, len(inner.counts)), "None")
 
 
-def numbers(place: Structure, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
-    """Return the numbers, or strings, below some levels, and where the elements lie in them.
+def numbers(place: Place, *, strings: bool = False) -> tuple[Tensor, slice | Int64]:
+    """Return the numbers, or strings, of a place, and where the elements lie in them.
 
     Raises
     ------

@@ -1,12 +1,11 @@
-"""Lists and options above numbers, taken apart once; results are put back into them."""
+"""The rows that numbers belong to, taken apart once; results are put back into their lists."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import awkward as ak
 import numpy as np
@@ -29,98 +28,98 @@ STRING = np.dtype(object)
 """The type of tensors of strings: each is of type bytes."""
 
 
+NO_CODES = np.zeros(0, np.int64)
+
+
 @dataclass(slots=True, eq=False)  # frozen ones take longer, and each call has several
-class Level:
-    """One level of a structure: lists, or an option.
+class Structure:
+    """Rows: events, or what is in the lists of other rows; some of them may be missing.
+
+    Of `codes` and `gaps`, the rows' own option is made; options inside each other are one.
 
     Attributes
     ----------
-    data : array of int64
-        Where each list begins, and the end. Or, for an option, the number of what is at each place,
-        and -1 for None.
-    is_list : bool
-        Whether it is a level of lists.
+    offsets : array of int64
+        Where the list of each outer row begins, and the end; of events, 0 and how many there are.
+    outer : Structure or None
+        The rows that have the lists; None for events.
     size : int or None
         The length of all lists, if their type says so.
-    gap : str
-        What None means in an option: the object is None (``""``), a picked one is not there
+    codes : array of int64
+        The number of the row at each place of the lists. Where there is none, -1, -2, … for the
+        first, second, … of the gaps. Empty without gaps.
+    gaps : tuple of str
+        What None means, from the outside in: the object is None (``""``), a picked one is not there
         (``"Jet[0]"``), its number is None (``"None"``), or there may be no objects at all
-        (``"plain"``), as in a column of numbers.
+        (``"plain"``), as in a column of numbers. Without gaps, nothing can be missing.
     """
 
-    data: Int64
-    is_list: bool = True
+    offsets: Int64
+    outer: Structure | None = None
     size: int | None = None
-    gap: str = ""
+    codes: Int64 = field(default_factory=lambda: NO_CODES)
+    gaps: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """Return how many there are below the level."""
-        return int(self.data[-1] if self.is_list else np.max(self.data, initial=-1) + 1)
+        return int(np.count_nonzero(self.codes >= 0) if self.gaps else self.offsets[-1])
 
     @property
-    def is_pick(self) -> bool:
-        """Whether it is an option of objects that were picked, such as ``Jet[0]``."""
-        return "[" in self.gap
-
-    @property
-    def counts(self) -> Int64:
-        """The length of each list."""
-        return np.diff(self.data)
-
-    def equals(self, other: Level) -> bool:
-        """Return whether two levels have the same lists, or miss the same."""
-        if self.data is other.data:
-            return True
-        return self.is_list == other.is_list and np.array_equal(self.data, other.data)
-
-
-Levels = tuple[Level, ...]
-
-
-NOTHING = contents.EmptyArray()
-
-
-@dataclass(slots=True, eq=False)
-class Structure:
-    """The lists and options above rows or numbers, from the outside in, and what is below them.
-
-    Attributes
-    ----------
-    events : int
-        The length of the outermost axis.
-    levels : tuple of Level
-        The lists and options.
-    node : awkward content
-        What holds the numbers, records or strings below them.
-    at : slice or array of int64
-        Where these are in the node: a range, or the place of each.
-    """
-
-    events: int
-    levels: Levels
-    node: Content = NOTHING
-    at: slice | Int64 = field(default_factory=lambda: slice(0, 0))
-
-    def __len__(self) -> int:
-        return len(self.levels[-1]) if self.levels else self.events
+    def chain(self) -> tuple[Structure, ...]:
+        """All structures from the events to this one."""
+        return (self,) if self.outer is None else (*self.outer.chain, self)
 
     @property
     def depth(self) -> int:
         """How many lists there are."""
-        return sum(level.is_list for level in self.levels)
+        return 0 if self.outer is None else 1 + self.outer.depth
+
+    @property
+    def events(self) -> int:
+        """How many events there are, also of those that are None."""
+        return int(self.offsets[-1]) if self.outer is None else self.outer.events
+
+    @property
+    def counts(self) -> Int64:
+        """The length of each list."""
+        return np.diff(self.offsets)
+
+    @property
+    def all_places(self) -> Structure:
+        """The structure of all places of the lists, also of those without a row."""
+        return Structure(self.offsets, self.outer, self.size) if self.gaps else self
+
+    @property
+    def index(self) -> Int64:
+        """The number of the row at each place, and -1 for None."""
+        return np.maximum(self.codes, -1) if self.gaps else np.arange(len(self))
+
+    @property
+    def absent(self) -> Any:
+        """The places without a row; False if nothing can be missing."""
+        return self.codes < 0 if self.gaps else np.False_
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether anything may be missing, by the type."""
+        return any(rows.gaps for rows in self.chain)
+
+    def only(self, present: Tensor, gap: str = "") -> Structure:
+        """Return the rows that are present; the gap is what None means in place of the others."""
+        codes = np.where(present, np.cumsum(present) - 1, -1 - len(self.gaps))
+        codes = through(codes, self.codes) if self.gaps else codes
+        return Structure(self.offsets, self.outer, self.size, codes, (*self.gaps, gap))
 
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element for each row, in the structure."""
-        for level in reversed(self.levels):
-            if not level.is_list:
-                content = contents.IndexedOptionArray.simplified(Index64(level.data), content)
-            elif level.size is not None:
-                content = contents.RegularArray(
-                    content, level.size, zeros_length=len(level.data) - 1
-                )
-            else:
-                content = contents.ListOffsetArray(Index64(level.data), content)
-        return ak.Array(content, attrs=attrs)
+        if self.gaps:
+            content = contents.IndexedOptionArray.simplified(Index64(self.index), content)
+        if self.outer is None:
+            return ak.Array(content, attrs=attrs)
+        if self.size is None:
+            content = contents.ListOffsetArray(Index64(self.offsets), content)
+        else:
+            content = contents.RegularArray(content, self.size, zeros_length=len(self.offsets) - 1)
+        return self.outer.unflatten(content, attrs)
 
     def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
         """Return `content` with None at the rows that are masked."""
@@ -137,7 +136,13 @@ class Structure:
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
-        return _below(self.levels, np.arange(self.events))
+        return self.repeated(np.arange(self.events))
+
+    def repeated(self, numbers: Tensor, depth: int = 0) -> Tensor:
+        """Return the number of what each row is in, of numbers of the places at some depth."""
+        if self.outer is not None and self.depth > depth:
+            numbers = np.repeat(self.outer.repeated(numbers, depth), self.counts)
+        return numbers[self.codes >= 0] if self.gaps else numbers
 
     def check_same(self, other: Structure, fields: tuple[Path | str, Path | str]) -> None:
         """Raise unless another field, part or input has the same rows.
@@ -147,36 +152,29 @@ class Structure:
         InputError
             Naming the first event that differs.
         """
-        mine, theirs = _essential(self.levels), _essential(other.levels)
-        correct = "choose both from the same collection, with the same cuts"
-        if self.events == other.events:
-            if len(mine) == len(theirs) and all(map(Level.equals, mine, theirs)):
-                return
-            event, is_none = self._first_difference(mine, theirs)
-            detail = f"the first difference is in event {event}"
-            if is_none:
-                detail += ", where one is None"
-                correct = "leave out what lacks one, as in model(ak.mask(events, has_both))"
-        else:
-            detail = f"{self.events} and {other.events} events"
+        difference = self.difference(other)
+        if difference is None:
+            return
+        detail, correct = difference
         names = (f if isinstance(f, str) else f"field {text_of(f)!r}" for f in fields)
         raise InputError(
             f"{' and '.join(names)} do not have the same objects ({detail}); {correct}"
         )
 
-    def _first_difference(self, mine: Levels, theirs: Levels) -> tuple[int, bool]:
-        """Return the first event in which some levels differ, and whether one is None there."""
-        for number, (one, other) in enumerate(zip_longest(mine, theirs)):
-            above = Structure(self.events, mine[:number])
-            if one is None or other is None or one.is_list != other.is_list:
-                option = next((x for x in (one, other) if x is not None and not x.is_list), None)
-                if option is None:
-                    return 0, False
-                return above.event_of(int(np.argmax(option.data < 0))), True
-            if not one.equals(other):
-                place = int(np.argmax(one.data != other.data)) - one.is_list
-                return above.event_of(place), not one.is_list
-        return 0, False
+    def difference(self, other: Structure) -> tuple[str, str] | None:
+        """Return how other rows differ from these, if they do, and what to do about it."""
+        first = "the first difference is in event"
+        correct = "choose both from the same collection, with the same cuts"
+        if self.events != other.events:
+            return f"{self.events} and {other.events} events", correct
+        for mine, theirs in zip(self.chain, other.chain, strict=False):
+            if mine.outer is not None:
+                for place in _differing(mine.offsets, theirs.offsets)[:1]:
+                    return f"{first} {mine.outer.event_of(place - 1)}", correct
+            for place in _differing(mine.absent, theirs.absent)[:1]:
+                correct = "leave out what lacks one, as in model(ak.mask(events, has_both))"
+                return f"{first} {mine.all_places.event_of(place)}, where one is None", correct
+        return None if self.depth == other.depth else (f"{first} 0", correct)
 
     def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
         """Return the number of the element of another field for each row.
@@ -189,54 +187,45 @@ class Structure:
         InputError
             If the other field has other lists.
         """
-        if self.levels is other.levels and self.events == other.events:
+        if self is other:
             return None
-        ours, theirs = list(_essential(self.levels)), list(_essential(other.levels))
-        count = self.events
-        while ours and theirs and ours[0].equals(theirs[0]):
-            count = len(ours.pop(0))
-            theirs.pop(0)
-        if self.events != other.events or any(level.is_list for level in theirs):
-            self.check_same(other, fields)
-        index = merged(theirs)
-        if not ours:
-            return index
-        return _below(tuple(ours), np.arange(count) if index is None else index)
+        chain, depth = self.chain, other.depth
+        outer = chain[depth].all_places if depth < len(chain) else self
+        if outer.offsets is not other.offsets:
+            outer.check_same(other.all_places, fields)
+        if depth == self.depth and not len(_differing(self.absent, other.absent)):
+            return None
+        return self.repeated(other.index, depth)
 
 
-def _essential(levels: Levels) -> Levels:
-    """Return levels without options that miss nothing, and options inside options as one."""
-    essential: list[Level] = []
-    for level in levels:
-        if level.is_list:
-            essential.append(level)
-        elif np.any(level.data < 0):
-            is_inside = essential and not essential[-1].is_list
-            places = through(level.data, essential.pop().data) if is_inside else level.data
-            essential.append(Level(places, is_list=False))
-    return tuple(essential)
+def _differing(one: Any, other: Any) -> Int64:
+    """Return the places at which two arrays differ."""
+    return NO_CODES if one is other else np.flatnonzero(one != other)
 
 
-def _below(levels: Levels, numbers: Int64) -> Int64:
-    """Return, for each element below some levels, the number of what it is in."""
-    for level in levels:
-        numbers = np.repeat(numbers, level.counts) if level.is_list else numbers[level.data >= 0]
-    return numbers
+class Place(NamedTuple):
+    """Where the numbers, records or strings of a path are.
 
+    Attributes
+    ----------
+    rows : Structure
+        What they belong to.
+    node : awkward content
+        What holds them.
+    at : slice or array of int64
+        Where these are in the node: a range, or the place of each.
+    """
 
-def merged(options: Sequence[Level]) -> Int64 | None:
-    """Return the index of options inside options; None if there are none."""
-    index = None
-    for option in options:
-        index = option.data if index is None else through(option.data, index)
-    return index
+    rows: Structure
+    node: Content
+    at: slice | Int64
 
 
 def through(places: Int64, index: Int64) -> Int64:
-    """Return the place that each of an index has, and -1 where that has none."""
+    """Return the place that each of an index has; what is negative there stays so."""
     if not len(places):
-        return np.full(len(index), -1)
-    return np.where(index < 0, -1, places[np.maximum(index, 0)])
+        return index
+    return np.where(index < 0, index, places[np.maximum(index, 0)])
 
 
 def column_at(data: Tensor, at: slice | Int64, index: Int64 | None) -> tuple[Tensor, Int64 | None]:
@@ -246,31 +235,9 @@ def column_at(data: Tensor, at: slice | Int64, index: Int64 | None) -> tuple[Ten
     return data, at if index is None else through(at, index)
 
 
-def numbered(present: Tensor, *, gap: str = "") -> Level:
-    """Return an option whose present places are numbered."""
-    return Level(np.where(present, np.cumsum(present) - 1, -1), is_list=False, gap=gap)
-
-
-def without_options(levels: Levels, *, keep: Sequence[str] = ()) -> Levels:
-    """Return levels without the options below the lists, but for some kinds of gaps."""
-    while levels and not levels[-1].is_list and levels[-1].gap not in keep:
-        levels = levels[:-1]
-    return levels
-
-
-def filled(levels: Levels) -> Levels:
-    """Return levels with empty lists for objects that were picked, such as Jet[0], and are not."""
-    above = without_options(levels[:-1])
-    options = levels[len(above) : -1]
-    if not any(option.is_pick for option in options):
-        return levels
-    counts = levels[-1].counts
-    is_there = np.ones(len(counts), np.bool_)
-    for option in reversed(options):  # a list that is None stays so
-        counts = np.append(counts, 0)[option.data]
-        is_there = np.append(is_there, option.is_pick)[option.data]
-    kept = () if all(option.is_pick for option in options) else (numbered(is_there, gap="plain"),)
-    return *above, *kept, Level(offsets_of(counts[is_there]))
+def is_pick(gap: str) -> bool:
+    """Whether what is missing was picked, such as ``Jet[0]``."""
+    return "[" in gap
 
 
 def offsets_of(counts: Int64) -> Int64:
@@ -306,13 +273,18 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.astype(np.float32) if half else tensor
 
 
-def whole(node: Content) -> Structure:
+def whole(node: Content, gap: str = "") -> Place:
     """Return all elements of an array, taken apart."""
-    return down(node.length, (), node, slice(0, node.length))
+    return down(Structure(np.array([0, node.length])), node, slice(0, node.length), gap)
 
 
-def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Structure:
-    """Go down through lists and options to numbers, records or strings; only lists are read."""
+def down(rows: Structure, node: Content, at: slice | Int64, gap: str = "") -> Place:
+    """Go down through lists and options to numbers, records or strings; only lists are read.
+
+    A number that is None has the gap. With one, lists and records may be missing where their object
+    is not; below lists, a record that is None is an object that is not there.
+    """
+    outer = gap and "plain"
     while not _is_leaf(node):
         if node.is_numpy:
             node = node.to_RegularArray()
@@ -320,7 +292,7 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
             has_none = node.contents[0].is_option  # then all of them are
             index, node = _of_union(node[at])
             if has_none:
-                levels = (*levels, numbered(index >= 0))
+                rows = rows.only(index >= 0, gap if _is_number(node) else outer)
             at = slice(0, node.length)
             if node.is_union:
                 break
@@ -328,15 +300,21 @@ def down(events: int, levels: Levels, node: Content, at: slice | Int64) -> Struc
             index = _index_of(node, at)
             present = index[index >= 0] if node.is_option else index
             if node.is_option:
-                levels = (*levels, numbered(index >= 0))
+                rows = rows.only(index >= 0, gap if _is_number(node.content) else outer)
             if node.is_indexed or len(present) < len(index):
                 at = present
             node = node.content
         else:
             offsets, at = _lists_of(node, at)
-            levels = (*levels, Level(offsets, size=node.size if node.is_regular else None))
-            node = node.content
-    return Structure(events, levels, node, at)
+            rows = Structure(offsets, rows, node.size if node.is_regular else None)
+            outer, node = "", node.content
+    return Place(rows, node, at)
+
+
+def _is_number(node: Content) -> bool:
+    """Whether numbers or strings are in an array, and neither lists nor records."""
+    each = node.content if node.is_indexed else node
+    return _is_leaf(each) and not each.is_record
 
 
 def _is_leaf(node: Content) -> bool:

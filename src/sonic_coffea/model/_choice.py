@@ -316,7 +316,7 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     content: Content = NumpyArray(numbers)
     places = [source.place(path, reduction) for path, reduction in feature.terms]
     # By the type, which all chunks have.
-    if any(not level.is_list for place in places for level in place.levels):
+    if any(place.rows.is_optional for place in places):
         index = np.where(is_none, -1, np.arange(len(numbers)))
         content = IndexedOptionArray.simplified(Index64(index), content)
     cases = columns.rows.unflatten(content)

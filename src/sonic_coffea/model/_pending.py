@@ -85,8 +85,7 @@ class Pending:
         # The models may be changed before the scores are there.
         self._models = [(model.name, model.version, model.config_hash) for model in models]
         self._name = ", ".join(name for name, _, _ in self._models)
-        # Without what is below the rows, which the scores do not depend on.
-        self.rows = Structure(0, ()) if rows is None else Structure(rows.events, rows.levels)
+        self.rows = Structure(np.zeros(2, np.int64)) if rows is None else rows
         self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
         self._options, self._ready = options, ready
         self._content: Content | None = None

@@ -218,9 +218,8 @@ class Submission:
     @property
     def _is_optional(self) -> bool:
         """Whether objects that are there may have no score, by the types of the options."""
-        levels = () if self.case is None else Source(self.case).place(()).levels
-        is_left_out = self.mask is not None or not all(level.is_list for level in levels)
-        return self.default is None and is_left_out
+        is_optional = self.case is not None and Source(self.case).place(()).rows.is_optional
+        return self.default is None and (self.mask is not None or is_optional)
 
     @property
     def _arrays(self) -> dict[str, Any]:
@@ -505,5 +504,5 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[ak.Array, I
             places = np.arange(len(values)) + np.where(absent, len(values), 0)
             values = ak.concatenate([values, here])[places]
     place: Any = Source(values).place(())
-    index = rows.align(place, ("the objects", f"the {what}s"))
+    index = rows.align(place.rows, ("the objects", f"the {what}s"))
     return ak.Array(place.node[place.at]), np.arange(len(rows)) if index is None else index
