@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import awkward as ak
 import numpy as np
 import pytest
-from tests.doubling import MODEL, Doubling, jets, twice
-from tests.pool.scripted import LOST, ONE, ScriptedServer, inferred, pool_of, refuses
+from tests.doubling import MODEL, Doubling, jets
+from tests.pool.scripted import LOST, ONE, ScriptedServer, pool_of, refuses
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -18,76 +17,27 @@ from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import Contract
 
 
-def test_one_server_that_is_gone_is_one_clear_error(one: ScriptedServer) -> None:
-    one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
-    with pool_of(ONE, retry_timeout_s=0.5) as pool:
-        events = ak.unflatten(jets(*range(200)), [2] * 100)
-        with pytest.raises(errors.ServerLostError) as caught:
-            MODEL(events, pool=pool)
-        error = caught.value
-        assert error.server == ONE
-        assert error.model == "m"
-        assert error.rows is not None
-        assert error.rows[0] >= 100
-        assert error.events == (error.rows[0] // 2, error.rows[1] // 2)
-
-
-def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
-    one: ScriptedServer,
-) -> None:
-    """If rows counted twice, the call would end without the rows that are still on their way."""
-    late, last = threading.Event(), threading.Event()
-    whole: list[int] = []
-
-    def behave(x: np.ndarray) -> Any:
-        if 8 in x:
-            last.wait(60)
-        elif 0 in x and len(x) == 4:
-            whole.append(0)
-            if len(whole) > 1:
-                return errors.RouteTimeoutError("upstream request timeout")
-            late.wait(60)
-        return inferred(x)
-
-    one.behaviour = behave
-    with pool_of(ONE) as pool:
-        pending = MODEL.submit(jets(*range(12)), pool=pool)
-        until(lambda: pending.statistics.scored == 8)
-        late.set()
-        until(lambda: not [x for x in one.answering if 0 in x])
-        last.set()
-        assert twice(pending.result(timeout_s=30)) == list(range(12))
-        assert pending.statistics.total().rows == 12
-
-
 def test_lost_rows_are_none_if_asked(one: ScriptedServer) -> None:
-    one.behaviour = refuses(5, 18)
+    one.outputs = ("y", "z")
+    one.behaviour = lambda x: refuses(5, 18)(x) if {5, 18} & {*x.flat} else {"y": 2 * x, "z": 3 * x}
+    model = sonic.Model("m", MODEL.inputs, {**MODEL.outputs, "z": None})
     array = ak.unflatten(jets(*range(20)), [3, 0, 10, 7])
     array = ak.mask(array, array.pt != 2)
     with pool_of(ONE) as pool:
-        pending = MODEL.submit(array, pool=pool, on_error="mask")
+        pending = model.submit(array, pool=pool, on_error="mask")
         scores = pending.result()
         # Nineteen rows in requests of four: the None is not sent.
-        flat = ak.flatten(scores.twice)
-        assert flat.tolist() == [
-            None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
+        assert ak.flatten(scores).tolist() == [
+            None if n == 2 or 5 <= n <= 8 or n >= 17 else {"y": {"twice": 2.0 * n}, "z": 3.0 * n}
+            for n in range(20)
         ]
         assert ak.num(scores).tolist() == [3, 0, 10, 7]
         assert pending.statistics.masked == 7
         until(lambda: pool.statistics.masked == 7)
-        with pytest.raises(errors.RequestError, match="rows 4..7"):
-            MODEL(array, pool=pool)
-
-
-def test_lost_rows_of_several_outputs(one: ScriptedServer) -> None:
-    one.outputs = ("y", "z")
-    one.behaviour = lambda x: refuses(5)(x) if 5 in x else {"y": 2 * x, "z": 3 * x}
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"], "z": None})
-    with pool_of(ONE) as pool:
-        scores = model(jets(*range(8)), pool=pool, on_error="mask")
-    assert scores.tolist() == [
-        {"y": {"twice": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
-    ]
+        with pytest.raises(errors.RequestError, match="rows 4..7") as caught:
+            model(array, pool=pool)
+        assert (caught.value.server, caught.value.model) == (ONE, "m")
+        assert (caught.value.rows, caught.value.events) == ((4, 8), (2, 3))
 
 
 def test_without_any_server_all_is_none(one: ScriptedServer) -> None:
