@@ -31,21 +31,6 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     assert scenario.ask().outcome is waiter.outcome
 
 
-def test_servers_that_do_not_say_what_they_have_hold_up_nobody() -> None:
-    scenario = Scenario()
-    scenario.served = {ONE: None, TWO: contract()}
-    waiter = scenario.ask()
-    assert waiter.outcome is None
-    scenario.wait(LATE_S)
-    assert waiter.outcome == contract()
-    # It gets no row before it has said what it has, nor if that is another model.
-    scenario.submit(2)
-    assert {attempt.url for attempt in scenario.in_flight} == {TWO}
-    scenario.say(ONE, contract(width=2))
-    scenario.submit(20)
-    assert not scenario.at(ONE)
-
-
 @pytest.mark.parametrize(
     "models",
     [
