@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract
+from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
@@ -185,7 +185,8 @@ UNLOADED, BUSY = errors.ModelNotFoundError("unloaded"), errors.OverloadError("bu
 NO_MEMORY = errors.RequestError("no memory")
 OTHERS = [contract(max_rows=64, width=2), contract(max_rows=64, digest="b"), contract(max_rows=2)]
 MODEL = contract(max_rows=64, digest="a")
-FAULTS = [LOST, errors.ModelNotFoundError("unloaded"), errors.OverloadError("busy")]
+BUSY = failure(errors.OverloadError, retry_after_s=0.1)
+FAULTS = [LOST, errors.ModelNotFoundError("unloaded"), BUSY]
 ACTIONS = (
     *("submit", "answer", "late", "unsent", *FAILURES, "wait", "anew", "quotas", "join"),
     *("end", "servers", "serve", "say", "live"),
