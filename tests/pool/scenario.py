@@ -96,6 +96,10 @@ class Scenario:
         Whether requests are packed, and leave, at once.
     asked : Counter
         How often servers were asked for each model.
+    silent : list
+        The questions that no server has answered yet; `say` answers them.
+    told : dict
+        The contract that each server has given last of each model.
     delivered, failed : dict
         By slice: the URL that answered it, or the error.
 
@@ -110,7 +114,10 @@ class Scenario:
     """
 
     def __init__(self, *urls: str, served: Any = None, lives: Any = LOST, **options: Any) -> None:
-        self.core = PoolCore(Settings.make(urls or (ONE, TWO), **options), Random(1))
+        settings = Settings.make(urls or (ONE, TWO), **options)
+        self.core = PoolCore(settings, Random(1))
+        self.max_in_flight = settings.max_in_flight
+        self.max_in_flight_bytes = settings.in_flight_bytes(None)
         self.now = 100.0
         self.served: dict[str, Any] = dict.fromkeys((ONE, TWO), served or contract())
         self.lives: dict[str, Any] = dict.fromkeys((ONE, TWO), lives)
@@ -125,7 +132,8 @@ class Scenario:
         self.fallbacks = 0
         self.renewed: list[tuple[str, int]] = []
         self.packs = True
-        self._silent: list[tuple[str, ModelKey]] = []
+        self.silent: list[tuple[str, ModelKey]] = []
+        self.told: dict[tuple[str, ModelKey], Contract] = {}
         self._awaited: list[do.Instruction] = []  # without an event yet that says how they ended
 
     def tell(self, take: Any = None, **arguments: Any) -> None:
@@ -135,13 +143,14 @@ class Scenario:
         """
         events: list[Event] = [] if take is None else [partial(take, **arguments)]
         while True:
+            self._hear(events)
             follow = []
             for instruction in self.core.handle(self.now, *events):
                 follow += self._carry_out(instruction)
             if not follow:
                 break
             events = follow
-        if self.core.wanted() and not (self.in_flight or self._silent or self._awaited):
+        if self.core.wanted() and not (self.in_flight or self.silent or self._awaited):
             assert self.core.wakes_at() < NEVER, "what waits is forgotten"
 
     def wait(self, seconds: float) -> None:
@@ -189,10 +198,10 @@ class Scenario:
             self.now += 0.01
             self.answer(self.in_flight[0])
 
-    def fail(self, attempt: Attempt, error: errors.SonicError = LOST) -> None:
-        """Fail a request."""
+    def fail(self, attempt: Attempt, error: errors.SonicError = LOST, *, sent: bool = True) -> None:
+        """Fail a request, which was sent, or could not be."""
         self._ended(attempt)
-        self.tell(PoolCore.failed, attempt=attempt, error=error)
+        self.tell(PoolCore.failed, attempt=attempt, error=error, sent=sent)
 
     def lose(self, url: str, error: errors.SonicError = LOST, most: int = 1000) -> int:
         """Fail what is in flight to a server, and is sent there again; return how often."""
@@ -204,7 +213,7 @@ class Scenario:
 
     def say(self, url: str, outcome: Any, key: ModelKey = KEY) -> None:
         """Have a server answer late that said nothing when it was asked."""
-        self._silent.remove((url, key))
+        self.silent.remove((url, key))
         self.tell(PoolCore.validated, url=url, key=key, outcome=outcome)
 
     def at(self, url: str) -> list[Attempt]:
@@ -223,6 +232,27 @@ class Scenario:
         if attempt in self.in_flight:
             self.in_flight.remove(attempt)
 
+    def _hear(self, events: list[Event]) -> None:
+        """Note what servers say of models, as the core does."""
+        said = [event.keywords for event in events if event.func is PoolCore.validated]
+        contracts = [each for each in said if isinstance(each["outcome"], Contract)]
+        self.told |= {(each["url"], each["key"]): each["outcome"] for each in contracts}
+
+    def _leaves(self, attempt: Attempt) -> None:
+        """Send a request that somebody waits for, to a server that has room and the model."""
+        told, expected = self.told[attempt.url, attempt.key], attempt.slice.call.contract
+        assert not attempt.slice.call.over
+        assert told.outputs == expected.outputs
+        assert told.digest == expected.digest or not (told.digest and expected.digest)
+        assert not told.stacks or told.max_rows >= expected.max_rows
+        others = [a for a in self.in_flight if a in a.slice.attempts]
+        nbytes = sum(a.slice.nbytes for a in others)
+        assert not nbytes or nbytes + attempt.slice.nbytes <= self.max_in_flight_bytes
+        at_once = sum(a.url == attempt.url and not a.late for a in others)
+        tests_circuit = self.endpoint(attempt.url).breaker.circuit(self.now) == "half-open"
+        assert at_once < (1 if tests_circuit else self.max_in_flight)
+        self.in_flight.append(attempt)
+
     def _settle(self, request: RequestSlice) -> None:
         assert isinstance(request.call, Call)
         request.call.settle(request)
@@ -230,7 +260,7 @@ class Scenario:
     def _carry_out(self, instruction: do.Instruction) -> list[Event]:  # noqa: C901, PLR0912
         match instruction:
             case do.Send(attempt):
-                self.in_flight.append(attempt)
+                self._leaves(attempt)
                 sent = partial(PoolCore.sent, attempt=attempt, at=self.now)
                 return [sent] if self.packs else []
             case do.Cancel(attempt):
@@ -260,7 +290,7 @@ class Scenario:
                 assert self.asked[key] < 1000, "servers are asked without end"
                 if (outcome := self.served[url]) is not None:
                     return [partial(PoolCore.validated, url=url, key=key, outcome=outcome)]
-                self._silent.append((url, key))
+                self.silent.append((url, key))
             case do.Resolve(waiter, outcome):
                 assert waiter.outcome is None
                 waiter.outcome = outcome

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -114,12 +113,6 @@ def connect(url: str, **_: Any) -> Any:
 
 def pool_of(*urls: str, **options: Any) -> Pool:
     return Pool(Settings.make(urls, **options), connect=connect)
-
-
-def inferred(x: np.ndarray) -> np.ndarray:
-    """Double, in a server's time."""
-    time.sleep(0.01)
-    return 2 * x
 
 
 LOST = errors.ServerLostError("the connection to the server was lost: gone")

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.doubling import MODEL, Doubling, jets, served, twice
-from tests.pool.scripted import LOST, ONE, TWO, ScriptedServer, connect, inferred, pool_of, refuses
+from tests.pool.scripted import LOST, ONE, TWO, ScriptedServer, connect, pool_of, refuses
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -83,12 +83,12 @@ def test_servers_are_named_again_while_they_drain(one: ScriptedServer, two: Scri
     assert len(two.requests) > 1
 
 
-def written(path: Path, text: str | bytes) -> None:
-    """Write a file at once, later than it was written before."""
-    at = path.stat().st_mtime_ns if path.exists() else 0
+def written(path: Path, text: str | bytes, later_s: int = 1) -> None:
+    """Write a file at once, by the clock some time after it was written before."""
+    at = path.stat().st_mtime_ns + later_s * 10**9 if path.exists() else 0
     new = path.with_suffix(".new")
     new.write_bytes(text if isinstance(text, bytes) else text.encode())
-    os.utime(new, ns=(at + 10**9, at + 10**9))
+    os.utime(new, ns=(at, at))
     new.replace(path)
 
 
@@ -115,21 +115,9 @@ def test_servers_set_before_the_first_call_stay_until_the_file_changes(
         assert not one.requests
         written(listed, "grpc://s1:8001 # again\ngrpc://s2:8001\n")
         until(lambda: len(pool.settings.servers) == 2)
-
-
-def test_files_of_servers_are_read_again_when_another_file_is_as_old(
-    one: ScriptedServer, two: ScriptedServer, listed: Path
-) -> None:
-    with Pool(Settings.make(listed), connect=connect) as pool:
-        assert twice(MODEL(jets(1.0), pool=pool)) == [1.0]
-        written(listed, "grpc://s1:8001\ngrpc://s2:8001\n")
-        until(lambda: len(pool.settings.servers) == 2)
-        status = listed.stat()
-        new = listed.with_suffix(".new")
-        new.write_text("grpc://s2:8001\n")
-        os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
-        new.replace(listed)
-        until(lambda: pool.settings.servers == ("grpc://s2:8001",), 10)
+        # Another file is read though it is as old.
+        written(listed, "grpc://s1:8001\n", later_s=0)
+        until(lambda: pool.settings.servers == ("grpc://s1:8001",), 10)
 
 
 @pytest.mark.parametrize(
@@ -240,76 +228,27 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(one: ScriptedSer
             waiting.result(60)
 
 
-def test_one_server_that_is_gone_is_one_clear_error(one: ScriptedServer) -> None:
-    one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
-    with pool_of(ONE, retry_timeout_s=0.5) as pool:
-        events = ak.unflatten(jets(*range(200)), [2] * 100)
-        with pytest.raises(errors.ServerLostError) as caught:
-            MODEL(events, pool=pool)
-        error = caught.value
-        assert error.server == ONE
-        assert error.model == "m"
-        assert error.rows is not None
-        assert error.rows[0] >= 100
-        assert error.events == (error.rows[0] // 2, error.rows[1] // 2)
-
-
-def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(
-    one: ScriptedServer,
-) -> None:
-    """If rows counted twice, the call would end without the rows that are still on their way."""
-    late, last = threading.Event(), threading.Event()
-    whole: list[int] = []
-
-    def behave(x: np.ndarray) -> Any:
-        if 8 in x:
-            last.wait(60)
-        elif 0 in x and len(x) == 4:
-            whole.append(0)
-            if len(whole) > 1:
-                return errors.RouteTimeoutError("upstream request timeout")
-            late.wait(60)
-        return inferred(x)
-
-    one.behaviour = behave
-    with pool_of(ONE) as pool:
-        pending = MODEL.submit(jets(*range(12)), pool=pool)
-        until(lambda: pending.statistics.scored == 8)
-        late.set()
-        until(lambda: not [x for x in one.answering if 0 in x])
-        last.set()
-        assert twice(pending.result(timeout_s=30)) == list(range(12))
-        assert pending.statistics.total().rows == 12
-
-
 def test_lost_rows_are_none_if_asked(one: ScriptedServer) -> None:
-    one.behaviour = refuses(5, 18)
+    one.outputs = ("y", "z")
+    one.behaviour = lambda x: refuses(5, 18)(x) if {5, 18} & {*x.flat} else {"y": 2 * x, "z": 3 * x}
+    model = sonic.Model("m", MODEL.inputs, {**MODEL.outputs, "z": None})
     array = ak.unflatten(jets(*range(20)), [3, 0, 10, 7])
     array = ak.mask(array, array.pt != 2)
     with pool_of(ONE) as pool:
-        pending = MODEL.submit(array, pool=pool, on_error="mask")
+        pending = model.submit(array, pool=pool, on_error="mask")
         scores = pending.result()
         # Nineteen rows in requests of four: the None is not sent.
-        flat = ak.flatten(scores.twice)
-        assert flat.tolist() == [
-            None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
+        assert ak.flatten(scores).tolist() == [
+            None if n == 2 or 5 <= n <= 8 or n >= 17 else {"y": {"twice": 2.0 * n}, "z": 3.0 * n}
+            for n in range(20)
         ]
         assert ak.num(scores).tolist() == [3, 0, 10, 7]
         assert pending.statistics.masked == 7
         until(lambda: pool.statistics.masked == 7)
-        with pytest.raises(errors.RequestError, match="rows 4..7"):
-            MODEL(array, pool=pool)
-
-
-def test_lost_rows_of_several_outputs(one: ScriptedServer) -> None:
-    one.outputs = ("y", "z")
-    one.behaviour = lambda x: refuses(5)(x) if 5 in x else {"y": 2 * x, "z": 3 * x}
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"], "z": None})
-    with pool_of(ONE) as pool:
-        scores = model(jets(*range(8)), pool=pool, on_error="mask")
-    assert scores.tolist() == [
-        {"y": {"twice": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
-    ]
+        with pytest.raises(errors.RequestError, match="rows 4..7") as caught:
+            model(array, pool=pool)
+        assert (caught.value.server, caught.value.model) == (ONE, "m")
+        assert (caught.value.rows, caught.value.events) == ((4, 8), (2, 3))
 
 
 def test_without_any_server_all_is_none(one: ScriptedServer) -> None:

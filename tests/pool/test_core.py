@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract
+from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool._core import PoolCore
-from sonic_coffea.pool._tuning import MAX_LOSSES, MAX_RETRIES, SILENCE_S
+from sonic_coffea.pool._tuning import MAX_LOSSES, SILENCE_S
 
 PURE = (
     "_batching _breaker _channels _core _endpoint _endpoints _instructions"
@@ -30,17 +30,6 @@ def test_the_core_knows_no_clock_thread_or_connection() -> None:
         nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
         names = {getattr(n, "module", None) or n.names[0].name for n in nodes}
         assert not names & {"threading", "time", "socket", "grpc", "queue", "asyncio"}, module
-
-
-def test_in_flight_bytes_are_bounded() -> None:
-    scenario = Scenario(ONE, max_in_flight_bytes=40)
-    scenario.submit(5, nbytes=16)
-    assert len(scenario.in_flight) == 2
-    scenario.answer_all()
-    assert len(scenario.delivered) == 5
-    # A request that is larger than the limit travels alone.
-    scenario.submit(2, nbytes=100)
-    assert len(scenario.in_flight) == 1
 
 
 def test_rows_of_a_lost_server_go_to_another() -> None:
@@ -69,24 +58,6 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     scenario.fail(first)
     assert scenario.endpoint(ONE).breaker.failing_since is None
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
-
-
-def test_lone_lost_servers_are_tried_with_one_request_after_a_back_off() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=60)
-    slices = scenario.submit(20)
-    scenario.lose(ONE)
-    assert scenario.core.states(scenario.now)[0].circuit == "open"
-    scenario.wait(0.1)
-    assert scenario.core.states(scenario.now)[0].circuit == "half-open"
-    assert len(scenario.in_flight) == 1
-    assert scenario.lose(ONE) == MAX_RETRIES
-    retry_at = scenario.endpoint(ONE).breaker.retry_at
-    assert 0.1 <= retry_at - scenario.now <= 0.2
-    scenario.wait(0.2)
-    scenario.answer_all()
-    assert list(scenario.delivered.values()) == [ONE] * 20
-    assert len(slices) == 20
-    assert scenario.core.states(scenario.now)[0].circuit == "closed"
 
 
 def test_servers_that_only_lose_are_lost_soon_however_little_is_sent() -> None:
@@ -137,10 +108,13 @@ def test_servers_that_are_lost_and_answer_again_are_logged(
 ) -> None:
     scenario = Scenario(ONE, lives=LOST)
     scenario.submit(1)
-    scenario.wait(SILENCE_S + 0.1)
+    scenario.wait(SILENCE_S)
     assert "nothing gets through, and requests are sent again for up to 60 s" in caplog.text
-    scenario.wait(1.0)
+    assert scenario.core.states(scenario.now)[0].circuit == "open"
+    scenario.wait(0.2)
+    assert scenario.core.states(scenario.now)[0].circuit == "half-open"
     scenario.answer_all()
+    assert scenario.core.states(scenario.now)[0].circuit == "closed"
     assert f"{ONE} answers again" in caplog.text
 
 
@@ -170,22 +144,13 @@ def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
     scenario = Scenario(ONE)
     scenario.submit(6, rows=1)
     ended = weakref.ref(scenario.submit(50, rows=1)[0].call)
-    scenario.submit(20, rows=1)
-    lost = errors.ServerLostError("connection termination")
-    for _ in range(4):
-        scenario.answer(scenario.in_flight[0])
     for _ in range(20):  # some back off
-        scenario.fail(scenario.in_flight[-1], lost)
-    assert len({attempt.slice.call for attempt in scenario.in_flight}) > 1
+        scenario.fail(scenario.in_flight[-1], errors.ServerLostError("connection termination"))
     scenario.tell(PoolCore.call_ended, call=ended())
-    assert len(scenario.in_flight) + scenario.core.waiting.counts()[KEY] == 22
     scenario.cancelled.clear()
     scenario.cancelled_at.clear()
     gc.collect()
     assert ended() is None
-    scenario.wait(10.0)
-    scenario.answer_all()
-    assert len(scenario.delivered) == 26
 
 
 def test_hedged_requests_go_elsewhere_and_the_first_response_counts() -> None:
@@ -207,14 +172,25 @@ def test_unsent_hedged_requests_are_tried_again_at_their_pace() -> None:
     for _ in range(3):
         scenario.wait(0.1)
         hedge = scenario.at(TWO)[0]
-        scenario.in_flight.remove(hedge)
-        scenario.tell(
-            PoolCore.failed, attempt=hedge, error=errors.RequestError("no memory"), sent=False
-        )
+        scenario.fail(hedge, NO_MEMORY, sent=False)
         assert not scenario.at(TWO)
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])
     assert scenario.delivered == {late: ONE}
+
+
+UNLOADED, BUSY = errors.ModelNotFoundError("unloaded"), errors.OverloadError("busy")
+
+
+NO_MEMORY = errors.RequestError("no memory")
+OTHERS = [contract(max_rows=64, width=2), contract(max_rows=64, digest="b"), contract(max_rows=2)]
+MODEL = contract(max_rows=64, digest="a")
+BUSY = failure(errors.OverloadError, retry_after_s=0.1)
+FAULTS = [LOST, errors.ModelNotFoundError("unloaded"), BUSY]
+ACTIONS = (
+    *("submit", "answer", "late", "unsent", *FAILURES, "wait", "anew", "quotas", "join"),
+    *("end", "servers", "serve", "say", "live"),
+)
 
 
 def script(text: str) -> list[tuple[str, int]]:
@@ -223,84 +199,108 @@ def script(text: str) -> list[tuple[str, int]]:
     return [(action.strip(), int(number)) for action, number in words]
 
 
-ACTIONS = st.sampled_from(
-    ["submit", "answer", "late", "unsent", *FAILURES, "wait", "anew", "quotas", "end", "servers"]
-)
+class Story(Scenario):
+    """Servers, callers and a scheduler that do anything at any time."""
+
+    def __init__(self, actions: list[tuple[str, int]], **options: Any) -> None:
+        super().__init__(served=MODEL, retry_timeout_s=1, **options)
+        # Rows that wait fail with the next event only, where callers are told of another model.
+        others = [] if "anew" in dict(actions) else OTHERS
+        self.said = [MODEL, *others, *FAULTS]
+        self.calls: list[Any] = []
+
+    def act(self, action: str, number: int) -> None:  # noqa: C901, PLR0912  a table
+        """Do what an action says to one of what it is about, if there is any."""
+
+        def one(several: list[Any]) -> Any:
+            return several[number % len(several)] if several else None
+
+        url = one([ONE, TWO])
+        match action:
+            case "submit":
+                # One that is larger than the limit travels alone.
+                options = {"whole": number % 4 == 3, "nbytes": one([16, 100])}
+                made = self.submit(number + 1, rows=8, contract=MODEL, **options)
+                self.calls.append(made[0].call)
+            case "wait":
+                self.wait(0.1 * number if number < 7 else 2.0 * number)
+            case "anew":
+                self.ask(anew=True)
+            case "servers":
+                self.tell(PoolCore.servers_changed, servers=one([[ONE], [TWO], [ONE, TWO]]))
+            case "serve":
+                self.served[url] = [*self.said, None][number // 2 % (len(self.said) + 1)]
+            case "say" if self.silent:
+                self.say(one(self.silent)[0], one(self.said))
+            case "live":
+                self.lives[url] = [True, LOST][number // 2 % 2]
+            case "quotas":
+                quota = Quota(number, interval_s=0.1 * (number % 3), delay_s=0.1 * (number % 2))
+                quotas = {(ONE, KEY): quota} if number else {}
+                self.tell(PoolCore.quotas_received, quotas=quotas, lease_s=1.0)
+            case "join":
+                until = {"starts_at": self.now + 0.1 * number, "quotas_within_s": 0.5}
+                self.tell(PoolCore.scheduler_joined, max_in_flight=2, **until)
+            case "late" if self.cancelled:
+                self.answer(one(self.cancelled))
+            case "end" if self.calls:
+                one(self.calls).over = True
+                self.tell(PoolCore.call_ended, call=one(self.calls))
+                assert not any(attempt.slice.call is one(self.calls) for attempt in self.in_flight)
+            case "answer" if self.in_flight:  # 0: within one tick of the clock
+                self.answer(one(self.in_flight), rtt_s=0.01 * number)
+            case "unsent" if self.in_flight:
+                self.fail(one(self.in_flight), NO_MEMORY, sent=False)
+            case _ if action in FAILURES and self.in_flight:
+                self.fail(one(self.in_flight), FAILURES[action])
+
+    def end_well(self) -> None:
+        """Have servers answer everything from now on."""
+        self.served = dict.fromkeys((ONE, TWO), MODEL)
+        self.lives = dict.fromkeys((ONE, TWO), True)
+        for url, _ in list(self.silent):
+            self.say(url, MODEL)
+        for _ in range(100):
+            self.answer_all()
+            self.wait(1)
 
 
+@settings(max_examples=3 * settings.default.max_examples)
 @example(  # rows that are given up while an overdue request of theirs is answered
     actions=script("submit 4, undelivered 0, wait 2, wait 9, answer 0, answer 0, no such model 4"),
     lives=False,
-    hedge_after_s=0.2,
+    options={"hedge_after_s": 0.2},
 )
 @example(  # the whole is answered after its halves
     actions=script(
         "submit 2, wait 1, answer 1, answer 1, wait 6, wait 6, route timeout 1, wait 2, answer 0"
     ),
     lives=True,
-    hedge_after_s=None,
+    options={},
 )
 @given(
-    actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60),
+    actions=st.lists(
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 15)), min_size=20, max_size=80
+    ),
     lives=st.booleans(),
-    hedge_after_s=st.sampled_from([None, 0.2]),
+    options=st.sampled_from(
+        [{}, {"hedge_after_s": 0.2}, {"max_in_flight": 2}, {"max_in_flight_bytes": 40}]
+    ),
 )
-def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
-    actions: list[tuple[str, int]], lives: bool, hedge_after_s: float | None
+def test_every_row_is_delivered_or_failed_once(
+    actions: list[tuple[str, int]], lives: bool, options: dict[str, Any]
 ) -> None:
-    scenario = Scenario(
-        served=contract(max_rows=64),
-        lives=lives or LOST,
-        hedge_after_s=hedge_after_s,
-        retry_timeout_s=1,
-    )
-    calls: list[Any] = []
+    story = Story(actions, lives=lives or LOST, **options)
     for action, number in actions:
-        attempt = (
-            scenario.in_flight[number % len(scenario.in_flight)] if scenario.in_flight else None
-        )
-        if action == "submit":
-            made = scenario.submit(number + 1, rows=8, whole=number % 4 == 3)
-            calls.append(made[0].call)
-        elif action == "wait":
-            scenario.wait(0.1 * number if number < 7 else 2.0 * number)
-        elif action == "anew":
-            scenario.ask(anew=True)
-        elif action == "servers":
-            scenario.tell(PoolCore.servers_changed, servers=[[ONE], [TWO], [ONE, TWO]][number % 3])
-        elif action == "quotas":
-            scenario.tell(PoolCore.quotas_received, quotas={}, lease_s=1.0)
-        elif action == "late" and scenario.cancelled:
-            scenario.answer(scenario.cancelled[number % len(scenario.cancelled)])
-        elif action == "end" and calls:
-            call = calls[number % len(calls)]
-            call.over = True
-            scenario.tell(PoolCore.call_ended, call=call)
-            assert not any(attempt.slice.call is call for attempt in scenario.in_flight)
-        elif attempt is not None:
-            if action == "unsent":
-                scenario.in_flight.remove(attempt)
-                scenario.tell(
-                    PoolCore.failed,
-                    attempt=attempt,
-                    error=errors.RequestError("no memory"),
-                    sent=False,
-                )
-            elif action in FAILURES:
-                scenario.fail(attempt, FAILURES[action])
-            else:
-                scenario.answer(attempt, rtt_s=0.01 * number)  # 0: within one tick of the clock
-    for _ in range(100):
-        scenario.answer_all()
-        scenario.wait(1)
-    assert all(call.over for call in calls)
-    assert not scenario.in_flight
-    assert all(state.in_flight == 0 for state in scenario.core.states(scenario.now))
-    assert all(number == 0 for number in scenario.core.waiting.counts().values())
-    (last,) = scenario.submit(1)
-    scenario.wait(40)
-    scenario.answer_all()
-    assert last in scenario.delivered or last in scenario.failed
+        story.act(action, number)
+    story.end_well()
+    assert all(call.over for call in story.calls)
+    assert not story.in_flight
+    assert all(state.in_flight == 0 for state in story.core.states(story.now))
+    assert all(number == 0 for number in story.core.waiting.counts().values())
+    (last,) = story.submit(contract=story.ask(anew=True).outcome)
+    story.answer_all()
+    assert last in story.delivered
 
 
 def test_slow_models_are_not_hedged() -> None:
@@ -315,24 +315,6 @@ def test_slow_models_are_not_hedged() -> None:
     (slow,) = scenario.submit(1)
     scenario.wait(1.5)
     assert {attempt.url for attempt in scenario.in_flight if attempt.slice is slow} == {ONE, TWO}
-
-
-def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
-    scenario = Scenario(ONE, lives=True, max_in_flight_bytes=40)
-    scenario.submit(3)
-    scenario.wait(0.1)
-    first, second = scenario.in_flight
-    scenario.answer(second)
-    while not first.late:
-        scenario.wait(0.1)
-    (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
-    for _ in range(2):
-        assert scenario.core.waiting.counts() == {KEY: 1}
-        assert scenario.ask(anew=True).outcome == contract()
-    scenario.answer(third)
-    assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
-    scenario.answer_all()
-    assert len(scenario.delivered) == 3
 
 
 def test_quotas_that_expire_before_their_turn_hold_nobody() -> None:

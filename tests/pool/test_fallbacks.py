@@ -106,53 +106,40 @@ def test_fallbacks_score_unless_they_are_known_to_have_another_file(
         assert set(scenario.delivered.values()) == {TWO}
 
 
-def test_broken_fallbacks_are_not_waited_for(remote: FakeServer) -> None:
-    def broken() -> str:
-        raise ZeroDivisionError
-
-    remote.stop()
-    with (
-        pool_of(remote, broken, retry_timeout_s=0.3) as pool,
-        pytest.raises(errors.ServerLostError),
-    ):
-        MODEL(jets(*range(4)), pool=pool)
-    remote.start()
-    with pool_of(remote, broken, retry_timeout_s=0.3) as pool:
-        MODEL(jets(*range(4)), pool=pool)
-        remote.stop()
-        with pytest.raises(errors.ServerLostError):
-            MODEL(jets(*range(4)), pool=pool)
+def broken() -> str:
+    raise ZeroDivisionError
 
 
-def test_a_fallback_is_one_server(
-    remote: FakeServer, local: FakeServer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(
+    ("fallback", "message"),
+    [
+        (broken, "an error in this process: ZeroDivisionError"),
+        (lambda: "grpc://f:1,grpc://g:1", "expected a server as grpc://host:port"),
+        ("grpc://127.0.0.1:9", "an error in this process: RuntimeError"),  # without threads
+    ],
+)
+def test_fallbacks_that_cannot_be_used_are_not_waited_for(
+    remote: FakeServer,
+    fallback: Any,
+    message: str,
+    used: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    remote.stop()
-    with (
-        pool_of(remote, lambda: f"{local.url},{remote.url}", retry_timeout_s=0.3) as pool,
-        pytest.raises(errors.ServerLostError),
-    ):
-        MODEL(jets(*range(4)), pool=pool)
-    assert "no fallback: expected a server as grpc://host:port" in caplog.text
-
-
-def test_fallbacks_that_nothing_can_open_fail_in_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Otherwise rows would wait for a fallback that never comes."""
-    start = threading.Thread.start
-
-    def limited(thread: threading.Thread) -> None:
-        if thread.name == "sonic-fallback":
+    def limited(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+        if thread.name == "sonic-fallback" and isinstance(fallback, str):
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    options: dict[str, Any] = {"fallback_after_s": 0.1, "retry_timeout_s": 1.0}
-    pool = sonic.connect("grpc://127.0.0.1:9", fallback="grpc://127.0.0.1:9", **options)
-    with pool, pytest.raises(errors.ServerLostError):
-        MODEL(jets(1), timeout_s=60)
-    assert "no fallback: an error in this process: RuntimeError" in caplog.text
+    with pool_of(remote, fallback, retry_timeout_s=0.3) as pool:
+        if used:
+            MODEL(jets(*range(4)), pool=pool)
+        remote.stop()
+        with pytest.raises(errors.ServerLostError):
+            MODEL(jets(*range(4)), pool=pool)
+    assert f"no fallback: {message}" in caplog.text
 
 
 def test_this_process_takes_over_with_a_repository(

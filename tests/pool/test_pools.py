@@ -180,29 +180,19 @@ def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
     assert factor(MODEL(JETS)) == 3
 
 
+@pytest.mark.parametrize("pickled", [False, True])
 def test_threads_do_not_guess_between_the_block_around_and_another_connection(
-    one: FakeServer, other: FakeServer
+    one: FakeServer, other: FakeServer, pickled: bool
 ) -> None:
     """An executor's threads are not in the block in which it was made, and they pickle, too."""
-    sonic.connect(other.url)
-    with sonic.connect(one.url), ThreadPoolExecutor(1) as thread:
-        for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
-            with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
-                thread.submit(ask).result()
-        assert factor(MODEL(JETS)) == 2
-    assert factor(MODEL(JETS)) == 3
-
-
-def test_threads_do_not_guess_beside_a_block_of_a_pool_that_was_pickled(
-    one: FakeServer, other: FakeServer
-) -> None:
-    """And after more connections than are kept, too: the pool is none of those connected last."""
     with sonic.connect(one.url) as pool:
         sent = pickle.dumps(pool)
     sonic.connect(other.url)
-    with pickle.loads(sent), ThreadPoolExecutor(1) as thread:
-        with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
-            thread.submit(MODEL, JETS).result()
+    block = pickle.loads(sent) if pickled else sonic.connect(one.url)
+    with block, ThreadPoolExecutor(1) as thread:
+        for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
+            with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
+                thread.submit(ask).result()
         assert factor(MODEL(JETS)) == 2
     assert factor(MODEL(JETS)) == 3
 
