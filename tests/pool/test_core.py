@@ -204,9 +204,7 @@ class Story(Scenario):
 
     def __init__(self, actions: list[tuple[str, int]], **options: Any) -> None:
         super().__init__(served=MODEL, retry_timeout_s=1, **options)
-        # Rows that wait fail with the next event only, where callers are told of another model.
-        others = [] if "anew" in dict(actions) else OTHERS
-        self.said = [MODEL, *others, *FAULTS]
+        self.said = [MODEL, *OTHERS, *FAULTS]
         self.calls: list[Any] = []
 
     def act(self, action: str, number: int) -> None:  # noqa: C901, PLR0912  a table

@@ -20,10 +20,11 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
+from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import LATE_S, QUIET_S, VALID_S
 from sonic_coffea.testing import FakeModel, FakeServer
 
-from .scenario import ONE, TWO, Scenario, contract
+from .scenario import LOST, ONE, TWO, Scenario, contract
 
 A, B = contract(digest="a"), contract(digest="b")
 
@@ -56,6 +57,16 @@ def test_servers_are_asked_again_when_one_was_lost() -> None:
     assert scenario.ask().outcome == A
     scenario.fail(scenario.in_flight[0])
     assert scenario.ask().outcome == B
+
+
+def test_rows_of_a_model_that_is_gone_fail_when_callers_are_told_of_another() -> None:
+    scenario = scenario_of(ONE)
+    scenario.served = {ONE: LOST, TWO: contract(width=2)}
+    asked = scenario.ask(anew=True)
+    slices = scenario.submit(contract=A)
+    scenario.tell(PoolCore.servers_changed, servers=[TWO])
+    assert asked.outcome == contract(width=2)
+    scenario.assert_failed(slices, errors.ContractError)
 
 
 def doubted(scenario: Scenario) -> None:
