@@ -15,6 +15,7 @@ from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contrac
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
+from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import MAX_LOSSES, SILENCE_S
 
@@ -189,8 +190,9 @@ BUSY = failure(errors.OverloadError, retry_after_s=0.1)
 FAULTS = [LOST, errors.ModelNotFoundError("unloaded"), BUSY]
 ACTIONS = (
     *("submit", "answer", "late", "unsent", *FAILURES, "wait", "anew", "quotas", "join"),
-    *("end", "servers", "serve", "say", "live"),
+    *("end", "servers", "serve", "say", "live", "down", "fallback"),
 )
+STAND_IN = "grpc://stand-in:8001"
 
 
 def script(text: str) -> list[tuple[str, int]]:
@@ -203,9 +205,20 @@ class Story(Scenario):
     """Servers, callers and a scheduler that do anything at any time."""
 
     def __init__(self, actions: list[tuple[str, int]], **options: Any) -> None:
-        super().__init__(served=MODEL, retry_timeout_s=1, **options)
+        super().__init__(served=MODEL, retry_timeout_s=1, fallback_after_s=0.3, **options)
+        self.served[STAND_IN], self.lives[STAND_IN] = MODEL, True
         self.said = [MODEL, *OTHERS, *FAULTS]
         self.calls: list[Any] = []
+
+    @property
+    def starting(self) -> bool:
+        """Whether the fallback is being started."""
+        return do.StartFallback() in self._awaited
+
+    def open_fallback(self, outcome: Any) -> None:
+        """Say where the fallback serves, or why it cannot be opened."""
+        self._awaited.remove(do.StartFallback())
+        self.tell(PoolCore.fallback_started, outcome=outcome)
 
     def act(self, action: str, number: int) -> None:  # noqa: C901, PLR0912  a table
         """Do what an action says to one of what it is about, if there is any."""
@@ -213,7 +226,7 @@ class Story(Scenario):
         def one(several: list[Any]) -> Any:
             return several[number % len(several)] if several else None
 
-        url = one([ONE, TWO])
+        url = one([ONE, TWO, STAND_IN])
         match action:
             case "submit":
                 # One that is larger than the limit travels alone.
@@ -227,11 +240,22 @@ class Story(Scenario):
             case "servers":
                 self.tell(PoolCore.servers_changed, servers=one([[ONE], [TWO], [ONE, TWO]]))
             case "serve":
-                self.served[url] = [*self.said, None][number // 2 % (len(self.said) + 1)]
+                self.served[url] = [*self.said, None][number // 3 % (len(self.said) + 1)]
             case "say" if self.silent:
                 self.say(one(self.silent)[0], one(self.said))
+            case "down":
+                self.served |= {ONE: LOST, TWO: LOST}
+                self.lives |= {ONE: LOST, TWO: LOST}
+                for url in (ONE, TWO):
+                    self.lose(url)
+                self.wait(0.5)
+                if self.starting and number % 2:
+                    self.open_fallback(STAND_IN)
+                    self.answer_all(number)
+            case "fallback" if self.starting:
+                self.open_fallback(one([STAND_IN, STAND_IN, errors.ConfigError("no repository")]))
             case "live":
-                self.lives[url] = [True, LOST][number // 2 % 2]
+                self.lives[url] = [True, LOST][number // 3 % 2]
             case "quotas":
                 quota = Quota(number, interval_s=0.1 * (number % 3), delay_s=0.1 * (number % 2))
                 quotas = {(ONE, KEY): quota} if number else {}
@@ -254,8 +278,10 @@ class Story(Scenario):
 
     def end_well(self) -> None:
         """Have servers answer everything from now on."""
-        self.served = dict.fromkeys((ONE, TWO), MODEL)
-        self.lives = dict.fromkeys((ONE, TWO), True)
+        self.served = dict.fromkeys(self.served, MODEL)
+        self.lives = dict.fromkeys(self.lives, True)
+        if self.starting:
+            self.open_fallback(STAND_IN)
         for url, _ in list(self.silent):
             self.say(url, MODEL)
         for _ in range(100):
@@ -282,7 +308,10 @@ class Story(Scenario):
     ),
     lives=st.booleans(),
     options=st.sampled_from(
-        [{}, {"hedge_after_s": 0.2}, {"max_in_flight": 2}, {"max_in_flight_bytes": 40}]
+        [
+            *({}, {"hedge_after_s": 0.2}, {"max_in_flight": 2}, {"max_in_flight_bytes": 40}),
+            *[{"fallback": "repository"}] * 2,
+        ]
     ),
 )
 def test_every_row_is_delivered_or_failed_once(
