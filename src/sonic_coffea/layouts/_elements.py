@@ -518,10 +518,6 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     if in_file is not None:
         found, wrong = in_file.places(event, number)
         sizes = in_file.sizes[event]
-    refers = (number >= 0) & (found >= 0)
-    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
-    if lists.gaps:
-        index = through(lists.codes, index)
     for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
@@ -530,6 +526,10 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
+    refers = (number >= 0) & (found >= 0)
+    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
+    if lists.gaps:
+        index = through(lists.codes, index)
     gap = (
         f"field {name!r} refers to no {feature.text!r} in event {{event}}; say what stands for it, "
         "such as missing=0.0"
