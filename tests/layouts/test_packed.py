@@ -34,6 +34,10 @@ class Doubled(ak.Array):  # type: ignore[misc]
     def leading(self) -> Any:
         return self.pt[:, :1]
 
+    @property
+    def other(self) -> Any:
+        return ak.mask(ak.fill_none(self.pt, 9.0, axis=-1), ak.fill_none(self.pt != 1.0, True))
+
 
 DOUBLED = {
     "a": ak.Array(
@@ -154,6 +158,12 @@ PACKED: list[tuple[Any, Any, Any]] = [
         Padded("a.leading", 2, missing=-1.0),
         {"a": ak.mask(DOUBLED["a"], DOUBLED["a"].pt != 2.0)},
         [[[1, 0]], [[3, 0]]],
+    ),
+    # A property with a number where the object is None, and with None where the object is not.
+    (
+        Padded(["a.pt", "a.other"], 2, missing=-1.0),
+        {"a": ak.mask(DOUBLED["a"], DOUBLED["a"].pt != 2.0)},
+        [[[1, -1], [-1, 9]], [[3, 0], [3, 0]]],
     ),
     (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -226,9 +227,10 @@ def _of_objects(place: Place, objects: Structure) -> Place:
     rows = objects.all_places
     if rows.difference(place.rows.all_places) is not None:
         return place
-    if place.rows.gaps:  # in a union, awkward merges None of objects and None of their numbers
-        present = ~place.rows.absent
-        rows = objects.only(present[~objects.absent] if objects.gaps else present, "None")
+    if place.rows.gaps:  # a property may have numbers of objects that are None, but not of others
+        nothing = objects.only(np.zeros(len(objects), np.bool_), "None")
+        codes = np.where(place.rows.absent, nothing.codes, place.rows.codes)
+        rows = replace(nothing, codes=codes)
     return place._replace(rows=rows)
 
 
