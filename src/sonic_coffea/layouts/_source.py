@@ -141,11 +141,7 @@ class Source:
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _touch(self, names: Path, *, lists: bool) -> None:
-        """Touch a column of typetracers, and note what a behaviour defines on the way to it."""
-        for depth in range(1, len(names) + 1):
-            if names[depth - 1] not in _fields(self._column(names[: depth - 1])):
-                place = self._whole(self._column(names[:depth]))
-                self._places.setdefault(names[:depth], place)
+        """Touch a column of typetracers, or for `lists` what is above it."""
         layout = _layout(self._column(names))
         ak.typetracer.touch_data(ak.Array(_without_leaves(layout) if lists else layout))
 
