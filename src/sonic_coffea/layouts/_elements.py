@@ -467,7 +467,7 @@ def with_lists(place: Place, path: Path, *, is_filled: bool = True) -> Place:
     picks = [-1 - number for number, gap in enumerate(objects.gaps) if is_pick(gap)]
     if not picks:
         return place
-    is_picked = np.isin(objects.codes, picks)
+    is_picked = np.logical_or.reduce([objects.codes == pick for pick in picks])
     if is_picked.any() and not is_filled:
         # Of several picks, the outermost of those that are not there.
         first = int(np.argmax(np.where(is_picked, objects.codes, picks[-1] - 1)))
