@@ -70,6 +70,7 @@ MUON = sonic.Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)
 NONE_ALLOWED = sonic.Row(MUON.features)
 LINKED = ak.Array([[{"pt": 5.0, "mu": 1}, {"pt": 3.0, "mu": -1}], [{"pt": 4.0, "mu": 0}]])
 MUONS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 7.0}]])
+NONE_OR_7 = ak.Array([[None], [{"pt": 7.0}]])
 MISSING = ak.Array([[{"q": 2.0, "pf": [{"pt": 1.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []])
 
 LEPTONS = ak.Array([{"MET": {"pt": 9.0}, "mu": {"pt": 3.0}}, {"MET": {"pt": 8.0}, "mu": None}])
@@ -145,6 +146,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
     (NONE_ALLOWED, {"Jet": LINKED, "Muon": MUONS}, "'Jet.mu' refers to no 'Muon.pt' in event 0"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
+    (MUON, {"Jet": LINKED[::-1], "Muon": NONE_OR_7}, "is 1 in event 1, .* has 1 of 'Muon.pt'"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:1]}, "in each of 2 events, .* mask= leaves"),
     # Strings.
     (STRINGS, x([[1.0]]), "has type float64; expected strings"),

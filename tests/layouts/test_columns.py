@@ -6,7 +6,9 @@ import ast
 from typing import Any
 
 import awkward as ak
+import numpy as np
 import pytest
+from awkward.contents import NumpyArray
 from coffea.nanoevents.trace import trace_with_typetracer
 from tests.nanoaod import sample
 
@@ -14,7 +16,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import FieldError, InputError
-from sonic_coffea.layouts import trace
+from sonic_coffea.layouts import bind_inputs, trace
 from sonic_coffea.testing import FakeModel, FakeServer
 
 JETS = ak.Array([[{"m": 5.0, "pf": [{"pt": 1.0, "id": 3}]}, {"m": 3.0, "pf": []}], []])
@@ -181,3 +183,25 @@ def test_graphs_read_the_lists_and_columns_that_are_named(layout: Any, read: set
     assert str(scores.type) == "## * var * {ttH: float32, tt: float32}"
     paths = {".".join(filter(None, ast.literal_eval(key))) for key in report.data_touched}
     assert paths - {""} == read
+
+
+class Tagged(ak.Array):  # type: ignore[misc]
+    """Objects with a number as a property, which is None for some."""
+
+    @property
+    def tag(self) -> Any:
+        return ak.mask(self.pt, self.pt > 1.0)
+
+
+@pytest.mark.parametrize("path", ["Jet.tag", "Jet[0].tag", "tag"])
+def test_graphs_have_the_type_of_a_property_with_none(path: str) -> None:
+    """A number that is None, and is filled, is no object that is None."""
+    jets = ak.with_name([[{"pt": 1.0}, {"pt": 2.0}], [{"pt": 3.0}]], "Tagged")
+    records = jets if path == "tag" else ak.zip({"Jet": jets}, depth_limit=1)
+    array = ak.Array(records.layout, behavior={("*", "Tagged"): Tagged})
+    layout = sonic.Row(path, missing=-1.0)
+    tracer = ak.Array(array.layout.to_typetracer(forget_length=True), behavior=array.behavior)
+    traced = trace({"x": layout}, {"y": sonic.Output()}, tracer)
+    rows = bind_inputs({"x": layout}, array).rows
+    computed = rows.unflatten(NumpyArray(np.zeros(len(rows), np.float32)))
+    assert str(traced.type.content) == str(computed.type.content)

@@ -34,6 +34,14 @@ class Doubled(ak.Array):  # type: ignore[misc]
     def leading(self) -> Any:
         return self.pt[:, :1]
 
+    @property
+    def filled(self) -> Any:
+        return ak.fill_none(self.pt, 9.0, axis=-1)
+
+    @property
+    def other(self) -> Any:
+        return ak.mask(self.filled, ak.fill_none(self.pt != 1.0, True))
+
 
 DOUBLED = {
     "a": ak.Array(
@@ -42,6 +50,7 @@ DOUBLED = {
     ),
     "b": ak.Array([[{"i": 1}], [{"i": 0}]]),
 }
+OF_SOME = ak.mask(DOUBLED["a"], DOUBLED["a"].pt != 2.0)
 EVENTS = ak.Array(
     [
         {"Jet": JETS, "MET": {"pt": 80.0}},
@@ -149,11 +158,23 @@ PACKED: list[tuple[Any, Any, Any]] = [
         [[2], [7]],
     ),
     (Row(sonic.Feature("a.doubled.pt", index="b.i")), DOUBLED, [[4], [6]]),
+    # Of an event that is None, a property is not missing: there is no row.
+    (
+        Row("a[0].filled", missing=-1.0),
+        ak.mask(ak.zip({"a": OF_SOME}, depth_limit=1), [False, True]),
+        [[3]],
+    ),
     # A property with other lists than the objects, of which one is None.
     (
         Padded("a.leading", 2, missing=-1.0),
-        {"a": ak.mask(DOUBLED["a"], DOUBLED["a"].pt != 2.0)},
+        {"a": OF_SOME},
         [[[1, 0]], [[3, 0]]],
+    ),
+    # A property with a number where the object is None, and with None where the object is not.
+    (
+        Padded(["a.pt", "a.other"], 2, missing=-1.0),
+        {"a": OF_SOME},
+        [[[1, -1], [-1, 9]], [[3, 0], [3, 0]]],
     ),
     (
         Padded("x", 2, sort_by=sonic.Feature("y", index="i")),

@@ -467,7 +467,7 @@ def with_lists(place: Place, path: Path, *, is_filled: bool = True) -> Place:
     picks = [-1 - number for number, gap in enumerate(objects.gaps) if is_pick(gap)]
     if not picks:
         return place
-    is_picked = np.isin(objects.codes, picks)
+    is_picked = np.logical_or.reduce([objects.codes == pick for pick in picks])
     if is_picked.any() and not is_filled:
         # Of several picks, the outermost of those that are not there.
         first = int(np.argmax(np.where(is_picked, objects.codes, picks[-1] - 1)))
@@ -527,10 +527,6 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     if in_file is not None:
         found, wrong = in_file.places(event, number)
         sizes = in_file.sizes[event]
-    refers = (number >= 0) & (found >= 0)
-    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
-    if lists.gaps:
-        index = through(lists.codes, index)
     for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
@@ -539,6 +535,10 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
+    refers = (number >= 0) & (found >= 0)
+    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
+    if lists.gaps:
+        index = through(lists.codes, index)
     gap = (
         f"field {name!r} refers to no {feature.text!r} in event {{event}}; say what stands for it, "
         "such as missing=0.0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -140,11 +141,7 @@ class Source:
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
 
     def _touch(self, names: Path, *, lists: bool) -> None:
-        """Touch a column of typetracers, and note what a behaviour defines on the way to it."""
-        for depth in range(1, len(names) + 1):
-            if names[depth - 1] not in _fields(self._column(names[: depth - 1])):
-                place = self._whole(self._column(names[:depth]))
-                self._places.setdefault(names[:depth], place)
+        """Touch a column of typetracers, or for `lists` what is above it."""
         layout = _layout(self._column(names))
         ak.typetracer.touch_data(ak.Array(_without_leaves(layout) if lists else layout))
 
@@ -226,9 +223,10 @@ def _of_objects(place: Place, objects: Structure) -> Place:
     rows = objects.all_places
     if rows.difference(place.rows.all_places) is not None:
         return place
-    if place.rows.gaps:  # in a union, awkward merges None of objects and None of their numbers
-        present = ~place.rows.absent
-        rows = objects.only(present[~objects.absent] if objects.gaps else present, "None")
+    if place.rows.gaps:  # a property may have numbers of objects that are None, but not of others
+        nothing = objects.only(np.zeros(len(objects), np.bool_), "None")
+        codes = np.where(place.rows.absent, nothing.codes, place.rows.codes)
+        rows = replace(nothing, codes=codes)
     return place._replace(rows=rows)
 
 

@@ -163,18 +163,20 @@ class Structure:
 
     def difference(self, other: Structure) -> tuple[str, str] | None:
         """Return how other rows differ from these, if they do, and what to do about it."""
+        chain, other_chain = self.chain, other.chain
+        events, other_events = chain[0].events, other_chain[0].events
         first = "the first difference is in event"
         correct = "choose both from the same collection, with the same cuts"
-        if self.events != other.events:
-            return f"{self.events} and {other.events} events", correct
-        for mine, theirs in zip(self.chain, other.chain, strict=False):
+        if events != other_events:
+            return f"{events} and {other_events} events", correct
+        for mine, theirs in zip(chain, other_chain, strict=False):
             if mine.outer is not None:
                 for place in _differing(mine.offsets, theirs.offsets)[:1]:
                     return f"{first} {mine.outer.event_of(place - 1)}", correct
             for place in _differing(mine.absent, theirs.absent)[:1]:
                 correct = "leave out what lacks one, as in model(ak.mask(events, has_both))"
                 return f"{first} {mine.all_places.event_of(place)}, where one is None", correct
-        return None if self.depth == other.depth else (f"{first} 0", correct)
+        return None if len(chain) == len(other_chain) else (f"{first} 0", correct)
 
     def align(self, other: Structure, fields: tuple[Path | str, Path | str]) -> Int64 | None:
         """Return the number of the element of another field for each row.
@@ -200,7 +202,7 @@ class Structure:
 
 def _differing(one: Any, other: Any) -> Int64:
     """Return the places at which two arrays differ."""
-    return NO_CODES if one is other else np.flatnonzero(one != other)
+    return NO_CODES if one is other else (one != other).nonzero()[0]
 
 
 class Place(NamedTuple):
