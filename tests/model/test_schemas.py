@@ -75,6 +75,16 @@ def test_relations_that_lead_to_several_collections_are_refused(link: str) -> No
             row.pack(events)
 
 
+def test_an_index_into_an_event_without_objects_is_refused(tmp_path: Path) -> None:
+    columns = {"Hits_t": [[0], [0], [0]], "Tracks_z": [[1.0], [], [6.0]]}
+    events = read(tmp_path, TreeMakerSchema, columns)
+    track = sonic.Row(sonic.Feature("Tracks.z", index="Hits.t"), missing=-9.0)
+    with pytest.raises(errors.InputError, match=r"'Hits\.t' is 0 in event 1, which has 0 of"):
+        track.pack(events)
+    events = ak.with_field(events, events.Tracks[events.Tracks.z > 1.5], "Tracks")
+    assert track.pack(events).tolist() == [[-9], [-9], [6]]
+
+
 def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -> None:
     columns = {"Hits_t": HITS, "Tracks_z": TRACKS}
     columns |= {"Tracks_n": [[2, -1, 1], [0, 1], [0]]}
