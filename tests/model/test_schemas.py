@@ -56,6 +56,35 @@ def test_indices_in_records_of_a_collection_are_those_of_the_file(
         row.pack(events)
 
 
+@pytest.mark.parametrize("link", ["to.index", "to_Tracks_index"])
+def test_relations_that_lead_to_several_collections_are_refused(link: str) -> None:
+    """As EDM4hep has them, in a record, and where coffea names the collection."""
+    beside = f"{link.removesuffix('index')}collectionID"
+    leaves = link.rpartition(".")[2], beside.rpartition(".")[2]
+    row = sonic.Row(sonic.Feature("Tracks.z", index=f"Hits.{link}"), missing=-9.0)
+    indices = ak.Array([[2, 0], [1], [-1]])
+    for each in (indices, abs(indices)):
+        hits = ak.zip(dict(zip(leaves, (each, [[5, 0], [5], [7]]), strict=True)))
+        hits = ak.zip({"to": hits}) if "." in link else hits
+        events = {"Hits": hits, "Tracks": ak.zip({"z": TRACKS})}
+        if each is indices:
+            assert row.pack(events).tolist() == FOUND
+            continue
+        asked = rf"lead to several collections, by 'Hits.{beside}': 5, 7;.*link.{leaves[1]} == key"
+        with pytest.raises(errors.InputError, match=asked):
+            row.pack(events)
+
+
+def test_an_index_into_an_event_without_objects_is_refused(tmp_path: Path) -> None:
+    columns = {"Hits_t": [[0], [0], [0]], "Tracks_z": [[1.0], [], [6.0]]}
+    events = read(tmp_path, TreeMakerSchema, columns)
+    track = sonic.Row(sonic.Feature("Tracks.z", index="Hits.t"), missing=-9.0)
+    with pytest.raises(errors.InputError, match=r"'Hits\.t' is 0 in event 1, which has 0 of"):
+        track.pack(events)
+    events = ak.with_field(events, events.Tracks[events.Tracks.z > 1.5], "Tracks")
+    assert track.pack(events).tolist() == [[-9], [-9], [6]]
+
+
 def test_collections_without_a_name_are_known_by_their_columns(tmp_path: Path) -> None:
     columns = {"Hits_t": HITS, "Tracks_z": TRACKS}
     columns |= {"Tracks_n": [[2, -1, 1], [0, 1], [0]]}

@@ -401,7 +401,9 @@ def bind_columns(
     """
     named = [*features, *([key] if key else [])]
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
-    terms = dict.fromkeys(term for feature in named for term in feature.terms)
+    terms = dict.fromkeys(
+        term for feature in named for term in (*feature.terms, *_collection_ids(source, feature))
+    )
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
     alike: dict[Any, list[Term]] = {}
     for term, (x, _, _) in read.items():  # what is asked of a field holds for those beside it
@@ -491,6 +493,15 @@ def _gap(gap: str, path: Path) -> str:
     )
 
 
+def _collection_ids(source: Source, feature: Feature) -> tuple[Term, ...]:
+    """Return the field by which an index of EDM4hep says to which collection it leads, if any."""
+    if feature.index is None or not feature.index.endswith("index"):
+        return ()
+    *records, name = path_of(feature.index)
+    beside = (*records, f"{str(name).removesuffix('index')}collectionID")
+    return ((beside, ""),) if source.has(beside) else ()
+
+
 def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bool) -> Column:
     """Return the numbers that an index refers to, in the lists of the same event."""
     path, name, rows = path_of(feature.name), str(feature.index), columns.rows
@@ -511,14 +522,15 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     number = number.astype(np.int64)
     if absent is not None:
         number[absent] = -1
-    for term in feature.terms[1:]:  # the key of a link
+    for term in (*feature.terms[1:], *_collection_ids(source, feature)):  # the key of a link
         keys = elements.take(columns.terms[term])[0]
         number[keys == 0] = -1
         if len(known := np.unique(keys[number >= 0])) > 1:
+            key, link = term[0][-1], path_of(name)[-1]
             raise InputError(
                 f"the links of {name!r} lead to several collections, by {text_of(term[0])!r}: "
                 f"{', '.join(map(str, known[:4]))}; make an index of those to one of them, with -1 "
-                "for the others: ak.where(link.m_persKey == key, link.m_persIndex, -1)"
+                f"for the others: ak.where(link.{key} == key, link.{link}, -1)"
             )
     event = np.repeat(rows.event_numbers(), elements.counts)
     sizes = lists.counts[event]

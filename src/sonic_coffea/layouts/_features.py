@@ -74,8 +74,9 @@ class Feature:
         count within the event, unlike coffea's indices of a whole file (``…IdxG``). An index of
         the file counts in the file's own lists: NanoEvents know them, so that their muons may be
         sorted or cut, and an index to one that was cut refers to no object. Any other index counts
-        in the lists as they are. Beside ATLAS's ``m_persIndex``, the ``m_persKey`` is read: with
-        the key 0, a link leads nowhere.
+        in the lists as they are. Beside ATLAS's ``m_persIndex``, the ``m_persKey`` is read, and
+        beside EDM4hep's ``…index``, the ``…collectionID`` if there is one: with 0, a link leads
+        nowhere, and links to several collections are refused.
     replace : mapping of number to number, optional
         Replacement for some values, before everything else: ``{-1: 999}``. Others stay.
     nonfinite_last : bool

@@ -279,13 +279,16 @@ def file_positions(events: Any, name: str, file: Any) -> FilePositions:
         if _shares(objects.layout, known.layout)
         else _by_direction(events, name, file, event)
     )
-    offsets = offsets_of(ak.to_numpy(ak.num(known)))
+    in_file = ak.to_numpy(ak.num(known))
+    offsets = offsets_of(in_file)
     is_there, row = number >= 0, np.searchsorted(offsets, number, side="right") - 1
     rows = unknown.copy()
     rows[event[is_there]] = row[is_there]
     if np.any(rows[event[is_there]] != row[is_there]):
         raise _unknown(name, "an event has objects of several events")
-    sizes = np.where(rows < 0, -1, np.append(np.diff(offsets), -1)[rows])
+    sizes = np.where(rows < 0, -1, np.append(in_file, -1)[rows])
+    if np.array_equal(counts, in_file) and np.array_equal(number, np.arange(len(number))):
+        sizes = counts  # none was cut: an event without objects has none in the file
     return FilePositions(event, np.where(is_there, number - offsets[row], -1), sizes, rows)
 
 

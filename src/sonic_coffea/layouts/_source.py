@@ -75,6 +75,13 @@ class Source:
         self._places: dict[Path, Place] = {}
         self._read: dict[tuple[Path, str, bool], tuple[Place, Tensor, slice | Int64]] = {}
 
+    def has(self, path: Path) -> bool:
+        """Whether there is a field; it is not read."""
+        *above, name = (step for step in self._full(path) if isinstance(step, str))
+        with suppress(FieldError):
+            return name in _fields(self._column(tuple(above)))
+        return False
+
     def within(self, part: str) -> Source:
         """Return the same, in which a part's collection need not be named."""
         return Source(self._array, part)

@@ -88,8 +88,13 @@ def _same_on_hosts(path: Any) -> str:
     return str(path) if str(path).startswith("~") else str(Path(path).absolute())
 
 
-def _folder_here(source: Any) -> Any:
-    """Return the whole path of a folder that is here; another machine may have the others."""
+def _is_fallback(value: Any) -> bool:
+    return _is_source(value) or hasattr(value, "url")
+
+
+def _fallback(source: Any) -> Any:
+    """Return a local server's URL, and the whole path of a folder, which may not be here."""
+    source = getattr(source, "url", source)
     is_folder = _is_path(source) and str(source) and Path(source).is_dir()
     return str(Path(source).absolute()) if is_folder else source
 
@@ -97,7 +102,7 @@ def _folder_here(source: Any) -> Any:
 _flag = _Rule("True or False", lambda value: isinstance(value, bool))
 _headers = _Rule("a mapping of names to values", lambda value: isinstance(value, Mapping), dict)
 _path = _Rule("a path", _is_path)
-_source = _Rule("a path or a function", _is_source, _folder_here)
+_source = _Rule("a path, a URL, a server or a function", _is_fallback, _fallback)
 _token = _Rule("a token, a path or a function", _is_source, _same_everywhere)
 _file = _Rule("a path", _is_path, _same_on_hosts)
 _proxy = _Rule(
@@ -166,9 +171,9 @@ class Settings:
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
-    fallback : str, path, callable or None
+    fallback : str, path, LocalServer, callable or None
         What scores rows while no server has their model: a model repository, whose models run in
-        this process, the URL of a running server, or a function that returns one. None: nothing.
+        this process, a running server or its URL, or a function that returns a URL. None: nothing.
     fallback_after_s : float
         How long all servers of a model must be lost before the fallback starts.
     cache : str, path or None

@@ -119,9 +119,16 @@ class Supervisor:
             return _end_of(server), self.was_ready or crashed
         self.was_ready = True
         self.report("running")
-        started = time.monotonic()
+        started = looked = time.monotonic()
+        dead: set[str] = set()
         while server.poll() is None:
             self.wait(0.1)
+            if time.monotonic() > looked + 1.0:
+                before, dead, looked = dead, _dead_children(server.pid), time.monotonic()
+                if before & dead:  # Triton starts a model's process only once
+                    server.kill()
+                    server.wait()
+                    return "was ended, as a model's process had died", self.job["restart"]
         # A server that has run for a minute did not fail at its start.
         if time.monotonic() - started > 60.0:
             self.failures = 0
@@ -204,6 +211,18 @@ def _listens(address: Any) -> bool:
     with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as client:
         client.settimeout(1.0)
         return client.connect_ex(address if is_path else tuple(address)) == 0
+
+
+def _dead_children(pid: int) -> set[str]:
+    """Return the children of a process that have ended, and that it has not waited for."""
+    dead = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            for child in children.read_text().split():
+                # The name may hold any character.
+                if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    dead.add(child)
+    return dead
 
 
 def _signal_of(server: Any) -> int:
