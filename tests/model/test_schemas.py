@@ -49,7 +49,6 @@ def test_indices_in_records_of_a_collection_are_those_of_the_file(
     events = read(tmp_path, PHYSLITESchema, columns)
     events = ak.with_field(events, cut(events.Tracks, events.Tracks.z), "Tracks")
     row = sonic.Row(sonic.Feature(name, index="Hits.link.m_persIndex"), missing=-9.0)
-    assert row.columns == ("Hits.link.m_persIndex", "Hits.link.m_persKey", name)
     assert row.pack(events).tolist() == FOUND
     events["Hits", "link", "m_persKey"] = ak.Array([[77, 78], [77], [0]])
     with pytest.raises(errors.InputError, match="lead to several collections.*: 77, 78"):

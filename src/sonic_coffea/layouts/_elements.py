@@ -35,6 +35,10 @@ from sonic_coffea.layouts._structure import (
 _WHOLE = 2.0**53
 """From here on, float64, in which numbers are transformed, rounds integers."""
 
+# How the names of indices end in ATLAS's links and EDM4hep's relations, and the field beside them
+# that says into which collection they lead; with 0, nowhere.
+_KEYS = {"m_persIndex": "m_persKey", "index": "collectionID"}
+
 BLOCK_BYTES = 1 << 21
 """Bytes of the elements that are made at a time, so that each step finds them in the cache."""
 
@@ -402,7 +406,7 @@ def bind_columns(
     named = [*features, *([key] if key else [])]
     texts = {f.terms[0] for f in features if f.index is None} if strings else set()
     terms = dict.fromkeys(
-        term for feature in named for term in (*feature.terms, *_collection_ids(source, feature))
+        term for feature in named for term in (*feature.terms, *_key_of(feature, source))
     )
     read = {term: source.numbers(*term, strings=term in texts) for term in terms}
     alike: dict[Any, list[Term]] = {}
@@ -493,13 +497,16 @@ def _gap(gap: str, path: Path) -> str:
     )
 
 
-def _collection_ids(source: Source, feature: Feature) -> tuple[Term, ...]:
-    """Return the field by which an index of EDM4hep says to which collection it leads, if any."""
-    if feature.index is None or not feature.index.endswith("index"):
+def _key_of(feature: Feature, source: Source) -> tuple[Term, ...]:
+    """Return the field that says into which collection an index leads, if there is one."""
+    if feature.index is None:
         return ()
     *records, name = path_of(feature.index)
-    beside = (*records, f"{str(name).removesuffix('index')}collectionID")
-    return ((beside, ""),) if source.has(beside) else ()
+    for end, key in _KEYS.items():
+        beside = (*records, f"{str(name).removesuffix(end)}{key}")
+        if str(name).endswith(end) and source.has(beside):
+            return ((beside, ""),)
+    return ()
 
 
 def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bool) -> Column:
@@ -522,7 +529,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     number = number.astype(np.int64)
     if absent is not None:
         number[absent] = -1
-    for term in (*feature.terms[1:], *_collection_ids(source, feature)):  # the key of a link
+    for term in _key_of(feature, source):
         keys = elements.take(columns.terms[term])[0]
         number[keys == 0] = -1
         if len(known := np.unique(keys[number >= 0])) > 1:

@@ -146,10 +146,7 @@ class Feature:
         }
         refuse(what, cases)
         if self.expression is None:
-            path = path_of(self.index or self.name)
-            terms: tuple[Term, ...] = ((path, ""),)
-            if self.index and path[-1] == "m_persIndex":  # of a link of ATLAS's
-                terms = (*terms, ((*path[:-1], "m_persKey"), ""))
+            terms: tuple[Term, ...] = ((path_of(self.index or self.name), ""),)
             # In brackets, as a field may have the name of a reduction.
             declare(self, term=(path_of(self.name), f"[{self.index}]" if self.index else ""))
         else:  # which may be the name, too

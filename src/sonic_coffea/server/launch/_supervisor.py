@@ -120,19 +120,19 @@ class Supervisor:
         self.was_ready = True
         self.report("running")
         started = looked = time.monotonic()
-        dead: set[str] = set()
+        dead, problem = set[str](), ""
         while server.poll() is None:
             self.wait(0.1)
             if time.monotonic() > looked + 1.0:
                 before, dead, looked = dead, _dead_children(server.pid), time.monotonic()
                 if before & dead:  # Triton starts a model's process only once
+                    problem = "was ended, as a model's process had died"
                     server.kill()
                     server.wait()
-                    return "was ended, as a model's process had died", self.job["restart"]
         # A server that has run for a minute did not fail at its start.
         if time.monotonic() - started > 60.0:
             self.failures = 0
-        return _end_of(server), self.job["restart"]
+        return problem or _end_of(server), self.job["restart"]
 
     def start(self) -> subprocess.Popen[bytes]:
         job, supervisor = self.job, os.getpid()
