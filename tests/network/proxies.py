@@ -59,6 +59,14 @@ def rate_limit(tokens: int, per_fill: int, interval_s: float) -> dict[str, Any]:
     return _filter("http.local_ratelimit", "LocalRateLimit", stat_prefix="local", **limit)
 
 
+def signed_tokens(jwks: Mapping[str, Any]) -> dict[str, Any]:
+    """Demand a token that one of some keys has signed."""
+    provider = {"issuer": "tests", "local_jwks": {"inline_string": json.dumps(jwks)}}
+    rule = {"match": {"prefix": "/"}, "requires": {"provider_name": "tests"}}
+    named = {"providers": {"tests": provider}, "rules": [rule]}
+    return _filter("http.jwt_authn", "JwtAuthentication", **named)
+
+
 def buffer(max_request_bytes: int) -> dict[str, Any]:
     """Refuse larger requests."""
     return _filter("http.buffer", "Buffer", max_request_bytes=max_request_bytes)
@@ -82,7 +90,7 @@ class Envoy(Service):
     route_timeout_s : float
         After which a request is given up; 0 for never.
     filters : sequence of mapping
-        Of requests: `rate_limit`, `buffer`.
+        Of requests: `rate_limit`, `signed_tokens`, `buffer`.
     cluster : mapping
         More settings of the cluster, such as ``health_checks``.
     """
