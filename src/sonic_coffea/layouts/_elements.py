@@ -475,8 +475,7 @@ def with_lists(place: Place, path: Path, *, is_filled: bool = True) -> Place:
         return place
     is_picked = np.logical_or.reduce([objects.codes == pick for pick in picks])
     if is_picked.any() and not is_filled:
-        # Of several picks, the outermost of those that are not there.
-        first = int(np.argmax(np.where(is_picked, objects.codes, picks[-1] - 1)))
+        first = int(np.argmax(is_picked))
         message = _gap(objects.gaps[-1 - objects.codes[first]], path)
         raise InputError(message.replace("{event}", str(objects.all_places.event_of(first))))
     is_there = is_picked | (objects.codes >= 0)  # a list that is None stays so

@@ -29,13 +29,14 @@ STRING = np.dtype(object)
 
 
 NO_CODES = np.zeros(0, np.int64)
+"""Those of rows without gaps."""
 
 
 @dataclass(slots=True, eq=False)  # frozen ones take longer, and each call has several
 class Structure:
     """Rows: events, or what is in the lists of other rows; some of them may be missing.
 
-    Of `codes` and `gaps`, the rows' own option is made; options inside each other are one.
+    `codes` and `gaps` are the rows' own option: options inside each other are one.
 
     Attributes
     ----------
@@ -139,7 +140,7 @@ class Structure:
         return self.repeated(np.arange(self.events))
 
     def repeated(self, numbers: Tensor, depth: int = 0) -> Tensor:
-        """Return the number of what each row is in, of numbers of the places at some depth."""
+        """Repeat the numbers of the places at some depth, one for each row in them."""
         if self.outer is not None and self.depth > depth:
             numbers = np.repeat(self.outer.repeated(numbers, depth), self.counts)
         return numbers[self.codes >= 0] if self.gaps else numbers

@@ -150,7 +150,7 @@ class ServedModels(ABC):
                     self._instructions.append(do.Validate(endpoint.url, key))
             if self._known[key].callers:
                 self._answer(key)
-                self._give_up_replaced(key)  # by another model that callers were told of
+                self._give_up_replaced(key)  # callers may have been told of another model
             # After a question: a server may have returned since the last one.
             if key in self._not_described or not self.endpoints.candidates(key):
                 self._give_up_if_lost(key)

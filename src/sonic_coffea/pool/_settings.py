@@ -93,7 +93,7 @@ def _is_fallback(value: Any) -> bool:
 
 
 def _fallback(source: Any) -> Any:
-    """Return a local server's URL, and the whole path of a folder, which may not be here."""
+    """Return a server's URL, or the whole path of a folder; others may be on another machine."""
     source = getattr(source, "url", source)
     is_folder = _is_path(source) and str(source) and Path(source).is_dir()
     return str(Path(source).absolute()) if is_folder else source
