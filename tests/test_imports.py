@@ -15,8 +15,7 @@ from sonic_coffea.errors import ConfigError
 
 # These run in a server, or in its environment, whose packages `server/_install.py` pins.
 OF_THE_SERVER = {
-    *("lightgbm", "onnxruntime", "sonic_runner", "torch"),
-    *("triton_python_backend_utils", "xgboost"),
+    *("lightgbm", "onnxruntime", "torch", "xgboost"),
 }
 # Without these there is nothing that could use what imports them: Prometheus, or pytest.
 OPTIONAL = {"prometheus_client", "pytest"}

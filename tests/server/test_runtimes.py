@@ -134,7 +134,7 @@ def test_shared_installations_serve_other_versions_of_the_package(index, monkeyp
     folder = Path(done.stdout.strip())
     assert folder.is_relative_to(tmp_path / "of the user")
     scripts = sorted(path.name for path in (folder / "onnxruntime").iterdir())
-    assert scripts == ["model.py", "sonic_runner.py"]
+    assert scripts == ["model.py"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -27,7 +27,8 @@ import platformdirs
 
 from sonic_coffea.errors import ServerStartError, printable
 from sonic_coffea.server._folders import state_folder
-from sonic_coffea.server.repository._sources import NATIVE, SCRIPTS
+from sonic_coffea.server.repository._runner import SCRIPT
+from sonic_coffea.server.repository._sources import NATIVE
 
 Progress = Callable[[str], None]
 
@@ -43,7 +44,6 @@ _CPU_WHEELS = {"xgboost": "xgboost-cpu"}
 _MARKER = "sonic-coffea.json"
 # Here, the Python backend replaces the native backends of NVIDIA's container.
 BACKENDS = tuple(NATIVE.values())
-_CODE = b"".join(path.read_bytes() for path in SCRIPTS.values())
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
@@ -250,8 +250,7 @@ def _add_backends(install: ServerInstall) -> None:
         stub.chmod(0o755)
         for backend in BACKENDS:
             (copies / backend).mkdir()
-            for name, source in SCRIPTS.items():
-                shutil.copyfile(source, copies / backend / name)
+            shutil.copyfile(SCRIPT, copies / backend / "model.py")
         # Another process may have added the same.
         if not target.exists():
             copies.rename(target)
@@ -259,7 +258,7 @@ def _add_backends(install: ServerInstall) -> None:
 
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
-    backends = root / f"backends-{hashlib.sha256(_CODE).hexdigest()[:12]}"
+    backends = root / f"backends-{hashlib.sha256(SCRIPT.read_bytes()).hexdigest()[:12]}"
     if root.exists() and not (os.access(root, os.W_OK) and root.stat().st_uid == os.geteuid()):
         # An operator installed the server for all users. Triton sets the mode of a backend's
         # files, which only their owner can.

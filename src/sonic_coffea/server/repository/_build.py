@@ -20,7 +20,7 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.server.repository import _config, _manifest, _runner
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
-from sonic_coffea.server.repository._sources import SCRIPTS, Manifest, Served, read_source
+from sonic_coffea.server.repository._sources import Manifest, Served, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
                 texts = _config.add_labels(config, described, labels.get(name))
             if versions is not None or not beside:
                 config["version_policy"] = _config.version_policy(versions)
-            copies = {**sources, **(SCRIPTS if described["platform"] == "python" else {})}
+            script = {"model.py": _runner.SCRIPT} if described["platform"] == "python" else {}
+            copies = {**sources, **script}
             sums = {file: _runner.checksum(path) for file, path in sorted(copies.items())}
             of_sources = {file: sums[file] for file in sorted(sources)}
             digest = _add_digest(config, number, described, of_sources)

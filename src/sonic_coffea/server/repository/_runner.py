@@ -1,7 +1,9 @@
-"""Runs a model: in Triton's Python backend, and in this process.
+"""Runs a model: a network, trees, or a Python function, in this process or in Triton's.
 
-Copied beside ``model.py`` as ``sonic_runner.py``: it imports nothing of this package, and a library
-of models only when a model needs it.
+Triton's Python backend runs copies of this file: ``model.py`` in model repositories, and beside the
+local server in place of the native backends. So it imports nothing of this package, and a library
+of models only when a model needs it. The file to run is named in ``sonic-manifest.json``, or, as
+for the native backends, in the model's configuration.
 """
 
 from __future__ import annotations
@@ -9,9 +11,15 @@ from __future__ import annotations
 import builtins
 import functools
 import hashlib
+import importlib
 import importlib.util
+import json
+import math
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +29,19 @@ import numpy as np
 # From input tensors by name, and the names of the requested outputs, to outputs by name.
 Runner = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
+SCRIPT = Path(__file__)
 MANIFEST = "sonic-manifest.json"
 # The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
+# The parameters that set the threads of this backend, and of the native backends.
+_THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
+
+# A thread of Triton's library writes to shared memory every 0.3 s. After a second without a write,
+# Triton considers this process dead, and answers its requests with errors. If the process only
+# stalled, Triton would take its late answer for the answer to the next request. That thread cannot
+# be observed, so a stall of the thread below counts as a stall of both; the interpreter's lock may
+# have caused it.
+_STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
 
 
 def load(path: Path, manifest: Mapping[str, Any], threads: int) -> Runner:
@@ -256,3 +274,150 @@ def check_unchanged(changed: Sequence[str]) -> None:
                 "those of the file before; build it again with the option overwrite, or as the "
                 "version 'next'"
             )
+
+
+class Pulse:
+    """Ends this process, and the server, when it has stood still while Triton waited for it."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._stalled_until = -math.inf
+        self._awaited_until = -math.inf
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def begin(self) -> None:
+        """Record that Triton waits for an answer."""
+        self._awaited_until = math.inf
+        self._look()
+        # What arrives soon after a stall may have been sent during the stall.
+        if time.monotonic() < self._stalled_until + 1.5:
+            self._end()
+
+    def end(self) -> None:
+        """Record that the answer leaves."""
+        self._look()
+        self._awaited_until = time.monotonic() + 0.1
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(0.1)
+            self._look()
+            self._last = time.monotonic()
+
+    def _look(self) -> None:
+        at, now = self._last, time.monotonic()
+        if now - at > _STALL_S:
+            self._last = self._stalled_until = now
+            # A request may have come meanwhile, after which Triton may send no more.
+            if at < self._awaited_until or now - at > max(1.0, _STALL_S):
+                self._end()
+
+    @staticmethod
+    def _end() -> None:
+        message = (
+            "the model's process stood still, and its answers might be taken for those to other "
+            "requests; the server ends\n"
+        )
+        os.write(2, message.encode())
+        server = os.getppid()
+        # A container's first process takes no SIGKILL from inside.
+        os.kill(server, signal.SIGTERM if server == 1 else signal.SIGKILL)
+        os._exit(1)
+
+
+class TritonPythonModel:
+    """Stack the requests that Triton has batched, run once, and split the outputs again."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.triton = importlib.import_module("triton_python_backend_utils")
+        manifest = self._manifest(folder, config)
+        parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
+        # Files may be replaced before a restart, or while the server polls.
+        told = parameters.get(f"sha256.{folder.name}")
+        check_unchanged(changes(folder, manifest, told))
+        # For pickles, and modules that are no .py files; no other model is in this process.
+        path = folder / manifest["file"]
+        sys.path.append(str(path.parent))
+        limits = (parameters.get(key) for key in _THREADS)
+        threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))
+        try:
+            self.run = load(path, manifest, int(threads) if threads.isdigit() else 0)
+        except ImportError as error:
+            raise ImportError(
+                f"model {args['model_name']!r} needs {error.name}, which the server's environment "
+                f"lacks ({error}); add it: sonic-coffea server install --with {error.name}"
+            ) from None
+        self.batched = int(config.get("max_batch_size", 0)) > 0
+        self.inputs = [spec["name"] for spec in manifest["inputs"]]
+        self.pulse = Pulse()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request; one that fails gets an error of its own."""
+        self.pulse.begin()
+        live = [request for request in requests if not request.is_cancelled()]
+        answers = dict(zip(map(id, live), self._answer(live), strict=True))
+        cancelled = self._failed("cancelled", self.triton.TritonError.CANCELLED)
+        responses = [answers.get(id(request), cancelled) for request in requests]
+        self.pulse.end()
+        return responses
+
+    def _answer(self, requests: list[Any]) -> list[Any]:
+        """Answer requests by one run; if that fails, each by a run of its own."""
+        if len(requests) == 1 or self.batched:
+            try:
+                return self._run(requests)
+            except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
+                if len(requests) == 1:
+                    return [self._failed(f"{type(error).__name__}: {error}")]
+        return [answer for request in requests for answer in self._answer([request])]
+
+    def _run(self, requests: list[Any]) -> list[Any]:
+        tensor_of, tensor = self.triton.get_input_tensor_by_name, self.triton.Tensor
+        feeds = [{n: tensor_of(r, n).as_numpy() for n in self.inputs} for r in requests]
+        requested = [sorted(request.requested_output_names()) for request in requests]
+        outputs = self._run_stacked(feeds, sorted(set().union(*requested)))
+        return [
+            self.triton.InferenceResponse([tensor(name, arrays[name]) for name in names])
+            for names, arrays in zip(requested, outputs, strict=True)
+        ]
+
+    def _run_stacked(self, feeds: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+        if len(feeds) == 1:
+            return [self.run(feeds[0], names)]
+        rows = [len(feed[self.inputs[0]]) for feed in feeds]
+        stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        outputs = self.run(stacked, names)
+        for name, array in outputs.items():
+            if array.shape[:1] != (sum(rows),):
+                raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
+        parts = zip(*(np.split(outputs[n], np.cumsum(rows)[:-1]) for n in names), strict=True)
+        return [dict(zip(names, arrays, strict=True)) for arrays in parts]
+
+    def _failed(self, message: str, *code: Any) -> Any:
+        return self.triton.InferenceResponse(error=self.triton.TritonError(message, *code))
+
+    def _manifest(self, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+        """Return a version's manifest, or the same entries from the model's configuration."""
+        path = folder / MANIFEST
+        if path.is_file():
+            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return manifest
+        if not config["input"] or not config["output"]:
+            raise ValueError(
+                f"expected the inputs and outputs of {folder} in its config.pbtxt, got none; "
+                "build_repository writes them"
+            )
+        rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
+        outputs = [
+            {
+                "name": spec["name"],
+                "dtype": np.dtype(self.triton.triton_string_to_numpy(spec["data_type"])).name,
+                "shape": [*rows, *map(int, spec.get("reshape", {}).get("shape", spec["dims"]))],
+            }
+            for spec in config["output"]
+        ]
+        kind = "torchscript" if config.get("backend") == "pytorch" else "onnx"
+        file = config.get("default_model_filename") or "model.onnx"
+        return {"kind": kind, "file": file, "inputs": config["input"], "outputs": outputs}

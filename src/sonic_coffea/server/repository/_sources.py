@@ -38,9 +38,6 @@ TRITON_TYPES |= dict.fromkeys(("bytes", DATATYPES["BYTES"]), "TYPE_STRING")
 # The backends that NVIDIA's container has. That of TorchScript wants names of outputs that end in
 # their number.
 NATIVE = {"onnx": "onnxruntime", "torchscript": "pytorch"}
-# What Triton's Python backend runs models with, by the names of the files beside them.
-_FOLDER = Path(__file__).parent
-SCRIPTS = {"model.py": _FOLDER / "_python_backend.py", "sonic_runner.py": _FOLDER / "_runner.py"}
 # Names of types in onnx that differ from numpy's.
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
 
