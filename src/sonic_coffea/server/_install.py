@@ -251,9 +251,11 @@ def _add_backends(install: ServerInstall) -> None:
         for backend in BACKENDS:
             (copies / backend).mkdir()
             shutil.copyfile(SCRIPT, copies / backend / "model.py")
-        # Another process may have added the same.
-        if not target.exists():
+        try:
             copies.rename(target)
+        except OSError:
+            if not target.exists():  # else another process has just added the same
+                raise
 
 
 def _layout(tag: str) -> ServerInstall:
