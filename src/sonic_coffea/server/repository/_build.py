@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,10 +108,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     """
     root, labels = Path(path), labels or {}
     metadata = _checked(models, labels, metadata, version)
-    is_known = isinstance(dynamic_batching, bool | Mapping | None)
-    expect(is_known, "dynamic_batching as True, False or a dict of options", dynamic_batching)
-    _config.check_integer("instances", instances, 1)
-    _config.check_integer("threads", threads, 1)
+    shared = _config.shared_config(instances, threads, dynamic_batching=dynamic_batching)
     # What is written: by its path in the repository, a file to copy, or a text.
     files: dict[str, Path | str] = {}
     # The folders that are replaced as a whole, and files beside versions that stay.
@@ -128,18 +126,11 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
                 sources = dict[str, Path]()
             else:
                 served = model if isinstance(model, Served) else Served(model)
+                if served.max_batch_size is None:
+                    served = replace(served, max_batch_size=max_batch_size)
                 backend = known.get(name, {}).get("backend") if beside else None
                 described, sources = read_source(name, served, platform or backend)
-                config = _config.model_config(
-                    name,
-                    served,
-                    described,
-                    max_batch_size=max_batch_size,
-                    dynamic_batching=dynamic_batching,
-                    instances=instances,
-                    threads=threads,
-                    warmup=warmup,
-                )
+                config = _config.model_config(name, served, described, shared, warmup=warmup)
             if beside:
                 texts = {}
                 config = _shared_config(folder, number, config, labels, overwrite=overwrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import math
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, expect, require
+from sonic_coffea.server.repository._runner import THREADS
 from sonic_coffea.server.repository._sources import TRITON_TYPES, Manifest, Served, Tensor, is_list
 from sonic_coffea.transport import read_model_config, write_model_config
 
@@ -25,11 +27,6 @@ Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
 # The default of `max_batch_size`: as many rows as have these bytes, within these limits.
 _ROWS, _MOST_ROWS, _REQUEST_BYTES = 1024, 65_536, 1_000_000
-_THREADS = {
-    "python": "intra_op_threads",
-    "onnxruntime": "intra_op_thread_count",
-    "pytorch": "INTRA_OP_THREAD_COUNT",
-}
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 
 
@@ -112,37 +109,39 @@ def without_agents(repository: Path, links: Path, arguments: Sequence[str]) -> P
     return links
 
 
+def shared_config(
+    instances: int, threads: int | None, *, dynamic_batching: bool | Mapping[str, Any] | None
+) -> Config:
+    """Return what the configurations of all models have in common."""
+    is_known = isinstance(dynamic_batching, bool | Mapping | None)
+    expect(is_known, "dynamic_batching as True, False or a dict of options", dynamic_batching)
+    check_integer("instances", instances, 1)
+    check_integer("threads", threads, 1)
+    batching = {} if dynamic_batching is True else dynamic_batching
+    config: Config = {"dynamic_batching": batching} if isinstance(batching, Mapping) else {}
+    if threads is not None:
+        # Each backend knows one of them.
+        config["parameters"] = {key: {"string_value": str(threads)} for key in THREADS}
+    return {**config, "instance_group": [{"count": instances}]}
+
+
 def model_config(
-    name: str,
-    served: Served,
-    manifest: Manifest,
-    *,
-    max_batch_size: int | None,
-    dynamic_batching: bool | Mapping[str, Any] | None,
-    instances: int,
-    threads: int | None,
-    warmup: bool,
+    name: str, served: Served, manifest: Manifest, shared: Config, *, warmup: bool
 ) -> Config:
     """Return the configuration of a model, without its labels and versions."""
-    limit = max_batch_size if served.max_batch_size is None else served.max_batch_size
+    limit = served.max_batch_size
     if limit is None:
         limit = _rows_of_request([*manifest["inputs"], *manifest["outputs"]])
     check_integer(f"max_batch_size of model {name!r}", limit, 0)
     if limit and manifest["kind"] == "onnx":
         _check_first_axes(name, manifest)
-    # Only the Python backend is held to the CPU: the native ones use a GPU where there is one.
-    kind = {"kind": "KIND_CPU"} if manifest["platform"] == "python" else {}
-    config = {
-        "name": name,
-        "backend": manifest["platform"],
-        **tensor_config(manifest, limit if manifest["batched"] else 0),
-        "instance_group": [{"count": instances, **kind}],
-    }
-    batching = {} if dynamic_batching is True else dynamic_batching
-    if isinstance(batching, Mapping) and config["max_batch_size"]:
-        config["dynamic_batching"] = dict(batching)
-    if threads is not None:
-        config["parameters"] = {_THREADS[manifest["platform"]]: {"string_value": str(threads)}}
+    tensors = tensor_config(manifest, limit if manifest["batched"] else 0)
+    config = {"name": name, "backend": manifest["platform"], **tensors, **copy.deepcopy(shared)}
+    if not config["max_batch_size"]:
+        config.pop("dynamic_batching", None)
+    if manifest["platform"] == "python":
+        # The native backends use a GPU where there is one.
+        config["instance_group"][0]["kind"] = "KIND_CPU"
     # Not every length of a free axis need be one that the model can run.
     dims = {t["name"]: t["dims"] for t in config["input"]}
     shapes = {**dims, **(served.warmup or {})}

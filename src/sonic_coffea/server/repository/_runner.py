@@ -34,7 +34,7 @@ MANIFEST = "sonic-manifest.json"
 # The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
 # The parameters that set the threads of this backend, and of the native backends.
-_THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
+THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
 
 # A thread of Triton's library writes to shared memory every 0.3 s. After a second without a write,
 # Triton considers this process dead, and answers its requests with errors. If the process only
@@ -340,7 +340,7 @@ class TritonPythonModel:
         # For pickles, and modules that are no .py files; no other model is in this process.
         path = folder / manifest["file"]
         sys.path.append(str(path.parent))
-        limits = (parameters.get(key) for key in _THREADS)
+        limits = (parameters.get(key) for key in THREADS)
         threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))
         try:
             self.run = load(path, manifest, int(threads) if threads.isdigit() else 0)
