@@ -7,8 +7,7 @@ from sonic_coffea.server._in_process import InProcessTransport, contract_of
 from sonic_coffea.server._install import ServerInstall, ensure
 from sonic_coffea.server.launch._local import LocalServer
 from sonic_coffea.server.repository._build import build_repository
-from sonic_coffea.server.repository._config import Ensemble
-from sonic_coffea.server.repository._manifest import read_repository
+from sonic_coffea.server.repository._config import Ensemble, read_repository
 from sonic_coffea.server.repository._sources import Served
 
 __all__ = [

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from sonic_coffea._files import FileState, read_text, state_of
 from sonic_coffea.errors import ConfigError, ContractError, InferenceError, SonicError, expect
-from sonic_coffea.server.repository import _manifest as manifests
-from sonic_coffea.server.repository import _runner
-from sonic_coffea.server.repository._config import FILE, check_agents, read_config, tensor_config
+from sonic_coffea.server.repository import _config, _runner
 from sonic_coffea.server.repository._sources import Served, read_source
 from sonic_coffea.transport import (
     Contract,
@@ -107,7 +105,10 @@ class InProcessTransport(Transport):
     def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Return the labels of outputs whose configuration names a file of them."""
         folder = self.repository / contract.model
-        files = {o["name"]: o.get("label_filename") for o in _config(folder).get("output", ())}
+        files = {
+            o["name"]: o.get("label_filename")
+            for o in _config.read_config(folder).get("output", ())
+        }
         return {
             output: read_text(folder / file, "the labels in").removesuffix("\n").split("\n")
             for output, file in files.items()
@@ -183,15 +184,10 @@ def _are_replaced(files: Mapping[Path, FileState]) -> bool:
     return any(now is not None and now != before for now, before in states)
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
-    """Return the configuration of a model; an empty one if there is none."""
-    return read_config(folder) if (folder / FILE).is_file() else {}
-
-
 def _served_versions(folder: Path) -> list[str]:
     """Return the versions that a Triton would serve, by number; the last one is the default."""
-    versions = [str(number) for number in manifests.version_numbers(folder)]
-    policy = _config(folder).get("version_policy", {})
+    versions = [str(number) for number in _config.version_numbers(folder)]
+    policy = _config.read_config(folder).get("version_policy", {})
     if "all" in policy:
         return versions
     if "specific" in policy:
@@ -203,12 +199,16 @@ def _served_versions(folder: Path) -> list[str]:
 def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     place = folder / version
-    paths = {place / _runner.MANIFEST, folder / FILE, *filter(Path.is_file, place.glob("*"))}
+    paths = {
+        place / _runner.MANIFEST,
+        folder / _config.FILE,
+        *filter(Path.is_file, place.glob("*")),
+    }
     files = {path: state_of(path) for path in paths}
-    config, manifest = _config(folder), manifests.read(place)
-    check_agents(folder, config)
+    config, manifest = _config.read_config(folder), _config.read_manifest(place)
+    _config.check_agents(folder, config)
     # Else the configuration does not say which files the version is of.
-    is_as_built = manifest is not None and not manifests.changes(place, manifest)
+    is_as_built = manifest is not None and not _config.changes(place, manifest)
     backend = config.get("backend") or config.get("platform", "onnxruntime")
     if backend == "ensemble":
         raise ConfigError(f"{folder} is an ensemble, which only a server runs: use LocalServer")
@@ -233,7 +233,7 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
     rows = int(config.get("max_batch_size", 0))
     # TorchScript may take tensors by their order.
     inputs = [tensor["name"] for tensor in manifest["inputs"]]
-    config = {**tensor_config(manifest, rows), **config}
+    config = {**_config.tensor_config(manifest, rows), **config}
     taken = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
     returned = {t["name"]: t["dims"] for t in config["output"] if "reshape" in t}
 
@@ -260,7 +260,9 @@ def contract_of(file: Path, name: str) -> Contract:
         If the file cannot be read, or does not describe its tensors.
     """
     described, _ = read_source(name, Served(file))
-    contract = configured_contract(name, "1", tensor_config(described, int(described["batched"])))
+    contract = configured_contract(
+        name, "1", _config.tensor_config(described, int(described["batched"]))
+    )
     max_rows = None if described["batched"] else contract.max_rows
     features = tuple(described.get("features", ()))
     return replace(contract, max_rows=max_rows, stacks=False, features=features)

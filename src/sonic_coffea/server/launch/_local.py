@@ -32,8 +32,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.server import _folders as folders
 from sonic_coffea.server._install import print_stage
 from sonic_coffea.server.launch._runtimes import RUNTIMES, choose
-from sonic_coffea.server.repository._config import check_integer
-from sonic_coffea.server.repository._manifest import check_unchanged
+from sonic_coffea.server.repository._config import check_integer, check_unchanged
 from sonic_coffea.server.repository._sources import is_list
 from sonic_coffea.transport import Address, ConnectionOptions, ServerMetadata, connect_transport
 

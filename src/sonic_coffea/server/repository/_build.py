@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository import _config, _manifest, _runner
+from sonic_coffea.server.repository import _config, _runner
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
 from sonic_coffea.server.repository._sources import Manifest, Served, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
@@ -119,7 +119,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         for name, model in sorted(models.items(), key=lambda item: isinstance(item[1], Ensemble)):
             folder = root / name
             beside = folder.exists() and version is not None
-            following = max(_manifest.version_numbers(folder), default=0) + 1
+            following = max(_config.version_numbers(folder), default=0) + 1
             number = following if version == "next" else version or 1
             if isinstance(model, Ensemble):
                 config, described = _config.ensemble_config(name, model, known)
@@ -223,7 +223,7 @@ def _shared_config(
     folder: Path, number: int, new: Config, labels: Labels, *, overwrite: bool
 ) -> Config:
     """Return the configuration of the versions that a model has, which another one must fit."""
-    if number in _manifest.version_numbers(folder) and not overwrite:
+    if number in _config.version_numbers(folder) and not overwrite:
         raise ConfigError(
             f"{folder} already has version {number}; the option overwrite replaces it, the version "
             "'next' is the one after the latest"
@@ -234,6 +234,7 @@ def _shared_config(
             "the option overwrite without a version writes it anew"
         )
     config = _config.read_config(folder)
+    expect(config, f"a model configuration in {folder / _config.FILE}", config)
     ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(config)
     differing = [
         f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
@@ -288,9 +289,9 @@ def _check_unchanged(
     version = folder / str(number)
     there = [name for name in texts if (folder / name).is_file()]
     same = (
-        _manifest.version_numbers(folder) == [number]
-        and not _manifest.changes(version, manifest)
-        and (_manifest.read(version) or {}).get("metadata") == manifest["metadata"]
+        _config.version_numbers(folder) == [number]
+        and not _config.changes(version, manifest)
+        and (_config.read_manifest(version) or {}).get("metadata") == manifest["metadata"]
         and {name: (folder / name).read_text("utf-8") for name in there} == texts
     )
     if not same:
@@ -321,7 +322,7 @@ def _write(
                 (stage / name).write_bytes(content.encode())
         for manifest in stage.glob(f"*/*/{_runner.MANIFEST}"):
             version = manifest.parent
-            if _manifest.changes(version, _manifest.read(version) or {}):
+            if _config.changes(version, _config.read_manifest(version) or {}):
                 raise ConfigError(
                     f"files of model {version.parent.name!r} were replaced while they were copied; "
                     "build it again when nothing writes them"

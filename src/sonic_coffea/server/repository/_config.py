@@ -1,12 +1,18 @@
-"""The configurations of models and ensembles in Triton's format."""
+"""What describes models in a repository: configurations in Triton's format, and manifests.
+
+A version's manifest has the checksums and the origin of its files, and is written beside them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
+import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, expect, require
-from sonic_coffea.server.repository._runner import THREADS
+from sonic_coffea.server.repository import _runner
 from sonic_coffea.server.repository._sources import TRITON_TYPES, Manifest, Served, Tensor, is_list
 from sonic_coffea.transport import read_model_config, write_model_config
 
@@ -27,6 +33,10 @@ Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
 # The default of `max_batch_size`: as many rows as have these bytes, within these limits.
 _ROWS, _MOST_ROWS, _REQUEST_BYTES = 1024, 65_536, 1_000_000
+# The entries that each manifest has.
+_ENTRIES = {"kind": str, "file": str, "inputs": list, "outputs": list, "built": str, "files": dict}
+# The folders that Triton takes for versions.
+_VERSION = re.compile(r"[1-9][0-9]*")
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 
 
@@ -51,10 +61,10 @@ class Ensemble:
 
 
 def read_config(folder: Path) -> Config:
-    """Return the configuration in a model's folder."""
+    """Return the configuration in a model's folder; an empty one if there is none."""
     path = folder / FILE
     try:
-        return read_model_config(path.read_text(encoding="utf-8"))
+        return read_model_config(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"expected a model configuration in {path}: {error}") from None
 
@@ -121,7 +131,7 @@ def shared_config(
     config: Config = {"dynamic_batching": batching} if isinstance(batching, Mapping) else {}
     if threads is not None:
         # Each backend knows one of them.
-        config["parameters"] = {key: {"string_value": str(threads)} for key in THREADS}
+        config["parameters"] = {key: {"string_value": str(threads)} for key in _runner.THREADS}
     return {**config, "instance_group": [{"count": instances}]}
 
 
@@ -298,3 +308,74 @@ def check_integer(option: str, value: object, minimum: int) -> None:
 def _member(members: Mapping[str, Any], name: str, what: str) -> Any:
     require([name], members, f"no {what} is called")
     return members[name]
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest in a version's folder; None if the folder has none."""
+    path = folder / _runner.MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for key, kind in _ENTRIES.items():
+            holds = isinstance(manifest[key], kind)
+            expect(holds, f"a {kind.__name__} as {key} in {path}", manifest[key])
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(f"the manifest {path} cannot be read: {error!r}") from None
+    for name in map(Path, (manifest["file"], *manifest["files"])):
+        is_inside = ".." not in name.parts and not name.is_absolute()
+        expect(is_inside, f"names of files in the folder of {path}", str(name))
+    return manifest
+
+
+def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Say what has changed in a version since the build: its files, and its digest for clients."""
+    parameters: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError):
+        parameters = read_config(folder.parent).get("parameters", {})
+    told = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
+    return _runner.changes(folder, manifest, told)
+
+
+def version_numbers(folder: Path) -> list[int]:
+    """Return the versions in a model's folder, which need not exist, from the lowest."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(p.name) for p in paths if p.is_dir() and _VERSION.fullmatch(p.name))
+
+
+def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the versions of the models in a repository, each compared with its manifest.
+
+    A version is a dict of ``model``, ``version``, ``changes``, a list of what is no longer as it
+    was built, and what the manifest says: ``kind``, ``inputs``, ``outputs``, ``source``, ``built``,
+    ``user``, ``metadata`` and more. A version that this package did not build has no manifest.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If there is no model, or a manifest that cannot be read.
+    """
+    root = Path(path)
+    entries = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        for number in version_numbers(folder):
+            manifest = read_manifest(folder / str(number))
+            changed = [] if manifest is None else changes(folder / str(number), manifest)
+            entry = {"model": folder.name, "version": number, "changes": changed}
+            entries.append({**(manifest or {}), **entry})
+    if not entries:
+        built = {root.stem: str(root)} if root.is_file() else {"name": "model.onnx"}
+        raise ConfigError(
+            f"expected a model repository, got {root}, which has no models; "
+            f"sonic.build_repository('repository', {built}) makes one"
+        )
+    return entries
+
+
+def check_unchanged(root: Path) -> None:
+    """Refuse a repository whose scores would be taken for those of other files."""
+    for entry in read_repository(root):
+        try:
+            _runner.check_unchanged(entry["changes"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
