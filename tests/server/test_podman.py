@@ -36,7 +36,8 @@ def image(tmp_path_factory, installation):
     """Make an image that holds a command, with this machine's files mounted below it."""
     work = tmp_path_factory.mktemp("podman")
     python = installation.python.resolve().parents[1]
-    mounted = [f"{path}:{path}:ro" for path in ("/usr", installation.root, python)]
+    folders = ("/usr", installation.root, installation.backend_directory, python)
+    mounted = [f"{path}:{path}:ro" for path in folders]
     (work / "containers.conf").write_text(
         f"[containers]\ndefault_ulimits = {json.dumps(LIMITS)}\nvolumes = {json.dumps(mounted)}\n"
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'

