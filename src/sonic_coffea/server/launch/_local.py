@@ -346,15 +346,13 @@ class LocalServer:
             self._settled.clear()
 
     def _errors(self, since: int) -> str:
-        """Return the last errors in the log, each line once; of a start without any, its end."""
+        """Return the last errors in the log, each line once; of a log without any, its end."""
         log = self.logs.encode()[since:].decode(errors="replace")
         # After a wrong argument, Triton prints all options, some 500 lines. The reason is before
         # or after them.
         before, _, after = log.partition("Usage: tritonserver")
         lines = (before if before.strip() else after).splitlines()
-        errors = [line for line in lines if not _QUIET.match(line)]
-        if not errors and self._state == "starting":
-            errors = lines
+        errors = [line for line in lines if not _QUIET.match(line)] or lines
         texts = dict.fromkeys("\n".join(errors).replace("\\n", "\n").splitlines())
         quoted = [text for text in texts if text.strip('" ')][-20:]
         return "\n".join(f"  {line}" for line in quoted) or "  (nothing)"

@@ -67,6 +67,8 @@ def _as_declared(declared: Mapping[str, Any], returned: Mapping[str, Any]) -> An
     if name not in returned:
         names = ", ".join(map(repr, returned)) or "nothing"
         raise ValueError(f"output {name!r} is declared, but the model returned {names}")
+    if np.ma.is_masked(returned[name]):
+        raise ValueError(f"output {name!r} has masked values; expected an array without a mask")
     array = np.asarray(returned[name])
     is_text = array.dtype.kind in "OSU"
     got = "bytes" if is_text else array.dtype.name
@@ -78,7 +80,9 @@ def _as_declared(declared: Mapping[str, Any], returned: Mapping[str, Any]) -> An
             f"output {name!r} is declared {dtype} {shape}, "
             f"but the model returned {got} {list(array.shape)}"
         )
-    return _each(_encoded, array) if is_text else np.ascontiguousarray(array)
+    if is_text:
+        return _each(_encoded, array)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))  # in this machine's order
 
 
 def _encoded(value: Any) -> bytes:
@@ -180,7 +184,7 @@ def _load_function(path: Path, manifest: Mapping[str, Any], _threads: int) -> Ru
                     f"got {type(outputs).__name__}"
                 )
             # The next call may write to the same arrays.
-            return {name: _copied(name, values) for name, values in outputs.items()}
+            return {name: np.array(values, subok=True) for name, values in outputs.items()}
 
     return run
 
@@ -211,14 +215,6 @@ def _importer(folder: Path) -> Callable[..., Any]:
         return module
 
     return load_or_import
-
-
-def _copied(name: str, values: Any) -> Any:
-    """Return a new array in the byte order of this machine, which has a value everywhere."""
-    if np.ma.is_masked(values):
-        raise ValueError(f"output {name!r} has masked values; expected an array without a mask")
-    array = np.asarray(values)
-    return array.astype(array.dtype.newbyteorder("="))
 
 
 _LOADERS: Mapping[str, Callable[[Path, Mapping[str, Any], int], Runner]] = {
