@@ -374,7 +374,4 @@ def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def check_unchanged(root: Path) -> None:
     """Refuse a repository whose scores would be taken for those of other files."""
     for entry in read_repository(root):
-        try:
-            _runner.check_unchanged(entry["changes"])
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        _runner.check_unchanged(entry["changes"], ConfigError)

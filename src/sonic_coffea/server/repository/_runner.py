@@ -257,14 +257,14 @@ def changes(folder: Path, manifest: Mapping[str, Any], told: str | None) -> list
     return messages
 
 
-def check_unchanged(changed: Sequence[str]) -> None:
+def check_unchanged(changed: Sequence[str], error: type[Exception] = ValueError) -> None:
     """Refuse a version whose scores would be taken for those of other files.
 
     New files are left alone: a function may have written them.
     """
     for change in changed:
         if not change.endswith(" is new"):
-            raise ValueError(
+            raise error(
                 f"{change} since the version was built, and clients would take its scores for "
                 "those of the file before; build it again with the option overwrite, or as the "
                 "version 'next'"
