@@ -105,15 +105,10 @@ class InProcessTransport(Transport):
     def labels(self, contract: Contract) -> dict[str, list[str]]:
         """Return the labels of outputs whose configuration names a file of them."""
         folder = self.repository / contract.model
-        files = {
-            o["name"]: o.get("label_filename")
-            for o in _config.read_config(folder).get("output", ())
-        }
-        return {
-            output: read_text(folder / file, "the labels in").removesuffix("\n").split("\n")
-            for output, file in files.items()
-            if file
-        }
+        outputs = _config.read_config(folder).get("output", ())
+        files = {o["name"]: folder / o["label_filename"] for o in outputs if "label_filename" in o}
+        texts = {output: read_text(file, "the labels in") for output, file in files.items()}
+        return {output: text.removesuffix("\n").split("\n") for output, text in texts.items()}
 
     def infer(
         self,

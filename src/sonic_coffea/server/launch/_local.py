@@ -21,7 +21,6 @@ import dask.config
 
 from sonic_coffea.errors import (
     ConfigError,
-    DeadlineError,
     ModelNotFoundError,
     ServerError,
     ServerStartError,
@@ -412,7 +411,7 @@ class LocalServer:
             try:
                 listed = [m for m in self.metadata.models if m.name == model]
                 versions = [m for m in listed if requested in (None, m.version)]
-            except (DeadlineError, ServerError):  # it may stand still for a while
+            except SonicError:  # it may stand still for a while
                 if not self._supervised:
                     raise
             if any(m.state == "READY" for m in versions):
