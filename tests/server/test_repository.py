@@ -143,6 +143,10 @@ def server(tmp_path_factory, serve):
     path = build_repository(folder / "r", models)
     together = {"preferred_batch_size": [20], "max_queue_delay_microseconds": 5_000_000}
     build_repository(path, {"table": table}, dynamic_batching=together, warmup=False)
+    graph = "(float[N, 1] x) => (float[N, 1] y, float[N, 1] z) { y = Neg(x) z = Identity(x) }"
+    both = save_onnx(folder / "both.onnx", graph)
+    together = {**together, "preferred_batch_size": [2]}
+    build_repository(path, {"both": both}, dynamic_batching=together, warmup=False)
     with serve(path) as running:
         yield running
 
@@ -291,6 +295,34 @@ def test_requests_fail_alone(server):
             assert "out of data bounds" in str(answer)
         else:
             np.testing.assert_array_equal(answer, [[index]])
+
+
+def test_requests_of_one_batch_get_the_outputs_they_asked_for(server):
+    answers: queue.Queue = queue.Queue()
+    client = grpc_client.InferenceServerClient(server.url)
+    try:
+        for name in ("y", "z"):
+            tensor = grpc_client.InferInput("x", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+            outputs = [grpc_client.InferRequestedOutput(name)]
+
+            def done(result, error):
+                answers.put((result, error))
+
+            client.async_infer("both", [tensor], done, outputs=outputs)
+        got = {}
+        for result, error in (answers.get(timeout=20.0) for _ in range(2)):
+            assert error is None
+            got |= {t.name: result.as_numpy(t.name).item() for t in result.get_response().outputs}
+
+        def counted():
+            return client.get_inference_statistics("both").model_stats[0]
+
+        until(lambda: counted().inference_count == 2)
+        assert counted().execution_count == 1
+    finally:
+        client.close()
+    assert got == {"y": -1.0, "z": 1.0}
 
 
 def test_unchanged_models_are_not_written_again(tmp_path, classifier):
