@@ -53,7 +53,9 @@ class Supervisor:
         self.requests: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: self.requests.append(number))
         self.folder = Path(job["folder"])
-        self.private = Path(_SHM, job["shared_memory"])
+        # The system's own, also when `_mount` has put the private one in its place.
+        self.shm = Path(f"/proc/self/fd/{os.open(_SHM, os.O_RDONLY)}")
+        self.private = self.shm / job["shared_memory"]
         self.server: subprocess.Popen[bytes] | None = None
         # What the owner is told of the server, with each new state.
         self.facts: dict[str, Any] = {"since": 0, "hidden": True}
@@ -83,7 +85,8 @@ class Supervisor:
             self.report("stopped")
         finally:
             self.end()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for folder in (self.private, self.folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def report(self, state: str, problem: str = "") -> None:
         facts = {**self.facts, "on_request": bool(self.requests)}
@@ -137,16 +140,15 @@ class Supervisor:
     def start(self) -> subprocess.Popen[bytes]:
         job, supervisor = self.job, os.getpid()
         libc = ctypes.CDLL(None)
-        # A client may have made a region there while `end` removed the folder, which then stays.
-        shutil.rmtree(self.private, ignore_errors=True)
         # Triton's Python backend makes files there that all users can read.
-        self.private.mkdir(mode=0o700)
+        self.private.mkdir(mode=0o700, exist_ok=True)
+        if job.get("mounts") and not self.private.samefile(_SHM):
+            with contextlib.suppress(OSError):
+                _mount(libc, Path(_SHM, self.private.name))
+        # Some systems do not let this user mount a folder.
+        hidden = not job.get("mounts") or self.private.samefile(_SHM)
 
         def prepare() -> None:
-            if job.get("mounts"):
-                # Some systems do not let this user mount a folder.
-                with contextlib.suppress(OSError):
-                    _mount(libc, self.private)
             # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:
@@ -163,16 +165,11 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
             )
-        hidden = True
-        if job.get("mounts"):
-            with contextlib.suppress(OSError):
-                hidden = Path(f"/proc/{server.pid}/root{_SHM}").samefile(self.private)
         self.facts |= {"pid": server.pid, "hidden": hidden}
-        if hidden:
+        link = self.folder / "shm"
+        if hidden and not link.is_symlink():
             # For clients that share memory with the server.
-            link = self.folder / "shm"
-            link.unlink(missing_ok=True)
-            link.symlink_to(self.private)
+            link.symlink_to(Path(_SHM, self.private.name))
         pids = {"pid": server.pid, "supervisor_pid": supervisor, "started": time.time()}
         part = self.folder / ".server.json"
         part.write_text(json.dumps({**job["record"], **pids}), encoding="utf-8")
@@ -199,8 +196,7 @@ class Supervisor:
             # A container that a daemon runs outlives the client that started it.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(self.job["cleanup"], capture_output=True, check=False, timeout=30.0)
-        shutil.rmtree(self.private, ignore_errors=True)
-        for region in Path(_SHM).glob(f"{self.private.name}*"):
+        for region in (*self.private.glob("*"), *self.shm.glob(f"{self.private.name}_*")):
             with contextlib.suppress(OSError):
                 region.unlink()
 
