@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import sys
@@ -272,19 +273,43 @@ def check_unchanged(changed: Sequence[str], error: type[Exception] = ValueError)
 
 
 class Pulse:
-    """Ends this process, and the server, when it has stood still.
-
-    An idle process ends as well: a request may have come meanwhile.
-    """
+    """Ends this process, and the server, when it has stood still while Triton waited for it."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
+        self._stalled_until = -math.inf
+        self._awaited_until = -math.inf
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
-    def look(self) -> None:
-        """Look for a stall, at requests and answers too: their thread may go on first."""
-        if time.monotonic() - self._last <= _STALL_S:
-            return
+    def begin(self) -> None:
+        """Record that Triton waits for an answer."""
+        self._awaited_until = math.inf
+        self._look()
+        # What arrives soon after a stall may have been sent during the stall.
+        if time.monotonic() < self._stalled_until + 1.5:
+            self._end()
+
+    def end(self) -> None:
+        """Record that the answer leaves."""
+        self._look()
+        self._awaited_until = time.monotonic() + 0.1
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(0.1)
+            self._look()
+            self._last = time.monotonic()
+
+    def _look(self) -> None:
+        at, now = self._last, time.monotonic()
+        if now - at > _STALL_S:
+            self._last = self._stalled_until = now
+            # A request may have come meanwhile, after which Triton may send no more.
+            if at < self._awaited_until or now - at > max(1.0, _STALL_S):
+                self._end()
+
+    @staticmethod
+    def _end() -> None:
         message = (
             "the model's process stood still, and its answers might be taken for those to other "
             "requests; the server ends\n"
@@ -294,12 +319,6 @@ class Pulse:
         # A container's first process takes no SIGKILL from inside.
         os.kill(server, signal.SIGTERM if server == 1 else signal.SIGKILL)
         os._exit(1)
-
-    def _beat(self) -> None:
-        while True:
-            time.sleep(0.1)
-            self.look()
-            self._last = time.monotonic()
 
 
 class TritonPythonModel:
@@ -332,12 +351,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; one that fails gets an error of its own."""
-        self.pulse.look()
+        self.pulse.begin()
         live = [request for request in requests if not request.is_cancelled()]
         answers = dict(zip(map(id, live), self._answer(live), strict=True))
         cancelled = self._failed("cancelled", self.triton.TritonError.CANCELLED)
         responses = [answers.get(id(request), cancelled) for request in requests]
-        self.pulse.look()
+        self.pulse.end()
         return responses
 
     def _answer(self, requests: list[Any]) -> list[Any]:
