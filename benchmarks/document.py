@@ -123,6 +123,7 @@ def page(all_of: Mapping[str, Results]) -> str:
             slowest_recovery=max(all_of["failover"].among("until 90 %")),
             slowest=max(loops, key=lambda m: m["ratio"]),
             awkward_by_hand=1 / layouts["Padded, over awkward by hand"].ratio,
+            by_requests=1 / layouts["Padded by requests, over awkward by hand"].ratio,
             least_of_a_link=min(links),
             most_of_a_link=max(links),
             worst_plan=max(all_of["facility"].among("planned")),

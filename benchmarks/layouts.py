@@ -134,21 +134,30 @@ def packing(results: Results, rows: int, repeats: int) -> None:
 
 
 def requests(results: Results, rows: int, repeats: int) -> None:
-    """Measure a chunk that is packed request by request."""
-    jets = ak.flatten(collection(rows, mean=MEAN))
-    ours, size = layout("weaver", "FL"), 512
+    """Measure a chunk that is packed request by request, as all calls of a model pack it."""
+    jets, size = ak.flatten(collection(rows, mean=MEAN)), 512
+    starts = range(0, rows, size)
 
-    def each() -> None:
+    def each(ours: sonic.Padded) -> None:
         inputs = bind_inputs({"x": ours}, jets)
-        for start in range(0, rows, size):
+        for start in starts:
             inputs.pack(start, min(start + size, rows))
 
-    def each_by_hand() -> None:
-        for start in range(0, rows, size):
-            by_hand(jets[start : start + size], "weaver", "FL")
+    def each_by(hand: Callable[[ak.Array], Any]) -> None:
+        for start in starts:
+            hand(jets[start : start + size])
 
     name = f"weaver, {rows:,} rows in requests of {size}"
-    against_hand(results, name, each_by_hand, each, repeats)
+    hand = partial(each_by, partial(by_hand, how="weaver", order="FL"))
+    against_hand(results, name, hand, partial(each, layout("weaver", "FL")), repeats)
+    called = "Padded by requests, over awkward by hand"
+    ways = {
+        f"awkward by hand, in requests of {size}": partial(
+            each_by, lambda some: ak.to_numpy(in_awkward(some))
+        ),
+        f"Padded, in requests of {size}": partial(each, layout("plain", "FL")),
+    }
+    results.compare(ways, max(3, repeats // 5), called=called, at_least=30)
 
 
 def peers(results: Results, rows: int, repeats: int) -> None:
