@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea._extras import needed
-from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, require
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, expect, find, nearest, require
 from sonic_coffea.layouts import EVENT_ID
 
 
@@ -31,6 +32,8 @@ def run_files(
     """
     from coffea.nanoevents import NanoAODSchema
 
+    is_size = isinstance(chunksize, Real) and chunksize >= 1
+    expect(is_size, "at least 1 event", chunksize, "chunksize")
     try:
         from coffea.processor import DaskExecutor, IterativeExecutor, Runner
     except ImportError:
