@@ -344,12 +344,9 @@ def _table(part: Path, schema: Any) -> Any:
     import pyarrow.parquet as pq
 
     table = pq.read_table(part)
-    columns = []
-    for field in schema:
-        column = table[field.name]
-        nothing = column.null_count == len(table)
-        columns.append(pa.nulls(len(table), field.type) if nothing else column.cast(field.type))
-    return pa.table(columns, schema=schema)
+    known = [name for name in table.column_names if table[name].null_count < len(table)]
+    tables = [schema.empty_table(), table.select(known)]
+    return pa.concat_tables(tables, promote_options="permissive").cast(schema)
 
 
 def export_files(  # noqa: PLR0913  independent options, each with a default

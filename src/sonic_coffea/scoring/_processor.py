@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import hashlib
 import importlib.util
 import inspect
@@ -110,16 +109,18 @@ class Scoring(SonicProcessor):
         if not isinstance(scored, ak.Array):
             raise ConfigError("score_files scores no Variations; call it once for each")
         depth = 1 if self.collection is None else 2
-        columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
-        misfit = InputError(
-            f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
-            "must return inputs with the same events and objects"
-        )
-        if scored.ndim < depth or len(scored) != len(events):
-            raise misfit
-        if self.collection is not None:
-            scored = ak.from_regular(scored, axis=1)  # one score would be that of all objects
+        fits = scored.ndim >= depth and len(scored) == len(events)
+        if depth == 2 and fits:  # awkward would repeat one score, or leave out masked events
+            each = (ak.fill_none(ak.num(array), -1).tolist() for array in (objects, scored))
+            fits = operator.eq(*each)
+        if not fits:
+            raise InputError(
+                f"expected a score for each {self.collection or 'event'}, got {scored.type}; "
+                "features= must return inputs with the same events and objects"
+            )
+        columns = {name: events[name] for name in EVENT_ID}
+        if depth == 2:
             columns[INDEX] = ak.local_index(objects, axis=1)
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
@@ -128,15 +129,9 @@ class Scoring(SonicProcessor):
                     "leave the field out of keep"
                 )
             columns[name] = column
-        try:
-            # Scores that are None are a row, too.
-            table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
-        except ValueError:
-            raise misfit from None
+        # Scores that are None are a row, too.
+        table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
         table = ak.drop_none(ak.flatten(table) if depth == 2 else table, axis=0)
-        # Of an event that is None, the objects would be lost.
-        if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
-            raise misfit
         if self.flat:
             _check_flat(table, self.keep, [name for name, _ in columns_of(scored)])
         if not self.parts.is_dir():
@@ -294,17 +289,17 @@ def _used(function: Any) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
-    steps = (step for step in _steps(function.__code__) if step.opcode in dis.hasname)
-    for kind, name in {(step.opname, step.argval): None for step in steps}:
-        yield _text_of_module(name) if kind == "IMPORT_NAME" else function.__globals__.get(name)
+    for name in dict.fromkeys(_names(function.__code__)):
+        yield function.__globals__.get(name)
+        yield _text_of_module(name)
 
 
-def _steps(code: CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of a function, and of those that are defined in it."""
-    yield from dis.get_instructions(code)
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function and in those in it: of globals, modules and attributes."""
+    yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _steps(const)
+            yield from _names(const)
 
 
 def _text_of_module(name: str) -> str | None:
