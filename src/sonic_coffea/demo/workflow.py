@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
+from sonic_coffea.demo import analysis
 from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
+from sonic_coffea.demo.plots import draw
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, require
 from sonic_coffea.processor import located
 from sonic_coffea.reporting import Report
+from sonic_coffea.scoring import write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,21 +80,12 @@ def run(
         for package in _PACKAGES.split():
             importlib.import_module(package)
     from sonic_coffea.dask import cluster
-    from sonic_coffea.demo.analysis import (
-        KEPT,
-        TopTagging,
-        substructure,
-        toptagger,
-        toptagger_inputs,
-    )
-    from sonic_coffea.demo.plots import draw
-    from sonic_coffea.scoring import write_files
 
     datasets, has_constituents, is_simulated = _datasets(files)
     features: Any
-    network, features, by = toptagger(), toptagger_inputs, "constituents"
+    network, features, by = analysis.toptagger(), analysis.toptagger_inputs, "constituents"
     if not has_constituents:
-        network, features = substructure(), None
+        network, features = analysis.substructure(), None
         by = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = Path(output)
     jets = directory / _JETS
@@ -100,9 +94,9 @@ def run(
         provenance.require_own(jets, problem)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {by}")
-    kept = (*KEPT, "is_top") if is_simulated else KEPT
+    kept = (*analysis.KEPT, *(["is_top"] if is_simulated else []))
     parts = directory.absolute() / f".{_JETS}.parts"
-    tagging = TopTagging(network, parts, "FatJet", features, kept)
+    tagging = analysis.TopTagging(network, parts, "FatJet", features, kept)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, parts, ignore_errors=True)
         server = stack.enter_context(_server(console))
@@ -144,12 +138,9 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
         datasets.setdefault(name, []).append(path)
         has = any({f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= branches for pf in ("PFCand", "PFCands"))
         kinds[has] = simulated["GenPart_pdgId" in branches] = Path(path).name
-        fields = ("pt", "eta", "phi", "mass", "msoftdrop")
-        for field in fields if has else (*fields, *SUBSTRUCTURE_FIELDS):
-            if (branch := f"FatJet_{field}") not in branches:
-                raise FieldError(
-                    f"{kinds[has]} has no branch {branch!r}; {nearest(branch, branches)}"
-                )
+        fields = "pt", "eta", "phi", "mass", "msoftdrop", *(() if has else SUBSTRUCTURE_FIELDS)
+        needs = [f"FatJet_{field}" for field in fields]
+        require(needs, branches, f"{kinds[has]} has no branch", FieldError)
     for what, files_of in (("constituents of FatJet", kinds), ("GenPart", simulated)):
         if len(files_of) > 1:
             both = f"{files_of[True]} has {what}, {files_of[False]} has no {what}"
