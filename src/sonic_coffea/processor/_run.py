@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import sys
@@ -147,12 +146,6 @@ def _branches(path: Path) -> set[str]:
     if missing := [name for name in EVENT_ID if name not in branches]:
         raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
     return branches
-
-
-def chunk_name(metadata: Mapping[str, Any]) -> str:
-    """Return a name of a chunk for files; copies of a file have its uuid, and are other chunks."""
-    place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
-    return f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
 
 
 def _of_place(error: BaseException | None, place_has: str) -> ConfigError | None:

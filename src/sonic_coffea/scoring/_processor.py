@@ -24,10 +24,10 @@ from dask.base import tokenize
 
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
+from sonic_coffea.errors import ConfigError, FieldError, InputError, require, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
-from sonic_coffea.processor import Request, SonicProcessor, chunk_name
+from sonic_coffea.processor import Request, SonicProcessor
 
 INDEX = "index"
 # A field that tells whether a function of the user has moved objects; no file has it.
@@ -148,22 +148,21 @@ class Scoring(SonicProcessor):
         if missing := [name for name in EVENT_ID if name not in events.fields]:
             raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
         objects = self._objects(events)
-        for name in self.keep:
-            if name not in objects.fields:
-                problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
-                raise FieldError(problem)
+        require(self.keep, objects.fields, "keep: there is no field", FieldError)
         return objects
 
     def _objects(self, events: Any) -> Any:
         name = self.collection
         if name is None:
             return events
-        if name not in events.fields:
-            raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
+        require([name], events.fields, "there is no collection", FieldError)
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
-        return self.parts / f"{chunk_name(metadata)}-{self.digest}.parquet"
+        # Copies of a file have its uuid, and are other chunks.
+        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+        chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
+        return self.parts / f"{chunk}-{self.digest}.parquet"
 
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
