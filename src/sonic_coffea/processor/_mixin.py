@@ -282,13 +282,10 @@ def _submit(
     """Send what a method has returned or yielded, objects by model, and append the calls."""
     models, kind = processor.models, type(processor).__name__
     name = getattr(models, "name", "name")
-    gives = {"acquire": "return", "produce": "yield"}[method]
-    for value, expected in (
-        (models, f"models must be a dict, such as models = {{{name!r}: model}}"),
-        (sent, f"{method} must {gives} a dict of model name and objects"),
-    ):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{kind}.{expected}, got {type(value).__name__}")
+    is_dict = isinstance(models, Mapping)
+    expect(is_dict, f"a dict, such as models = {{{name!r}: model}}", models, f"{kind}.models")
+    expected = "a dict of model name and objects"
+    expect(isinstance(sent, Mapping), expected, sent, f"what {kind}.{method} sends")
     pending: dict[str, Pending] = {}
     for name, objects in sent.items():
         require([name], models, f"{kind}.{method} names model")
