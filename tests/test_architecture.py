@@ -19,7 +19,7 @@ ROOT = Path(sonic_coffea.__file__).parent
 LAYERS = (
     *("_version", "errors", "_extras", "_files", "provenance", "layouts", "transport", "reporting"),
     *("server", "pool", "reuse", "model", "ml_tools", "dask", "_connect", "processor", "tools"),
-    *("testing", "_pytest_plugin", "demo", "scoring", "cli", "__main__"),
+    *("testing", "_pytest_plugin", "scoring", "demo", "cli", "__main__"),
 )
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("dask", "model")]
@@ -27,7 +27,7 @@ HOMES = {
     "tritonclient": {"transport", "testing"},
     "grpc": {"transport", "testing"},
     "distributed": {"dask", "_connect", "demo"},
-    "coffea": {"processor", "demo"},
+    "coffea": {"processor"},
     "numba": {"layouts"},
     "dask_awkward": {"layouts"},
     "bokeh": {"dask"},

@@ -219,7 +219,7 @@ def test_files_of_which_nothing_is_scored(tmp_path: Path) -> None:
 
 def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("as it was")
-    assert "cannot write in the directory" in run("demo", "--output", tmp_path / "out").stderr
+    assert "jets.parquet: Not a directory" in run("demo", "--output", tmp_path / "out").stderr
     assert (tmp_path / "out").read_text() == "as it was"
 
 
@@ -240,7 +240,10 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     with subprocess.Popen(command, start_new_session=True, **options) as process:
         try:
             done = (tmp_path / "out").glob
-            until(lambda: any(done(".jets-*/*.parquet")) or process.poll() is not None, 200)
+            until(
+                lambda: any(done(".jets.parquet.parts/*.parquet")) or process.poll() is not None,
+                200,
+            )
             assert process.poll() is None, process.communicate()
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(children) >= 4  # supervisor, server, its models, worker

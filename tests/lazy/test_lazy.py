@@ -206,7 +206,7 @@ def test_wrong_inputs_are_named_when_the_graph_is_built(lazy: Any) -> None:
         flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
     with pytest.raises(errors.InputError, match="'other' is not lazy"):
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
-    with pytest.raises(errors.InputError, match="'objects=' is not lazy"):
+    with pytest.raises(errors.InputError, match="'the objects' is not lazy"):
         MODEL(lazy.jets.compute(scheduler="sync"), mask=lazy.jets.ht > 1)
     with pytest.raises(errors.ConfigError, match="expected pool to be what sonic.connect returns"):
         MODEL(lazy.jets, pool="grpc://127.0.0.1:9")

@@ -131,7 +131,7 @@ def test_lazy_folds_are_the_eager_ones(lazy: Any, case: str, *, named: bool) -> 
         assert ak.array_equal(computed, eager, dtype_exact=True)
         assert scores._meta.type.content == eager.type.content
         if case == "each":
-            with pytest.raises(errors.InputError, match="'fold=' is not lazy"):
+            with pytest.raises(errors.InputError, match="'the folds' is not lazy"):
                 folds(lazy, fold=whole.event % 2)
             with pytest.raises(errors.InputError, match="is not lazy, as others are"):
                 folds({"x": whole} if named else whole, fold=lazy.event % 2)

@@ -262,7 +262,7 @@ def test_objects_are_freed_before_the_stage_that_follows() -> None:
     ("sent", "message"),
     [
         ({"identfy": None}, r"Wrong.produce names model 'identfy'; did you mean 'identify'"),
-        ([1], "Wrong.produce must yield a dict of model name and objects, got list"),
+        ([1], r"what Wrong.produce sends: expected a dict of model name and objects, got \[1\]"),
         ({"identify": ak.Array({"corrected": [np.nan]})}, "'corrected' is NaN"),
     ],
 )

@@ -238,8 +238,8 @@ def test_calls_are_cancelled_when_something_else_fails(where: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"acquire": lambda *_: [1]}, "Wrong.acquire must return a dict .* got list"),
-        ({"models": None}, "Wrong.models must be a dict, such as .*, got NoneType"),
+        ({"acquire": lambda *_: [1]}, r"what Wrong.acquire sends: expected a dict .* got \[1\]"),
+        ({"models": None}, "Wrong.models: expected a dict, such as .*, got None"),
         ({"models": MODEL}, "such as models = {'m': model}, got Model"),
         ({"models": {"a": "m", "b": "m"}}, "Wrong.models: expected a sonic.Model as 'a', got 'm'"),
         ({"models": {1: MODEL}}, "names model 'a'; there are: 1"),

@@ -229,10 +229,10 @@ def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
         ({"nominal": ONE, "up": None}, {}, "expected an array of each variation"),
         (BOTH, {"mask": {"nominal": [True]}}, "no mask for variation 'up'; there are"),
         (BOTH, {"mask": {"dwon": [True], **BOTH}}, "mask is of no variation 'dwon'"),
-        (BOTH, {"mask": True}, "mask: expected an array, got bool"),
-        (BOTH, {"mask": "[true]"}, "mask: expected an array, got str"),
+        (BOTH, {"mask": True}, "the masks: expected an array of each variation: .*got bool"),
+        (BOTH, {"mask": "[true]"}, "the masks: expected an array of each variation: .*got str"),
         # As many in total would be scored by those of others.
-        (UNEQUAL, {"version": [1, 2, 1]}, "variation 'nominal' has 2 events, .* 3 versions"),
+        (UNEQUAL, {"version": [1, 2, 1]}, "'nominal' have .*'the objects' 2, 'the versions' 3"),
         (THREE, {"version": [1, 2]}, "a version for each of 3 events, got 2"),
         (THREE, {"version": [1.0, 2.0, 1.0]}, "version: expected a whole .*, got 3 . float64"),
         (THREE, {"version": [1, None, 2]}, "got None for some"),

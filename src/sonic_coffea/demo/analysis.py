@@ -1,24 +1,26 @@
-"""The demo's processor: each large-radius jet gets a top score, and a row of a file."""
+"""The demo's networks and its processor: each large-radius jet gets a top score, and a row."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import awkward as ak
-from coffea import processor
+import numpy as np
 
 import sonic_coffea as sonic
-from sonic_coffea import provenance
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.model import has_constituents
-from sonic_coffea.processor import chunk_name
+from sonic_coffea.scoring import Scoring
+
+KEPT = "dataset", "pt", "eta", "phi", "mass", "msoftdrop", "weight"
+"""What is written beside the scores; of simulation ``is_top``, too."""
+
+_LABELS = ["qcd", "top"]
 
 
 def toptagger() -> sonic.Model:
     """Return the network that reads constituents, as its preprocessing file declares it."""
-    return sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+    return sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json", labels=_LABELS)
 
 
 def toptagger_inputs(events: Any) -> ak.Array:
@@ -33,49 +35,19 @@ def toptagger_inputs(events: Any) -> ak.Array:
 
 def substructure() -> sonic.Model:
     """Return the network for files that have no constituents."""
-    return sonic.Model(
-        "substructure",
-        inputs={"features": sonic.Row(features.SUBSTRUCTURE_FIELDS)},
-        outputs={"softmax": ["QCD", "Top"]},
-    )
+    inputs = {"features": sonic.Row(features.SUBSTRUCTURE_FIELDS)}
+    return sonic.Model("substructure", inputs, {"softmax": _LABELS})
 
 
-class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[misc]
-    """Score every ``FatJet``, and write it to a folder."""
+class TopTagging(Scoring):
+    """Score every ``FatJet``, and write it with its dataset, weight and truth."""
 
-    def __init__(self, jets_dir: str | Path) -> None:
-        self.jets_dir = str(jets_dir)
-        self.models = {"toptagger": toptagger(), "substructure": substructure()}
-
-    def acquire(self, events: Any) -> dict[str, Any]:
-        """Send constituents where the file has them, jet variables where not."""
-        if not has_constituents(events):
-            return {"substructure": events.FatJet}
-        return {"toptagger": toptagger_inputs(events)}
-
-    def overlap(self, events: Any) -> Any:
-        """Find out which jets truly are tops, while the server infers."""
-        if "GenPart" not in events.fields:
-            return None
-        return features.is_merged_top(events.FatJet, events.GenPart)
-
-    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        """Write the jets with their scores."""
-        (scored,) = scores.values()
-        jets, truth = events.FatJet, scores.overlap
-        dataset = events.metadata["dataset"]
-        weight = events.genWeight if "genWeight" in events.fields else ak.ones_like(events.run)
-        columns = {
-            **{name: events[name] for name in ("run", "luminosityBlock", "event")},
-            "weight": weight,
-            "index": ak.local_index(jets.pt),
-            **{name: jets[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")},
-            "top": scored.Top,
-        }
-        if truth is not None:
-            columns["is_top"] = truth
-        flat = ak.flatten(ak.zip(columns, depth_limit=2))
-        written = ak.drop_none(ak.with_field(flat, dataset, "dataset"), axis=0)
-        path = Path(self.jets_dir) / f"{dataset}-{chunk_name(events.metadata)}.parquet"
-        provenance.to_parquet(written, path, scored)
-        return {}
+    def process(self, events: Any) -> Any:
+        """Score a chunk, whose jets are given what is written beside the scores."""
+        jets = events.FatJet
+        jets["dataset"] = np.full(len(events), events.metadata["dataset"])
+        has_weight = "genWeight" in events.fields
+        jets["weight"] = events.genWeight if has_weight else ak.ones_like(events.run)
+        if "is_top" in self.keep:
+            jets["is_top"] = features.is_merged_top(jets, events.GenPart)
+        return super().process(ak.with_field(events, jets, "FatJet"))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 
-def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float | None]:
-    """Write the plots of scored jets as PNG.
+def draw(file: Path, *, network: str) -> tuple[list[str], float | None]:
+    """Write the plots of a file of scored jets as PNG, beside it.
 
     Returns
     -------
@@ -20,9 +20,12 @@ def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float 
     import matplotlib as mpl
     import mplhep
     import numpy as np
+    import pyarrow.parquet as pq
     from matplotlib.figure import Figure
     from sklearn.metrics import auc, roc_curve
 
+    # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
+    jets = ak.from_arrow(pq.read_table(file))
     scored = jets[~ak.is_none(jets.top)]
     top, mass = np.asarray(scored.top), np.asarray(scored.msoftdrop)
     weight = np.asarray(scored.weight, np.float64)
@@ -32,7 +35,7 @@ def draw(jets: Any, directory: Path, *, network: str) -> tuple[list[str], float 
     pictures: dict[str, Any] = {}
 
     def picture(name: str, title: str, xlabel: str, ylabel: str, right: float) -> Any:
-        axes = pictures[str(directory / f"{name}.png")] = Figure(figsize=(9, 7)).subplots()
+        axes = pictures[str(file.with_name(f"{name}.png"))] = Figure(figsize=(9, 7)).subplots()
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, right), yscale="log")
         return axes
 

@@ -7,8 +7,8 @@ import importlib
 import json
 import os
 import re
+import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
+from sonic_coffea.demo import analysis
 from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
+from sonic_coffea.demo.plots import draw
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, nearest
-from sonic_coffea.processor import located, run_files
+from sonic_coffea.errors import ConfigError, FieldError, require
+from sonic_coffea.processor import located
 from sonic_coffea.reporting import Report
+from sonic_coffea.scoring import write_files
 
 if TYPE_CHECKING:
-    import awkward as ak
     from rich.console import Console
 
 _JETS = "jets.parquet"
@@ -77,78 +79,57 @@ def run(
     with needed("demo", "the demo"):
         for package in _PACKAGES.split():
             importlib.import_module(package)
-    import awkward as ak
+    from sonic_coffea.dask import cluster
 
-    from sonic_coffea.demo.plots import draw
-
-    datasets, with_constituents = _datasets(files)
-    network, how = "toptagger", "constituents"
-    if not with_constituents:
-        network = "substructure"
-        how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
+    datasets, has_constituents, is_simulated = _datasets(files)
+    features: Any
+    network, features, by = analysis.toptagger(), analysis.toptagger_inputs, "constituents"
+    if not has_constituents:
+        network, features = analysis.substructure(), None
+        by = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = Path(output)
+    jets = directory / _JETS
     if any(directory.glob("[!.]*")):
         problem = f"the folder {directory} has files that the demo has not written; name a new one"
-        provenance.require_own(directory / _JETS, problem)
+        provenance.require_own(jets, problem)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
-    console.print(f"scoring every FatJet of {names} by their {how}")
-    jets, report = _scored(datasets, directory, workers, chunksize, console)
-    console.print("drawing")
-    plots, area = draw(jets, directory, network=network)
-    result = {
-        "directory": str(directory),
-        "jets": str(directory / _JETS),
-        "plots": plots,
-        "area_under_roc": area,
-        "report": report.to_dict(),
-        "events": report.statistics.events,
-        "n_jets": len(jets),
-        "n_scored": int(ak.sum(~ak.is_none(jets.top))),
-        "network": network,
-        "wall_s": report.wall_s,
-    }
-    (directory / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    report.save(directory / "report.html")
-    return result, report
-
-
-def _scored(
-    datasets: dict[str, list[str]], directory: Path, workers: int, chunksize: int, console: Console
-) -> tuple[ak.Array, Report]:
-    """Score datasets on a Triton and a cluster; return the jets, which are in a file, too."""
-    import awkward as ak
-    import pyarrow.parquet as pq
-
-    from sonic_coffea.dask import cluster
-    from sonic_coffea.demo.analysis import TopTagging
-
+    console.print(f"scoring every FatJet of {names} by their {by}")
+    kept = (*analysis.KEPT, *(["is_top"] if is_simulated else []))
+    parts = directory.absolute() / f".{_JETS}.parts"
+    tagging = analysis.TopTagging(network, parts, "FatJet", features, kept)
     with contextlib.ExitStack() as stack:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            scratch = tempfile.TemporaryDirectory(prefix=".jets-", dir=directory)
-        except OSError as error:
-            problem = f"cannot write in the directory {directory}: {error.strerror}"
-            raise ConfigError(problem) from None
-        parts = Path(stack.enter_context(scratch)).absolute()
+        stack.callback(shutil.rmtree, parts, ignore_errors=True)
         server = stack.enter_context(_server(console))
         client = stack.enter_context(cluster(workers))
         console.print(f"dask cluster of {workers} workers; dashboard at {client.dashboard_link}")
         pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
-        started = time.monotonic()
-        out = run_files(
-            TopTagging(parts), datasets, client=client, chunksize=chunksize, progress=True
-        )
-        report = sonic.report(out, wall_s=time.monotonic() - started)
-        chunks = sorted(parts.glob("*.parquet"))
-        # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
-        jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
-        provenance.to_parquet(jets, directory / _JETS, *map(provenance.read, chunks))
-    return jets, report
+        how = {"client": client, "chunksize": chunksize, "progress": True}
+        done = write_files(tagging, datasets, jets, **how)
+    console.print("drawing")
+    plots, area = draw(jets, network=network.name)
+    result = {
+        "directory": str(directory),
+        "jets": str(jets),
+        "plots": plots,
+        "area_under_roc": area,
+        "report": done.report.to_dict(),
+        "events": done.events,
+        "n_jets": done.rows,
+        "n_scored": done.scored,
+        "network": network.name,
+        "wall_s": done.report.wall_s,
+    }
+    (directory / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    done.report.save(directory / "report.html")
+    return result, done.report
 
 
-def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
-    """Return the files of each dataset, and whether they have constituents; check their fields."""
+def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool, bool]:
+    """Return the files of each dataset, and whether they have constituents and are simulated.
+
+    The fields of the jets are checked.
+    """
     sample = {str(p.resolve()): name for name, paths in sample_files().items() for p in paths}
     datasets: dict[str, list[str]] = {}
     kinds, simulated = {}, {}
@@ -157,17 +138,14 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
         datasets.setdefault(name, []).append(path)
         has = any({f"FatJet{pf}_jetIdx", f"{pf}_pt"} <= branches for pf in ("PFCand", "PFCands"))
         kinds[has] = simulated["GenPart_pdgId" in branches] = Path(path).name
-        fields = ("pt", "eta", "phi", "mass", "msoftdrop")
-        for field in fields if has else (*fields, *SUBSTRUCTURE_FIELDS):
-            if (branch := f"FatJet_{field}") not in branches:
-                raise FieldError(
-                    f"{kinds[has]} has no branch {branch!r}; {nearest(branch, branches)}"
-                )
+        fields = "pt", "eta", "phi", "mass", "msoftdrop", *(() if has else SUBSTRUCTURE_FIELDS)
+        needs = [f"FatJet_{field}" for field in fields]
+        require(needs, branches, f"{kinds[has]} has no branch", FieldError)
     for what, files_of in (("constituents of FatJet", kinds), ("GenPart", simulated)):
         if len(files_of) > 1:
             both = f"{files_of[True]} has {what}, {files_of[False]} has no {what}"
             raise ConfigError(f"{both}; score them apart")
-    return datasets, True in kinds
+    return datasets, True in kinds, True in simulated
 
 
 @contextlib.contextmanager

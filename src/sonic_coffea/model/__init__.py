@@ -7,7 +7,6 @@ from sonic_coffea.model._export import export
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._nanoaod import (
     constituents,
-    has_constituents,
     lost_tracks,
     secondary_vertices,
     within_cone,

@@ -336,9 +336,8 @@ def _parameters(where: str, given: Any, priority: Any, server_timeout_s: Any) ->
     for name, value in carried.items():
         parameter = f"{where}, parameter {name!r}"
         expect(isinstance(name, str), "a name of type str", name, parameter)
-        if type(value) not in (bool, int, float, str):
-            got = type(value).__name__
-            raise ConfigError(f"{parameter}: expected a bool, int, float or str, got {got}")
+        is_plain = type(value) in (bool, int, float, str)
+        expect(is_plain, "a bool, int, float or str", value, parameter)
         is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
         expect(is_short, "an integer of 64 bits", value, parameter)
     return tuple(carried.items())

@@ -48,11 +48,6 @@ _RADII = {"Jet": 0.4, "JetPuppi": 0.4, "JetCHS": 0.4, "FatJet": 0.8, "FatJetAK15
 _RADIUS_NAMES = {"FatJet": "AK8", "FatJetAK15": "AK15"}
 
 
-def has_constituents(events: Any, jets: str = "FatJet") -> bool:
-    """Return whether the file has the constituents of a jet collection."""
-    return _association(events, jets, _CANDIDATES) is not None
-
-
 def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     """Return the particle-flow candidates of each jet.
 

@@ -49,7 +49,7 @@ from sonic_coffea.model._declaration import Declaration, warn_once
 from sonic_coffea.model._pending import Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reporting import Statistics
-from sonic_coffea.reuse import Part, ScoreCache, Variations, follows_index
+from sonic_coffea.reuse import OBJECTS, Part, ScoreCache, Variations, follows_index
 from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 ON_ERROR = ("raise", "mask")
 _OPTIONS = ("pool", "on_error", "version", "deduplicate", "mask", "default")
 
-# The name of the objects among the arrays of a partition.
-_OBJECTS = "objects="
+# The name of the file's own events among the arrays of a partition.
+_FILE = "the file"
 
 
 class _Recorded(threading.local):
@@ -122,23 +122,6 @@ class Submission:
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
-        if isinstance(objects, Variations):
-            for what, array in self._arrays.items():
-                if isinstance(array, Mapping):
-                    require(array, objects, f"{what} is of no variation", InputError)
-            for name, varied in objects.items():
-                check_index(varied, self._arrays_of(name))
-        else:
-            check_index(objects, self._arrays)
-        pending = self._send(objects)
-        pending.give_back = giving_back(objects)
-        if isinstance(objects, Variations):
-            pending.give_back = {name: giving_back(each) for name, each in objects.items()}
-        for calls in _recorded.lists:
-            calls.append(pending)
-        return pending
-
-    def _send(self, objects: Any) -> Pending:
         require([self.on_error], ON_ERROR, "no on_error")
         for model in self.models:
             if self.version is not None and model.version is not None:
@@ -149,8 +132,18 @@ class Submission:
             if self.mask is None and self.case is None:
                 raise ConfigError("default= is the score of objects that mask= leaves out")
         if isinstance(objects, Variations):
-            return self._send_variations(objects)
-        if is_lazy(objects) or is_lazy(self._arrays):
+            pending = self._send_variations(objects)
+            pending.give_back = {name: giving_back(each) for name, each in objects.items()}
+        else:
+            check_index(self._packed(objects))
+            pending = self._send(objects)
+            pending.give_back = giving_back(objects)
+        for calls in _recorded.lists:
+            calls.append(pending)
+        return pending
+
+    def _send(self, objects: Any) -> Pending:
+        if is_lazy(self._packed(objects)):
             return self._lazy(objects)
         if is_tracer(objects):
             return Pending(self.models, ready=self._trace(objects))
@@ -229,25 +222,41 @@ class Submission:
             each["version"] = self.version
         return {name: array for name, array in each.items() if array is not None}
 
-    def _arrays_of(self, variation: str) -> dict[str, Any]:
-        """Return the options that are arrays, as they are for a variation."""
-        return {what: _of_variation(a, variation, what) for what, a in self._arrays.items()}
+    def _packed(self, objects: Any, variation: Any = None) -> dict[Any, Any]:
+        """Return the objects, and the options that are arrays, as they are for a variation."""
+        packed = {**objects} if isinstance(objects, dict) else {OBJECTS: objects}
+        for what, array in self._arrays.items():
+            is_each = isinstance(array, Mapping)
+            if is_each:
+                require([variation], array, f"no {what} for variation", InputError)
+            packed[f"the {what}s"] = array[variation] if is_each else array
+        return packed
 
-    def _with(self, arrays: Mapping[str, Any]) -> Submission:
-        """Return the same with other arrays as options."""
-        return replace(self, **{"case" if n == self.case_name else n: a for n, a in arrays.items()})
+    def _unpacked(self, arrays: dict[Any, Any]) -> tuple[Submission, Any]:
+        """Return what `_packed` had: the same with arrays as options, and the objects."""
+        names = {"case": self.case_name, "mask": "mask", "version": "version"}
+        keys = {option: f"the {name}s" for option, name in names.items()}
+        own = {option: arrays.pop(key) for option, key in keys.items() if key in arrays}
+        return replace(self, **own), arrays.get(OBJECTS, arrays)
 
     def _send_variations(self, objects: Variations) -> Pending:
-        if objects.deferred:
+        for what, array in self._arrays.items():
+            if isinstance(array, Mapping):
+                require(array, objects, f"{what} is of no variation", InputError)
+        packed = Variations({name: self._packed(each, name) for name, each in objects.items()})
+        for arrays in packed.values():
+            check_index(arrays)
+        if packed.deferred:
             # Their numbers of events are not known, so that they cannot be sent together.
             each = {}
-            for name, array in objects.items():
-                each[name] = self._with(self._arrays_of(name))._send(array).result()  # noqa: SLF001
+            for name, arrays in packed.items():
+                alone, varied = self._unpacked(arrays)
+                each[name] = alone._send(varied).result()  # noqa: SLF001
             return Pending(self.models, ready=each)
-        together, lengths = objects.together(self._layouts)
-        joined = {name: _repeated(array, lengths, name) for name, array in self._arrays.items()}
+        joined, lengths = packed.together(self._layouts)
+        alone, together = self._unpacked(joined)
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
-        pending = replace(self._with(joined), deduplicate=equal_once)._send(together)  # noqa: SLF001
+        pending = replace(alone, deduplicate=equal_once)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
 
@@ -274,13 +283,13 @@ class Submission:
         return each[0]  # outputs are in the order of the first model
 
     def _lazy(self, objects: Any) -> Pending:
-        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
-        own = self._arrays
+        arrays = self._packed(objects)
         # The models may be changed, and others connected, before the scores are computed.
         models = tuple(map(copy, self.models))
-        alone = replace(self._with(dict.fromkeys(own)), models=models, pool=None, deadline=NEVER)
-        alone = replace(alone, of_partition=True)
-        options = (self.on_error, alone.version, self.deduplicate, self.default)
+        version = self.version if _is_single(self.version) else None
+        alone = replace(self, case=None, mask=None, version=version)
+        alone = replace(alone, models=models, pool=None, deadline=NEVER, of_partition=True)
+        options = (self.on_error, version, self.deduplicate, self.default)
         servers = list[Any]()  # what is persisted under a key has the scores of its servers
         try:
             for model in models:
@@ -292,24 +301,20 @@ class Submission:
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *servers]))
         if any(follows_index(layout) for _, layout in self._layouts):
-            files = [file for file in map(lazy_file, arrays.values()) if file is not None]
-            own |= {"file": files[0]} if files else {}
-        scores = over_partitions(
-            alone.score_partition,
-            {**arrays, **{f"{name}=": array for name, array in own.items()}},
-            label=f"sonic-{', '.join(model.name for model in self.models)}",
-            token=token,
-        )
+            given = objects.values() if isinstance(objects, dict) else [objects]
+            files = [file for file in map(lazy_file, given) if file is not None]
+            arrays |= {_FILE: files[0]} if files else {}
+        label = f"sonic-{', '.join(model.name for model in self.models)}"
+        scores = over_partitions(alone.score_partition, arrays, label=label, token=token)
         return Pending(self.models, ready=scores)
 
     def score_partition(self, arrays: dict[str, Any]) -> Any:
         """Score the objects of a partition, with the options of each event or object."""
-        options = (self.case_name, "mask", "version")
-        own = {name: arrays.pop(f"{name}=") for name in options if f"{name}=" in arrays}
-        if (file := arrays.pop("file=", None)) is not None:
+        if (file := arrays.pop(_FILE, None)) is not None:
             attrs = {"@original_array": file}
             arrays = {name: ak.Array(array, attrs=attrs) for name, array in arrays.items()}
-        return self._with(own).send(arrays.get(_OBJECTS, arrays)).result()
+        alone, objects = self._unpacked(arrays)
+        return alone.send(objects).result()
 
     def _submit(self, pending: Pending, number: int, inputs: Inputs, outputs: Outputs) -> None:
         """Send the rows of a model, by versions."""
@@ -447,25 +452,6 @@ def _joint_tensor(model: Declaration) -> str | None:
 def _is_single(version: Any) -> bool:
     """Return whether it is a version, or None, rather than a version for each event."""
     return version is None or isinstance(version, (str, int, np.integer))
-
-
-def _of_variation(values: Any, name: str, what: str) -> Any:
-    if not isinstance(values, Mapping):
-        return values
-    require([name], values, f"no {what} for variation", InputError)
-    return values[name]
-
-
-def _repeated(values: Any, lengths: Mapping[str, int], what: str) -> Any:
-    """Return the values of the events of all variations, one variation after another."""
-    each = {name: as_array(_of_variation(values, name, what), what) for name in lengths}
-    for name, length in lengths.items():
-        if length != len(each[name]):
-            raise InputError(
-                f"variation {name!r} has {length} events, and there are {len(each[name])} {what}s; "
-                "vary the objects of all events, or score variations one by one"
-            )
-    return ak.concatenate(list(each.values()))
 
 
 def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "") -> ak.Array:

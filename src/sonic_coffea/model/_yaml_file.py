@@ -101,14 +101,9 @@ def _output(content: Any, where: str) -> Output | None:
 
 def _build(kind: Any, options: Mapping[str, Any], where: str) -> Any:
     try:
-        return kind(**{key: _tuple(value) for key, value in options.items()})
+        return kind(**options)
     except SonicError as error:
         raise ConfigError(f"{where}: {error.message}") from None
     except (TypeError, ValueError) as error:
         message = str(error).replace(f"{kind.__name__}.__init__()", kind.__name__)
         raise ConfigError(f"{where}: {message}") from None
-
-
-def _tuple(value: Any) -> Any:
-    # Declarations are hashed.
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value

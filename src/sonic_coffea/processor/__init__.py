@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from sonic_coffea.processor._mixin import Request, Scores, SonicFilter, SonicProcessor
-from sonic_coffea.processor._run import chunk_name, located, run_files
+from sonic_coffea.processor._run import located, run_files

@@ -202,9 +202,9 @@ class SonicProcessor(WithPool):
 
         return accumulate(outputs)
 
-    def _produce(self, events: Any, scores: Scores) -> tuple[Any, Any]:
-        """Return the events that `produce` gets, and what it returns."""
-        return events, self.produce(events, scores)
+    def _passing(self, events: Any, scores: Scores) -> tuple[Any, Scores]:
+        """Return the events and scores that `produce` gets."""
+        return events, scores
 
     def _score(self, events: Any, chunks: int) -> Generator[Any]:
         """Send a block's requests and do the work that needs no scores, then yield its output.
@@ -220,7 +220,8 @@ class SonicProcessor(WithPool):
             scores = Scores({name: call.result() for name, call in pending.items()})
             scores.overlap = overlap
             with recorded(calls), _nearest_fields_named():
-                seen, output = self._produce(events, scores)
+                seen, scores = self._passing(events, scores)
+                output = self.produce(seen, scores)
                 if inspect.isgenerator(output):
                     output = _stages(self, output, seen, calls)
         finally:
@@ -281,13 +282,10 @@ def _submit(
     """Send what a method has returned or yielded, objects by model, and append the calls."""
     models, kind = processor.models, type(processor).__name__
     name = getattr(models, "name", "name")
-    gives = {"acquire": "return", "produce": "yield"}[method]
-    for value, expected in (
-        (models, f"models must be a dict, such as models = {{{name!r}: model}}"),
-        (sent, f"{method} must {gives} a dict of model name and objects"),
-    ):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{kind}.{expected}, got {type(value).__name__}")
+    is_dict = isinstance(models, Mapping)
+    expect(is_dict, f"a dict, such as models = {{{name!r}: model}}", models, f"{kind}.models")
+    expected = "a dict of model name and objects"
+    expect(isinstance(sent, Mapping), expected, sent, f"what {kind}.{method} sends")
     pending: dict[str, Pending] = {}
     for name, objects in sent.items():
         require([name], models, f"{kind}.{method} names model")
@@ -369,7 +367,7 @@ class SonicFilter(SonicProcessor):
         """
         raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
 
-    def _produce(self, events: Any, scores: Scores) -> tuple[Any, Any]:
+    def _passing(self, events: Any, scores: Scores) -> tuple[Any, Scores]:
         if is_lazy(events):
             raise ConfigError(
                 f"{type(self).__name__}: a SonicFilter does not filter dask-awkward arrays; use a "
@@ -380,7 +378,7 @@ class SonicFilter(SonicProcessor):
             # The trace has to find all that produce reads if events pass.
             ak.typetracer.touch_data(decided)
             scores.passed = decided
-            return super()._produce(events, scores)
+            return events, scores
         try:
             passed = ak.Array(decided)
             got = passed.type
@@ -398,11 +396,10 @@ class SonicFilter(SonicProcessor):
         is_column = is_column and len(overlap) == len(events)
         kept.overlap, kept.passed = overlap[passed] if is_column else overlap, passed
         if ak.any(passed):
-            return super()._produce(events[passed], kept)
+            return events[passed], kept
         # An array of the same type without events, for which nothing is read.
         empty = events.layout.form.length_zero_array()
-        none = ak.Array(empty, behavior=events.behavior, attrs=events.attrs)
-        return super()._produce(none, kept)
+        return ak.Array(empty, behavior=events.behavior, attrs=events.attrs), kept
 
 
 def _cut(scores: Any, passed: ak.Array) -> Any:

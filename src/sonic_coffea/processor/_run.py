@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea._extras import needed
-from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, require
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, expect, find, nearest, require
 from sonic_coffea.layouts import EVENT_ID
 
 
@@ -31,6 +31,8 @@ def run_files(
     """
     from coffea.nanoevents import NanoAODSchema
 
+    is_size = isinstance(chunksize, Real) and chunksize >= 1
+    expect(is_size, "at least 1 event", chunksize, "chunksize")
     try:
         from coffea.processor import DaskExecutor, IterativeExecutor, Runner
     except ImportError:
@@ -144,12 +146,6 @@ def _branches(path: Path) -> set[str]:
     if missing := [name for name in EVENT_ID if name not in branches]:
         raise FieldError(f"{path.name} has no {', '.join(missing)}, which number the events")
     return branches
-
-
-def chunk_name(metadata: Mapping[str, Any]) -> str:
-    """Return a name of a chunk for files; copies of a file have its uuid, and are other chunks."""
-    place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
-    return f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
 
 
 def _of_place(error: BaseException | None, place_has: str) -> ConfigError | None:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sonic_coffea.reuse._cache import ScoreCache
 from sonic_coffea.reuse._part import Part
-from sonic_coffea.reuse._variations import Variations, follows_index
+from sonic_coffea.reuse._variations import OBJECTS, Variations, follows_index

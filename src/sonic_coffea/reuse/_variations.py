@@ -18,6 +18,9 @@ from sonic_coffea.layouts import (
     only_columns,
 )
 
+# The name of objects that are not a dict of inputs, beside those of inputs and of options.
+OBJECTS = "the objects"
+
 
 class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.
@@ -63,8 +66,12 @@ class Variations(dict[str, Any]):
                 )
         return bool(without)
 
-    def together(self, layouts: Sequence[tuple[str, Layout]]) -> tuple[Any, dict[str, int]]:
-        """Return all of them, one after another, and how many events each has.
+    def together(
+        self, layouts: Sequence[tuple[str, Layout]]
+    ) -> tuple[dict[str, ak.Array], dict[str, int]]:
+        """Return the arrays of all, one after another, and how many events each has.
+
+        Each variation is a dict, of the objects or of inputs, and of options that are arrays.
 
         Parameters
         ----------
@@ -78,9 +85,8 @@ class Variations(dict[str, Any]):
             If there are none, some lack fields of others, an index leads to several files, or the
             metadata that are read differ.
         """
-        named = {n: one if isinstance(one, dict) else {None: one} for n, one in self.items()}
         # Of a dict of columns, the length is that of the columns.
-        each = {n: {key: _as_array(a) for key, a in one.items()} for n, one in named.items()}
+        each = {n: {key: _as_array(a, key) for key, a in one.items()} for n, one in self.items()}
         first = next(iter(each.values()), {})
         if not first:
             raise InputError("expected at least one variation, got none")
@@ -99,7 +105,7 @@ class Variations(dict[str, Any]):
         joined = {
             key: _joined(
                 {n: inputs[key] for n, inputs in each.items()},
-                [layout for name, layout in layouts if key in (None, name)],
+                [layout for name, layout in layouts if key in (OBJECTS, name)],
                 attrs,
             )
             for key in first
@@ -110,8 +116,11 @@ class Variations(dict[str, Any]):
             # Together, another variation might have the events that this one lacks.
             if {*others} - {sizes[name]}:
                 counts = ", ".join(f"{key!r} {len(array)}" for key, array in inputs.items())
-                raise InputError(f"arrays of variation {name!r} have different lengths: {counts}")
-        return joined.get(None, joined), sizes
+                raise InputError(
+                    f"arrays of variation {name!r} have different lengths: {counts}; vary the "
+                    "objects of all events, or score variations one by one"
+                )
+        return joined, sizes
 
 
 def _joined(
@@ -165,8 +174,8 @@ def follows_index(layout: Layout) -> bool:
     return any(feature.index is not None for feature in _features_of(layout))
 
 
-def _as_array(objects: Any) -> ak.Array:
+def _as_array(objects: Any, what: str) -> ak.Array:
     try:
         return array_of(objects)
     except (InputError, TypeError, ValueError) as error:
-        raise InputError(f"expected an array of each variation: {error}") from None
+        raise InputError(f"{what}: expected an array of each variation: {error}") from None

@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
-from sonic_coffea.scoring._files import ScoredFiles, export_files, score_files
+from sonic_coffea.scoring._files import ScoredFiles, export_files, score_files, write_files
+from sonic_coffea.scoring._processor import Scoring

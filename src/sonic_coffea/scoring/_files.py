@@ -10,10 +10,9 @@ import secrets
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
-from sonic_coffea.scoring._processor import Exporting, Scoring, declarations
+from sonic_coffea.scoring._processor import INDEX, Exporting, Scoring, declarations
 
 logger = logging.getLogger(__name__)
 
@@ -144,67 +143,71 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         shutil.rmtree(parts, ignore_errors=True)
     flat = target.suffix == ".root"
     scoring = Scoring(model, parts, collection, features, keep, on_error=on_error, flat=flat)
-    began = time.monotonic()
+    paths = [files] if isinstance(files, (str, os.PathLike)) else files
+    how = {"client": client, "chunksize": chunksize, "progress": progress}
     try:
-        out, chunks = _run(scoring, files, target, client, chunksize, progress=progress)
+        done = write_files(scoring, {"files": paths}, target, **how)
     except BaseException:
         if kept := len(list(parts.glob("*.parquet"))):
             logger.warning("scored chunks are kept (%d); the same call scores the rest", kept)
         with contextlib.suppress(OSError):  # where there is something to resume
             parts.rmdir()
         raise
-    wall_s = time.monotonic() - began
-    made_by = provenance.of_scores(*map(provenance.read, chunks))
-    if out["resumed"] and (named := _several_versions(model, made_by["models"])):
-        raise ConfigError(
-            f"an interrupted run was scored by {named}; to score all of it anew, use "
-            "--restart (resume=False)"
-        )
-    beside = len(EVENT_ID) + (collection is not None) + len(scoring.keep)
-    rows, scored = _join(chunks, target, made_by, beside)
     shutil.rmtree(parts, ignore_errors=True)
-    statistics = out if STATISTICS_KEY in out else Statistics()
-    return ScoredFiles(
-        path=target,
-        events=out["events"],
-        rows=rows,
-        scored=scored,
-        resumed=out["resumed"],
-        report=report(statistics, wall_s=wall_s),
-    )
+    return done
 
 
-def _run(
-    processor: Scoring, files: Any, target: Path, client: Any, chunksize: int, *, progress: bool
-) -> tuple[Any, list[Path]]:
-    """Run a processor on files; return what it returns, and the chunks' files in order."""
-    is_size = isinstance(chunksize, Real) and chunksize >= 1
-    expect(is_size, "at least 1 event", chunksize, "chunksize")
-    is_function = processor.features is None or callable(processor.features)
-    expect(is_function, "a function", processor.features, "features")
-    paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
+def write_files(
+    scoring: Scoring,
+    datasets: Mapping[str, Iterable[str | os.PathLike[str]]],
+    target: Path,
+    **how: Any,
+) -> ScoredFiles:
+    """Write the rows of datasets into one file, in the order of their files.
+
+    The chunks' folder is left to the caller; `how` are the options of `run_files`.
+    """
+    is_function = scoring.features is None or callable(scoring.features)
+    expect(is_function, "a function", scoring.features, "features")
+    each = {name: list(located(files)) for name, files in datasets.items()}
+    paths = [path for files in each.values() for path in files]
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
     if target.exists():
         problem = f"the output {target} exists, and was not written by this package; name another"
         provenance.require_own(target, problem)
     try:
-        processor.parts.mkdir(mode=0o755, parents=True)
+        scoring.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
-        if others_write(processor.parts):
+        if others_write(scoring.parts):
             raise ConfigError(
-                f"the chunks in {processor.parts} may be of other users, who own the folder or can "
+                f"the chunks in {scoring.parts} may be of other users, who own the folder or can "
                 "write it; use --restart (resume=False), or name another output"
             ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
-    with _unchanged(paths, processor.parts):
-        out = run_files(
-            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
-        )
+    began = time.monotonic()
+    with _unchanged(paths, scoring.parts):
+        out = run_files(scoring, each, **how)
+    wall_s = time.monotonic() - began
     order = {path: place for place, path in enumerate(paths)}
-    chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
-    return out, [Path(chunk["path"]) for chunk in chunks]
+    out["parts"].sort(key=lambda part: (order[part["file"]], part["start"]))
+    chunks = [Path(part["path"]) for part in out["parts"]]
+    made_by = provenance.of_scores(*map(provenance.read, chunks))
+    if out["resumed"] and (named := _several_versions(scoring.model, made_by["models"])):
+        raise ConfigError(
+            f"an interrupted run was scored by {named}; to score all of it anew, use "
+            "--restart (resume=False)"
+        )
+    rows, scored = _join(chunks, target, made_by, (*EVENT_ID, INDEX, *scoring.keep))
+    return ScoredFiles(
+        path=target,
+        events=out["events"],
+        rows=rows,
+        scored=scored,
+        resumed=out["resumed"],
+        report=report(out if STATISTICS_KEY in out else Statistics(), wall_s=wall_s),
+    )
 
 
 @contextlib.contextmanager
@@ -243,11 +246,11 @@ def _written(path: str) -> tuple[int, int] | None:
 
 
 def _join(
-    parts: Sequence[Path], target: Path, made_by: dict[str, Any], beside: int = 0
+    parts: Sequence[Path], target: Path, made_by: dict[str, Any], beside: Sequence[str]
 ) -> tuple[int, int]:
     """Write the chunks' rows into one file, whole or not at all; return rows, and those scored.
 
-    A row is scored if any column has a value, but for those `beside` the scores, the first ones.
+    A row is scored if any column has a value, but for those `beside` the scores.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -262,7 +265,8 @@ def _join(
             for part in parts:
                 table = _table(part, schema)
                 rows += len(table)
-                is_scored = reduce(pc.or_, map(pc.is_valid, table.columns[beside:]))
+                scores = [table[name] for name in schema.names if name not in beside]
+                is_scored = reduce(pc.or_, map(pc.is_valid, scores), pa.scalar(value=False))
                 scored += pc.sum(is_scored, min_count=0).as_py()
                 write(table)
     except pa.ArrowException as error:
@@ -304,8 +308,8 @@ def _several_versions(model: Model | Choice, records: Sequence[dict[str, Any]]) 
     pinned = {(each.name, each.version) for each in declarations(model)}
     served: defaultdict[tuple[str, str | None], set[tuple[str, str | None]]] = defaultdict(set)
     for record in records:
-        name, version = record["model"], record["version"]
-        if version is not None:  # without one, there was nothing to score
+        name, version = record["model"], record.get("version")
+        if version is not None:  # without one, there was nothing to score, or it is an export
             own = version if (name, version) in pinned else None
             served[name, own].add((version, record["digest"]))
     for (name, _), versions in served.items():
@@ -340,12 +344,9 @@ def _table(part: Path, schema: Any) -> Any:
     import pyarrow.parquet as pq
 
     table = pq.read_table(part)
-    columns = []
-    for field in schema:
-        column = table[field.name]
-        nothing = column.null_count == len(table)
-        columns.append(pa.nulls(len(table), field.type) if nothing else column.cast(field.type))
-    return pa.table(columns, schema=schema)
+    known = [name for name in table.column_names if table[name].null_count < len(table)]
+    tables = [schema.empty_table(), table.select(known)]
+    return pa.concat_tables(tables, promote_options="permissive").cast(schema)
 
 
 def export_files(  # noqa: PLR0913  independent options, each with a default
@@ -388,9 +389,8 @@ def export_files(  # noqa: PLR0913  independent options, each with a default
     parts = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     chosen = labels or {}
     exporting = Exporting(model, parts, collection, features, labels=chosen, weights=weights)
+    how = {"client": client, "chunksize": chunksize, "progress": progress}
     try:
-        _, chunks = _run(exporting, files, target, client, chunksize, progress=progress)
-        rows, _ = _join(chunks, target, provenance.read(chunks[0]))
+        return write_files(exporting, {"files": files}, target, **how).rows
     finally:
         shutil.rmtree(parts, ignore_errors=True)
-    return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import hashlib
 import importlib.util
 import inspect
@@ -25,10 +24,10 @@ from dask.base import tokenize
 
 from sonic_coffea import provenance
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
+from sonic_coffea.errors import ConfigError, FieldError, InputError, require, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
-from sonic_coffea.processor import Request, SonicProcessor, chunk_name
+from sonic_coffea.processor import Request, SonicProcessor
 
 INDEX = "index"
 # A field that tells whether a function of the user has moved objects; no file has it.
@@ -110,16 +109,18 @@ class Scoring(SonicProcessor):
         if not isinstance(scored, ak.Array):
             raise ConfigError("score_files scores no Variations; call it once for each")
         depth = 1 if self.collection is None else 2
-        columns = {name: events[name] for name in EVENT_ID}
         objects = self._objects(events)
-        misfit = InputError(
-            f"expected a score for each {self.collection or 'event'}, got {scored.type}; features= "
-            "must return inputs with the same events and objects"
-        )
-        if scored.ndim < depth or len(scored) != len(events):
-            raise misfit
-        if self.collection is not None:
-            scored = ak.from_regular(scored, axis=1)  # one score would be that of all objects
+        fits = scored.ndim >= depth and len(scored) == len(events)
+        if depth == 2 and fits:  # awkward would repeat one score, or leave out masked events
+            each = (ak.fill_none(ak.num(array), -1).tolist() for array in (objects, scored))
+            fits = operator.eq(*each)
+        if not fits:
+            raise InputError(
+                f"expected a score for each {self.collection or 'event'}, got {scored.type}; "
+                "features= must return inputs with the same events and objects"
+            )
+        columns = {name: events[name] for name in EVENT_ID}
+        if depth == 2:
             columns[INDEX] = ak.local_index(objects, axis=1)
         for name, column in [*((n, objects[n]) for n in self.keep), *columns_of(scored)]:
             if name in columns:
@@ -128,15 +129,9 @@ class Scoring(SonicProcessor):
                     "leave the field out of keep"
                 )
             columns[name] = column
-        try:
-            # Scores that are None are a row, too.
-            table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
-        except ValueError:
-            raise misfit from None
+        # Scores that are None are a row, too.
+        table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
         table = ak.drop_none(ak.flatten(table) if depth == 2 else table, axis=0)
-        # Of an event that is None, the objects would be lost.
-        if len(table) != (len(events) if depth == 1 else ak.count(columns[INDEX])):
-            raise misfit
         if self.flat:
             _check_flat(table, self.keep, [name for name, _ in columns_of(scored)])
         if not self.parts.is_dir():
@@ -153,22 +148,21 @@ class Scoring(SonicProcessor):
         if missing := [name for name in EVENT_ID if name not in events.fields]:
             raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
         objects = self._objects(events)
-        for name in self.keep:
-            if name not in objects.fields:
-                problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
-                raise FieldError(problem)
+        require(self.keep, objects.fields, "keep: there is no field", FieldError)
         return objects
 
     def _objects(self, events: Any) -> Any:
         name = self.collection
         if name is None:
             return events
-        if name not in events.fields:
-            raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
+        require([name], events.fields, "there is no collection", FieldError)
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
-        return self.parts / f"{chunk_name(metadata)}-{self.digest}.parquet"
+        # Copies of a file have its uuid, and are other chunks.
+        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+        chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
+        return self.parts / f"{chunk}-{self.digest}.parquet"
 
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
@@ -294,17 +288,17 @@ def _used(function: Any) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
-    steps = (step for step in _steps(function.__code__) if step.opcode in dis.hasname)
-    for kind, name in {(step.opname, step.argval): None for step in steps}:
-        yield _text_of_module(name) if kind == "IMPORT_NAME" else function.__globals__.get(name)
+    for name in dict.fromkeys(_names(function.__code__)):
+        yield function.__globals__.get(name)
+        yield _text_of_module(name)
 
 
-def _steps(code: CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of a function, and of those that are defined in it."""
-    yield from dis.get_instructions(code)
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function and in those in it: of globals, modules and attributes."""
+    yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _steps(const)
+            yield from _names(const)
 
 
 def _text_of_module(name: str) -> str | None:
