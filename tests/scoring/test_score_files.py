@@ -195,6 +195,39 @@ def test_only_a_later_chunk_has_a_masked_row(
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
 
 
+@pytest.mark.parametrize("least", [400.0, 1e6], ids=["some", "none"])
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        (sonic.Output(shape=(2,)), lambda x: x),
+        (sonic.Output(dtype="string"), lambda x: x[:, :1].astype(int).astype("S")),
+        (sonic.Output(shape=(), splits="ends"), lambda x: x[:, 0]),
+    ],
+    ids=["arrays", "strings", "lists"],
+)
+def test_chunks_have_none_in_place_of_any_score(
+    output: sonic.Output, answer: Any, least: float, sonic_server: Any, out: Path
+) -> None:
+    """Neither chunks where all scores are None, nor those where some are, stop a run."""
+    model = sonic.Model("any", MODEL.inputs, {"y": output})
+
+    def function(inputs: Any) -> Any:
+        return {"y": answer(inputs["x"]), "ends": np.arange(len(inputs["x"]) + 1)}
+
+    def hard(events: Any) -> Any:
+        return ak.mask(events.FatJet, events.FatJet.pt > least)
+
+    sonic_server(model, functions={"any": function})
+    options = {"collection": "FatJet", "features": hard, "keep": ["pt"], "chunksize": 100}
+    written = sonic.score_files(model, FILES[0], out, **options)
+    table = ak.from_parquet(out)
+    assert len(table) == written.rows > written.scored
+    assert (written.scored > 0) == (least < 1000)
+    assert ak.all(ak.is_none(table.score) == (table.pt <= least))
+    if output.shape == (2,):
+        assert ak.all(ak.drop_none(table.score)[:, 0] == table.pt[table.pt > least])
+
+
 OFFSET = 0.0
 
 

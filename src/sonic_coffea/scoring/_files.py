@@ -343,8 +343,10 @@ def _table(part: Path, schema: Any) -> Any:
     columns = []
     for field in schema:
         column = table[field.name]
-        nothing = column.null_count == len(table)
-        columns.append(pa.nulls(len(table), field.type) if nothing else column.cast(field.type))
+        if column.null_count == len(table):
+            column = pa.nulls(len(table), field.type)
+        # None of arrays cannot be cast, not even to their own type.
+        columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.table(columns, schema=schema)
 
 
