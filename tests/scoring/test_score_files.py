@@ -679,6 +679,29 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("server")
+def test_files_that_come_meanwhile_are_not_written_to(out: Path) -> None:
+    def others(events: Any) -> Any:
+        out.write_text("of another program")
+        return events.FatJet
+
+    options = {"collection": "FatJet", "features": others}
+    with pytest.raises(errors.ConfigError, match="was not written by this package"):
+        sonic.score_files(MODEL, FILES[0], out, **options)
+    assert out.read_text() == "of another program"
+
+
+def test_broken_chunks_are_scored_anew_on_demand(out: Path) -> None:
+    interrupted(out)
+    (chunk,) = out.with_name(f".{out.name}.parts").iterdir()
+    chunk.write_bytes(chunk.read_bytes()[:-100])
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
+        with pytest.raises(errors.ConfigError, match=r"cannot read .* use --restart"):
+            sonic.score_files(MODEL, FILES[0], out, **SMALL)
+        written = sonic.score_files(MODEL, FILES[0], out, **SMALL, resume=False)
+    assert (written.resumed, written.scored) == (0, written.rows)
+
+
+@pytest.mark.usefixtures("server")
 def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) -> None:
     """Though coffea has read another file at the same path."""
     for replaced in FILES:  # the second has more events

@@ -154,7 +154,10 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
             parts.rmdir()
         raise
     wall_s = time.monotonic() - began
-    made_by = provenance.of_scores(*map(provenance.read, chunks))
+    try:
+        made_by = provenance.of_scores(*map(provenance.read, chunks))
+    except ConfigError as error:  # as after a machine has lost its power
+        raise error.because("to score all of it anew, use --restart (resume=False)") from None
     if out["resumed"] and (named := _several_versions(model, made_by["models"])):
         raise ConfigError(
             f"an interrupted run was scored by {named}; to score all of it anew, use "
@@ -185,9 +188,7 @@ def _run(
     paths = list(located([files] if isinstance(files, (str, os.PathLike)) else files))
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
-    if target.exists():
-        problem = f"the output {target} exists, and was not written by this package; name another"
-        provenance.require_own(target, problem)
+    _refuse_others(target)
     try:
         processor.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
@@ -202,9 +203,17 @@ def _run(
         out = run_files(
             processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
         )
+    _refuse_others(target)  # which may have come meanwhile
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     return out, [Path(chunk["path"]) for chunk in chunks]
+
+
+def _refuse_others(target: Path) -> None:
+    """Refuse an output that this package has not written."""
+    if target.exists():
+        problem = f"the output {target} exists, and was not written by this package; name another"
+        provenance.require_own(target, problem)
 
 
 @contextlib.contextmanager
