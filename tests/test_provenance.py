@@ -127,6 +127,15 @@ def test_concurrent_writers_leave_a_whole_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("value", ["text", [1.0], {"x": []}, [[]], None], ids=str)
+def test_files_hold_nothing_but_none(value: Any, tmp_path: Path) -> None:
+    """awkward cannot write None over lists, or strings, of which there are none."""
+    path, record = tmp_path / "x.parquet", {"models": [], "packages": {}}
+    array = ak.to_packed(ak.zip({"y": ak.Array([value, None])[1:]}, depth_limit=1))
+    provenance.to_parquet(array, path, record)
+    assert ak.from_parquet(path).y.tolist() == [None]
+
+
 def test_links_lead_to_the_new_file(tmp_path: Path) -> None:
     """Else whoever reads the file itself would go on with the old scores."""
     disk, record = tmp_path / "disk", {"models": [], "packages": {}}

@@ -13,6 +13,7 @@ from typing import Any
 
 import awkward as ak
 import xxhash
+from awkward.contents import Content
 
 from sonic_coffea._extras import needed
 from sonic_coffea._files import replacing
@@ -112,11 +113,19 @@ def write_parquet(
     with replacing(Path(path)) as half, contextlib.ExitStack() as stack:
         writer = None
         for array in arrays:
-            table = ak.to_arrow_table(array, extensionarray=False)
+            table = ak.to_arrow_table(ak.transform(_backed, array), extensionarray=False)
             if writer is None:
                 schema = table.schema.with_metadata({**(table.schema.metadata or {}), **record})
                 writer = stack.enter_context(pq.ParquetWriter(half, schema))
             writer.write_table(table)
+
+
+def _backed(content: Content, **_: Any) -> Content | None:
+    """Give None a content of one element where it has none, which awkward cannot write."""
+    is_empty = content.is_option and content.is_indexed and not len(content.content)
+    if not is_empty or content.content.is_unknown:
+        return None
+    return content.copy(content=content.content.form.length_one_array(highlevel=False))
 
 
 def to_root(

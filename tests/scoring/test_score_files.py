@@ -195,6 +195,39 @@ def test_only_a_later_chunk_has_a_masked_row(
         assert ak.sum(ak.is_none(ak.from_parquet(out).top)) == written.rows - written.scored
 
 
+@pytest.mark.parametrize("least", [400.0, 1e6], ids=["some", "none"])
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        (sonic.Output(shape=(2,)), lambda x: x),
+        (sonic.Output(dtype="string"), lambda x: x[:, :1].astype(int).astype("S")),
+        (sonic.Output(shape=(), splits="ends"), lambda x: x[:, 0]),
+    ],
+    ids=["arrays", "strings", "lists"],
+)
+def test_chunks_have_none_in_place_of_any_score(
+    output: sonic.Output, answer: Any, least: float, sonic_server: Any, out: Path
+) -> None:
+    """Neither chunks where all scores are None, nor those where some are, stop a run."""
+    model = sonic.Model("any", MODEL.inputs, {"y": output})
+
+    def function(inputs: Any) -> Any:
+        return {"y": answer(inputs["x"]), "ends": np.arange(len(inputs["x"]) + 1)}
+
+    def hard(events: Any) -> Any:
+        return ak.mask(events.FatJet, events.FatJet.pt > least)
+
+    sonic_server(model, functions={"any": function})
+    options = {"collection": "FatJet", "features": hard, "keep": ["pt"], "chunksize": 100}
+    written = sonic.score_files(model, FILES[0], out, **options)
+    table = ak.from_parquet(out)
+    assert len(table) == written.rows > written.scored
+    assert (written.scored > 0) == (least < 1000)
+    assert ak.all(ak.is_none(table.score) == (table.pt <= least))
+    if output.shape == (2,):
+        assert ak.all(ak.drop_none(table.score)[:, 0] == table.pt[table.pt > least])
+
+
 OFFSET = 0.0
 
 
@@ -377,6 +410,11 @@ MISFIT = "expected a score for each FatJet"
             "'FatJet' is no plain number",
         ),
         ({"model": "mass"}, "expected a Model, Folds or Choice, got 'mass'"),
+        # This counts within a chunk.
+        (
+            {"collection": "GenPart", "keep": ["genPartIdxMotherG"]},
+            "no field 'genPartIdxMotherG'; did you mean 'genPartIdxMother'",
+        ),
         ({"keep": ["pt", "pt"]}, "two columns are called 'pt'; .* or leave the field out of keep"),
         *(({"chunksize": n}, "expected at least 1 event, got") for n in (0, -1, np.nan, "400")),
     ],
@@ -643,6 +681,29 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
         sonic.score_files(MODEL, FILES[1], file, **SMALL)  # a file that is meant to be read
     assert file.read_bytes() == FILES[0].read_bytes()
     assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+@pytest.mark.usefixtures("server")
+def test_files_that_come_meanwhile_are_not_written_to(out: Path) -> None:
+    def others(events: Any) -> Any:
+        out.write_text("of another program")
+        return events.FatJet
+
+    options = {"collection": "FatJet", "features": others}
+    with pytest.raises(errors.ConfigError, match="was not written by this package"):
+        sonic.score_files(MODEL, FILES[0], out, **options)
+    assert out.read_text() == "of another program"
+
+
+def test_broken_chunks_are_scored_anew_on_demand(out: Path) -> None:
+    interrupted(out)
+    (chunk,) = out.with_name(f".{out.name}.parts").iterdir()
+    chunk.write_bytes(chunk.read_bytes()[:-100])
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
+        with pytest.raises(errors.ConfigError, match=r"cannot read .* use --restart"):
+            sonic.score_files(MODEL, FILES[0], out, **SMALL)
+        written = sonic.score_files(MODEL, FILES[0], out, **SMALL, resume=False)
+    assert (written.resumed, written.scored) == (0, written.rows)
 
 
 @pytest.mark.usefixtures("server")

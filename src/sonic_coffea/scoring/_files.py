@@ -173,9 +173,7 @@ def write_files(
     paths = [path for files in each.values() for path in files]
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
-    if target.exists():
-        problem = f"the output {target} exists, and was not written by this package; name another"
-        provenance.require_own(target, problem)
+    _refuse_others(target)
     try:
         scoring.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
@@ -190,10 +188,14 @@ def write_files(
     with _unchanged(paths, scoring.parts):
         out = run_files(scoring, each, **how)
     wall_s = time.monotonic() - began
+    _refuse_others(target)  # which may have come meanwhile
     order = {path: place for place, path in enumerate(paths)}
     out["parts"].sort(key=lambda part: (order[part["file"]], part["start"]))
     chunks = [Path(part["path"]) for part in out["parts"]]
-    made_by = provenance.of_scores(*map(provenance.read, chunks))
+    try:
+        made_by = provenance.of_scores(*map(provenance.read, chunks))
+    except ConfigError as error:  # as after a machine has lost its power
+        raise error.because("to score all of it anew, use --restart (resume=False)") from None
     if out["resumed"] and (named := _several_versions(scoring.model, made_by["models"])):
         raise ConfigError(
             f"an interrupted run was scored by {named}; to score all of it anew, use "
@@ -208,6 +210,13 @@ def write_files(
         resumed=out["resumed"],
         report=report(out if STATISTICS_KEY in out else Statistics(), wall_s=wall_s),
     )
+
+
+def _refuse_others(target: Path) -> None:
+    """Refuse an output that this package has not written."""
+    if target.exists():
+        problem = f"the output {target} exists, and was not written by this package; name another"
+        provenance.require_own(target, problem)
 
 
 @contextlib.contextmanager
@@ -344,9 +353,14 @@ def _table(part: Path, schema: Any) -> Any:
     import pyarrow.parquet as pq
 
     table = pq.read_table(part)
-    known = [name for name in table.column_names if table[name].null_count < len(table)]
-    tables = [schema.empty_table(), table.select(known)]
-    return pa.concat_tables(tables, promote_options="permissive").cast(schema)
+    columns = []
+    for field in schema:
+        column = table[field.name]
+        if column.null_count == len(table):
+            column = pa.nulls(len(table), field.type)
+        # None of arrays cannot be cast, not even to their own type.
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.table(columns, schema=schema)
 
 
 def export_files(  # noqa: PLR0913  independent options, each with a default

@@ -148,7 +148,9 @@ class Scoring(SonicProcessor):
         if missing := [name for name in EVENT_ID if name not in events.fields]:
             raise FieldError(f"the file has no {', '.join(missing)}, which number the events")
         objects = self._objects(events)
-        require(self.keep, objects.fields, "keep: there is no field", FieldError)
+        # Coffea's own indices, such as subJetIdx1G, count within a chunk, whatever its size.
+        fields = [name for name in objects.fields if not re.search(r"Idx\w*G$", name)]
+        require(self.keep, fields, "keep: there is no field", FieldError)
         return objects
 
     def _objects(self, events: Any) -> Any:
