@@ -103,17 +103,14 @@ class Connection(Transport):
         message: Any,
         timeout_s: float,
         done: Callable[[Any], None],
-        *,
-        compression: Any = None,
-        renews: bool = False,
         **context: Any,
     ) -> Callable[[], object]:
         """Start a call, and return what cancels it.
 
         `done` is called once, with the response or an error of ours.
 
-        With `renews`, the next call opens another channel if there is no answer in time: the
-        network may have dropped this connection.
+        After a call without tensors that had no answer for long, the next call opens another
+        channel: the network may have dropped this connection.
         """
         token = None if self._options.token is None else self._options.token()
         headers = self._options.metadata(token)
@@ -125,7 +122,7 @@ class Connection(Transport):
                 raise errors.CancelledError("the connection is closed", server=str(self.address))
             channel, begun_at = self._open(files), time.monotonic()
             start = getattr(channel.stub, method).future
-            call = start(message, timeout_s, headers, compression=compression)
+            call = start(message, timeout_s, headers)
             channel.in_flight.add(call)
 
         def over(_: Any) -> None:
@@ -138,7 +135,8 @@ class Connection(Transport):
                     response = errors.ServerLostError(_NO_MESSAGE, **context)
                 done(response)
                 return
-            if renews and call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            late = call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if late and method != "ModelInfer" and timeout_s >= _REPEAT_AFTER_S[-1]:
                 channel.files, self._refusals = None, ()
             # A deadline that passes sooner than that of the request was a proxy's.
             early = method == "ModelInfer" and time.monotonic() - begun_at < 0.9 * timeout_s
@@ -206,8 +204,7 @@ class Connection(Transport):
             begun_at = time.monotonic()
             within_s = min(repeat_s, until - begun_at)
             outcomes: SimpleQueue[Any] = SimpleQueue()
-            renews = repeat_s == _REPEAT_AFTER_S[-1]
-            self._start(method, request, within_s, outcomes.put, renews=renews, **context)
+            self._start(method, request, within_s, outcomes.put, **context)
             outcome = outcomes.get()
             if not isinstance(outcome, errors.DeadlineError) or time.monotonic() >= until:
                 break
@@ -265,7 +262,7 @@ class Connection(Transport):
 
         request = service_pb2.ServerLiveRequest()
         try:
-            self._start("ServerLive", request, PROMPT_S, finished, renews=True, server=server)
+            self._start("ServerLive", request, PROMPT_S, finished, server=server)
         except SonicError as error:  # in this process, such as a connection that was closed
             finished(error)
 
@@ -432,11 +429,9 @@ class Connection(Transport):
                 release(reusable=answered)
             done(outcome)
 
-        timeout_s, name = self._options.request_timeout_s, self._options.compression
-        compression = None if name is None else grpc.Compression[name.capitalize()]
         try:
             return self._start(
-                "ModelInfer", message, timeout_s, finished, compression=compression, **context
+                "ModelInfer", message, self._options.request_timeout_s, finished, **context
             )
         except BaseException:  # such as a token that cannot be had
             if release:

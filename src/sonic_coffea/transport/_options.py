@@ -42,7 +42,7 @@ class ConnectionOptions:
     tls_cert, tls_key : str or None
         PEM files of the certificate and its key that the client shows (mutual TLS).
     compression : {"gzip", "deflate"} or None
-        How requests with tensors are compressed.
+        How what is sent is compressed.
     shared_memory : bool
         Whether the server, on this machine, reads large tensors from shared memory.
     proxy : str or None
