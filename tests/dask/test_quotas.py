@@ -272,8 +272,8 @@ def test_rounds_make_rates() -> None:
     (version,) = history.versions.values()
     assert [rate for _, rate in version.rows_per_s] == [100.0, 100.0]
     assert version.rtt_s == 0.5
-    assert version.demand == (3, 4, allocator.capacities[SERVED].limit)
-    assert version.open_circuits == 1
+    assert allocator.demand(*KEY) == (3, 4, allocator.capacities[SERVED].limit)
+    assert allocator.open_circuits(URL) == 1
 
 
 def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:

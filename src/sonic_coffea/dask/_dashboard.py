@@ -54,10 +54,6 @@ class VersionHistory:
         The server's own account since it was last asked: mean seconds of a request.
     others : float or None
         The part of the server's requests that other clusters and clients made, by its own account.
-    demand : tuple
-        Requests in flight, and requests that wait, over all workers, and their in-flight limit.
-    open_circuits : int
-        Workers whose circuit to the server is open.
     """
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -66,8 +62,6 @@ class VersionHistory:
     queue_s: float | None = None
     model_s: float | None = None
     others: float | None = None
-    demand: tuple[int, int, float] = (0, 0, 0.0)
-    open_circuits: int = 0
     _rounds: deque[tuple[float, Counter[str]]] = field(default_factory=_last_rounds)
 
     def end_round(self, now: float) -> None:
@@ -131,9 +125,7 @@ class History:
 
     def end_round(self, now: float) -> None:
         """End a round of the allocator's."""
-        for served, history in self.versions.items():
-            history.demand = self.allocator.demand(*served)
-            history.open_circuits = self.allocator.open_circuits(served[0])
+        for history in self.versions.values():
             history.end_round(now)
 
 
@@ -198,8 +190,8 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
 
     def update() -> None:
         now = time.monotonic()
-        items = sorted(history.versions.items())
-        histories = [each for _, each in items]
+        items = [(*item, history.allocator) for item in sorted(history.versions.items())]
+        histories = [each for _, each, _ in items]
         source.data = {
             "color": [_LINES[i % len(_LINES)] for i in range(len(histories))],
             "times": [[at - now for at, _ in c.rows_per_s] for c in histories],
@@ -229,20 +221,20 @@ def _state(number: int) -> str:
 
 
 # By title, the width and what a row shows.
-_COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, VersionHistory], str]]] = {
-    "Server": (180, lambda served, _: printable(served[0])),
-    "Model": (130, lambda served, _: printable(f"{served[1]} v{served[2]}")),
-    "State": (155, lambda _, c: _state(c.open_circuits)),
-    "Rows/s": (80, lambda _, c: _number(c.rows_per_s[-1][1] if c.rows_per_s else None)),
-    "In flight (requests)": (140, lambda _, c: _number(c.demand[0])),
-    "Waiting (requests)": (135, lambda _, c: _number(c.demand[1])),
-    "Limit (requests)": (120, lambda _, c: _number(c.demand[2])),
-    "RTT (ms)": (80, lambda _, c: _number(c.rtt_s, 1e-3, 2)),
-    "Queue (ms)": (80, lambda _, c: _number(c.queue_s, 1e-3, 2)),
-    "Model (ms)": (80, lambda _, c: _number(c.model_s, 1e-3, 2)),
-    "Other clients (%)": (125, lambda _, c: _number(c.others, 0.01)),
-    "Rows": (80, lambda _, c: _number(c.totals["rows"])),
-    "Requests": (75, lambda _, c: _number(c.totals["requests"])),
-    "Retries": (65, lambda _, c: _number(c.totals["retries"])),
-    "Failures": (70, lambda _, c: _number(c.totals["failures"])),
+_COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, VersionHistory, Allocator], str]]] = {
+    "Server": (180, lambda served, *_: printable(served[0])),
+    "Model": (130, lambda served, *_: printable(f"{served[1]} v{served[2]}")),
+    "State": (155, lambda served, _, a: _state(a.open_circuits(served[0]))),
+    "Rows/s": (80, lambda _, c, __: _number(c.rows_per_s[-1][1] if c.rows_per_s else None)),
+    "In flight (requests)": (140, lambda served, _, a: _number(a.demand(*served)[0])),
+    "Waiting (requests)": (135, lambda served, _, a: _number(a.demand(*served)[1])),
+    "Limit (requests)": (120, lambda served, _, a: _number(a.demand(*served)[2])),
+    "RTT (ms)": (80, lambda _, c, __: _number(c.rtt_s, 1e-3, 2)),
+    "Queue (ms)": (80, lambda _, c, __: _number(c.queue_s, 1e-3, 2)),
+    "Model (ms)": (80, lambda _, c, __: _number(c.model_s, 1e-3, 2)),
+    "Other clients (%)": (125, lambda _, c, __: _number(c.others, 0.01)),
+    "Rows": (80, lambda _, c, __: _number(c.totals["rows"])),
+    "Requests": (75, lambda _, c, __: _number(c.totals["requests"])),
+    "Retries": (65, lambda _, c, __: _number(c.totals["retries"])),
+    "Failures": (70, lambda _, c, __: _number(c.totals["failures"])),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import pickle
 import random
@@ -12,6 +11,7 @@ from collections import Counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from dask.base import tokenize
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.core import clean_exception
 from tornado.ioloop import PeriodicCallback
@@ -74,10 +74,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        identity = settings.identity()
-        # The repr of settings has none of these.
-        text = repr((identity, identity.token, identity.proxy, identity.secrets_id))
-        self.name = f"sonic-coffea-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+        self.name = f"sonic-coffea-{tokenize(settings.identity())}"
         self._timings: dict[Any, Any] = {}
 
     async def setup(self, worker: Worker) -> None:

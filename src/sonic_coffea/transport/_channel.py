@@ -43,12 +43,14 @@ class Channel:
         # Proxies of a cluster's web traffic, in the environment, lead to no inference server.
         proxy = ("grpc.http_proxy", options.proxy or "")
         arguments = [*_OPTIONS, ("grpc.enable_http_proxy", int(bool(options.proxy))), proxy]
+        name = options.compression
+        compression = None if name is None else grpc.Compression[name.capitalize()]
         if address.tls:
             root, cert, key = options.read_certificates()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
-            channel = grpc.secure_channel(address.target, credentials, options=arguments)
+            channel = grpc.secure_channel(address.target, credentials, arguments, compression)
         else:
-            channel = grpc.insecure_channel(address.target, options=arguments)
+            channel = grpc.insecure_channel(address.target, arguments, compression)
         self.files = files
         self.in_flight: set[Any] = set()
         self.close = channel.close

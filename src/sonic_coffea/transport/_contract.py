@@ -162,16 +162,9 @@ class Contract:
 
     def completed(self, inputs: DeclaredInputs, outputs: DeclaredOutputs) -> Contract:
         """Return the contract with the declared tensors where the server lists none."""
-        takes = tuple(
-            TensorSpec(name=name, datatype=kserve_name(dtype), shape=shape or ())
-            for name, (dtype, shape) in inputs.items()
-        )
+        takes = tuple(_spec(name, *tensor) for name, tensor in inputs.items())
         gives = tuple(
-            TensorSpec(
-                name=name,
-                datatype=kserve_name(dtype),
-                shape=tuple(n for n in _axes(inner) if n is not ...),
-            )
+            _spec(name, dtype, inner)
             for name, (inner, dtype) in outputs.items()
             if dtype is not None
         )
@@ -185,29 +178,27 @@ class Contract:
         ContractError
             With the model and the declaration side by side.
         """
-        served = {("input", spec.name): spec for spec in self.inputs}
-        served |= {("output", spec.name): spec for spec in self.outputs}
-        declared: dict[tuple[str, str], tuple[np.dtype[Any] | None, Inner]]
-        declared = {("input", name): tensor for name, tensor in inputs.items()}
-        declared |= {("output", name): (dtype, inner) for name, (inner, dtype) in outputs.items()}
         problems: list[str] = []
-        for (role, name), (dtype, inner) in declared.items():
-            names = [listed for other, listed in served if other == role]
-            if name in names:
-                misfits = _input_misfits if role == "input" else _output_misfits
-                problems += misfits(served[role, name], dtype, inner)
-            elif names:
-                problems.append(f"the model has no {role} {name!r}; {nearest(name, names)}")
-        problems += [
-            f"nothing is given for the model's input {name!r}"
-            for role, name in served
-            if role == "input" and name not in inputs
-        ]
+        rows = [("", "declared", "on the server")]
+        results = {name: (dtype, inner) for name, (inner, dtype) in outputs.items()}
+        sides: dict[str, tuple[Mapping[str, tuple[Any, Inner]], tuple[TensorSpec, ...], Any]] = {
+            "input": (inputs, self.inputs, _input_misfits),
+            "output": (results, self.outputs, _output_misfits),
+        }
+        for role, (declared, specs, misfits) in sides.items():
+            served = {spec.name: spec for spec in specs}
+            for name in dict.fromkeys([*declared, *served]):
+                spec, tensor = served.get(name), declared.get(name)
+                ours = "-" if tensor is None else _described(*tensor)
+                rows.append((f"{role} {name}", ours, str(spec or "-")))
+                if tensor and spec:
+                    problems += misfits(spec, *tensor)
+                elif tensor and served:
+                    problems.append(f"the model has no {role} {name!r}; {nearest(name, served)}")
+                elif role == "input" and not tensor:
+                    problems.append(f"nothing is given for the model's input {name!r}")
         if not problems:
             return
-        ours = {key: _described(*tensor) for key, tensor in declared.items()}
-        rows = [("", "declared", "on the server")]
-        rows += [(" ".join(k), ours.get(k, "-"), str(served.get(k, "-"))) for k in ours | served]
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         table = "\n".join(f"  {name:{first}}  {a:{second}}  {b}" for name, a, b in rows)
         raise errors.ContractError(
@@ -288,6 +279,11 @@ def _gives(shape: tuple[int, ...], inner: Inner) -> bool:
     if len(shape) == len(inner) + 1 and shape[-1] in (-1, 1):
         shape = shape[:-1]
     return _agree(shape, inner)
+
+
+def _spec(name: str, dtype: np.dtype[Any], inner: Inner) -> TensorSpec:
+    shape = tuple(n for n in _axes(inner) if n is not ...)
+    return TensorSpec(name=name, datatype=kserve_name(dtype), shape=shape)
 
 
 def _axes(inner: Inner) -> tuple[Any, ...]:

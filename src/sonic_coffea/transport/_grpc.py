@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import re
 import threading
 import time
@@ -66,7 +65,6 @@ class Connection(Transport):
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
         self.address = address
         self._options = options
-        self._process = os.getpid()
         self._lock = threading.Lock()
         # The last one is in use; calls in flight on the others may still be answered.
         self._channels: list[Channel] = []
@@ -82,8 +80,6 @@ class Connection(Transport):
 
         May block for a moment while the server unregisters shared memory.
         """
-        if os.getpid() != self._process:  # a forked child's is its parent's
-            return
         with self._lock:
             self._closed = True
             calls = [call for channel in self._channels for call in list(channel.in_flight)]
@@ -103,30 +99,31 @@ class Connection(Transport):
         message: Any,
         timeout_s: float,
         done: Callable[[Any], None],
-        *,
-        compression: Any = None,
-        renews: bool = False,
         **context: Any,
     ) -> Callable[[], object]:
         """Start a call, and return what cancels it.
 
-        `done` is called once, with the response or an error of ours.
+        `done` is called once, with the response or an error of ours; here, if the call cannot be
+        made, such as without a token.
 
-        With `renews`, the next call opens another channel if there is no answer in time: the
-        network may have dropped this connection.
+        After a call without tensors that had no answer for long, the next call opens another
+        channel: the network may have dropped this connection.
         """
-        token = None if self._options.token is None else self._options.token()
-        headers = self._options.metadata(token)
-        files = self._options.certificate_states() if self.address.tls else ()
-        # Under the lock, so that a channel that is idle and not in use stays so.
-        with self._lock:
-            # Shared memory is unregistered meanwhile.
-            if self._closed and (not self._channels or method == "ModelInfer"):
-                raise errors.CancelledError("the connection is closed", server=str(self.address))
-            channel, begun_at = self._open(files), time.monotonic()
-            start = getattr(channel.stub, method).future
-            call = start(message, timeout_s, headers, compression=compression)
-            channel.in_flight.add(call)
+        try:
+            token = None if self._options.token is None else self._options.token()
+            headers = self._options.metadata(token)
+            files = self._options.certificate_states() if self.address.tls else ()
+            # Under the lock, so that a channel that is idle and not in use stays so.
+            with self._lock:
+                # Shared memory is unregistered meanwhile.
+                if self._closed and (not self._channels or method == "ModelInfer"):
+                    raise errors.CancelledError("the connection is closed")
+                channel, begun_at = self._open(files), time.monotonic()
+                call = getattr(channel.stub, method).future(message, timeout_s, headers)
+                channel.in_flight.add(call)
+        except SonicError as error:
+            done(error.at(**context))
+            return lambda: None
 
         def over(_: Any) -> None:
             channel.in_flight.discard(call)
@@ -138,7 +135,8 @@ class Connection(Transport):
                     response = errors.ServerLostError(_NO_MESSAGE, **context)
                 done(response)
                 return
-            if renews and call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            late = call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if late and method != "ModelInfer" and timeout_s >= _REPEAT_AFTER_S[-1]:
                 channel.files, self._refusals = None, ()
             # A deadline that passes sooner than that of the request was a proxy's.
             early = method == "ModelInfer" and time.monotonic() - begun_at < 0.9 * timeout_s
@@ -206,8 +204,7 @@ class Connection(Transport):
             begun_at = time.monotonic()
             within_s = min(repeat_s, until - begun_at)
             outcomes: SimpleQueue[Any] = SimpleQueue()
-            renews = repeat_s == _REPEAT_AFTER_S[-1]
-            self._start(method, request, within_s, outcomes.put, renews=renews, **context)
+            self._start(method, request, within_s, outcomes.put, **context)
             outcome = outcomes.get()
             if not isinstance(outcome, errors.DeadlineError) or time.monotonic() >= until:
                 break
@@ -264,10 +261,7 @@ class Connection(Transport):
             done(outcome if isinstance(outcome, errors.ServerLostError) else None)
 
         request = service_pb2.ServerLiveRequest()
-        try:
-            self._start("ServerLive", request, PROMPT_S, finished, renews=True, server=server)
-        except SonicError as error:  # in this process, such as a connection that was closed
-            finished(error)
+        self._start("ServerLive", request, PROMPT_S, finished, server=server)
 
     def index(self) -> list[ModelEntry]:
         """Ask for the repository index."""
@@ -432,16 +426,8 @@ class Connection(Transport):
                 release(reusable=answered)
             done(outcome)
 
-        timeout_s, name = self._options.request_timeout_s, self._options.compression
-        compression = None if name is None else grpc.Compression[name.capitalize()]
-        try:
-            return self._start(
-                "ModelInfer", message, timeout_s, finished, compression=compression, **context
-            )
-        except BaseException:  # such as a token that cannot be had
-            if release:
-                release(reusable=True)
-            raise
+        timeout_s = self._options.request_timeout_s
+        return self._start("ModelInfer", message, timeout_s, finished, **context)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from sonic_coffea._files import read_text, state_of, unreadable
@@ -42,7 +43,7 @@ class ConnectionOptions:
     tls_cert, tls_key : str or None
         PEM files of the certificate and its key that the client shows (mutual TLS).
     compression : {"gzip", "deflate"} or None
-        How requests with tensors are compressed.
+        How what is sent is compressed.
     shared_memory : bool
         Whether the server, on this machine, reads large tensors from shared memory.
     proxy : str or None
@@ -176,7 +177,7 @@ class Token:
         with self._lock:
             if self._refused or time.time() >= self._renews_at:
                 try:
-                    self._last = self._call() if callable(self._source) else self._read()
+                    self._last = self._fetch()
                     self._warned = self._refused = False
                 except ConfigError as problem:
                     if not self._last:
@@ -193,30 +194,25 @@ class Token:
         accepted, self.accepted, self._refused = self.accepted, False, True
         return accepted
 
-    def _read(self) -> str:
-        token = read_text(self._source, "the token file").strip()
-        if token and _printable(token):
-            return token
-        problem = (
-            "it has characters that no token has, such as a line break" if token else "it is empty"
-        )
-        raise unreadable(f"the token file {str(self._source)!r}", problem)
+    def _fetch(self) -> str:
+        if isinstance(self._source, Path):
+            text = read_text(self._source, "the token file").strip()
+            return _token(text, f"the token file {str(self._source)!r} on {gethostname()} has")
+        token = _token(self._call(), "the function that token= names returned")
+        self._renews_at = _renews_at(token)
+        return token
 
-    def _call(self) -> str:
+    def _call(self) -> Any:
         slow = "the function that token= names takes more than 1 s, and requests wait for it"
         timer = threading.Timer(1.0, logger.warning, (slow,))
         timer.daemon = True
         timer.start()
         try:
-            token = self._source()
+            return self._source()
         except SonicError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  it may hold the token
             failure = type(error).__name__
-        else:
-            token = _token(token, "the function that token= names returned")
-            self._renews_at = _renews_at(token)
-            return token
         finally:
             timer.cancel()
         # Without the exception as its context.
@@ -227,8 +223,10 @@ def _token(token: Any, origin: str) -> str:
     """Return a token that gRPC takes; no error shows it."""
     if not isinstance(token, str):
         raise ConfigError(f"{origin} {type(token).__name__}, expected str")
-    if not (token.strip() and _printable(token)):
-        raise ConfigError(f"{origin} characters, such as a line break, that no token has, or none")
+    if not token.strip():
+        raise ConfigError(f"{origin} no characters")
+    if not _printable(token):
+        raise ConfigError(f"{origin} characters, such as a line break, that no token has")
     return token
 
 

@@ -130,20 +130,13 @@ def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
     """Return the serialized request, with the bytes of tensors copied once into it.
 
     A field that is a list of bytes may be appended to a serialized message: for each, its tag, its
-    length and the bytes.
+    length and the bytes. protobuf writes the length, as the number of a parameter after its tag.
     """
+    from tritonclient.grpc.service_pb2 import InferParameter
+
     parts: list[Any] = [request.SerializeToString()]
     for tensor in tensors:
         raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-        parts += [_RAW_CONTENTS, _varint(len(raw)), raw.data]
+        length = InferParameter(int64_param=len(raw)).SerializeToString()[1:]
+        parts += [_RAW_CONTENTS, length, raw.data]
     return b"".join(parts)
-
-
-def _varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
