@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import re
 import threading
 import time
@@ -65,6 +66,7 @@ class Connection(Transport):
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
         self.address = address
         self._options = options
+        self._process = os.getpid()
         self._lock = threading.Lock()
         # The last one is in use; calls in flight on the others may still be answered.
         self._channels: list[Channel] = []
@@ -80,6 +82,8 @@ class Connection(Transport):
 
         May block for a moment while the server unregisters shared memory.
         """
+        if os.getpid() != self._process:  # a forked child's is its parent's
+            return
         with self._lock:
             self._closed = True
             calls = [call for channel in self._channels for call in list(channel.in_flight)]
@@ -103,27 +107,23 @@ class Connection(Transport):
     ) -> Callable[[], object]:
         """Start a call, and return what cancels it.
 
-        `done` is called once, with the response or an error of ours; here, if the call cannot be
-        made, such as without a token.
+        `done` is called once, with the response or an error of ours.
 
         After a call without tensors that had no answer for long, the next call opens another
         channel: the network may have dropped this connection.
         """
-        try:
-            token = None if self._options.token is None else self._options.token()
-            headers = self._options.metadata(token)
-            files = self._options.certificate_states() if self.address.tls else ()
-            # Under the lock, so that a channel that is idle and not in use stays so.
-            with self._lock:
-                # Shared memory is unregistered meanwhile.
-                if self._closed and (not self._channels or method == "ModelInfer"):
-                    raise errors.CancelledError("the connection is closed")
-                channel, begun_at = self._open(files), time.monotonic()
-                call = getattr(channel.stub, method).future(message, timeout_s, headers)
-                channel.in_flight.add(call)
-        except SonicError as error:
-            done(error.at(**context))
-            return lambda: None
+        token = None if self._options.token is None else self._options.token()
+        headers = self._options.metadata(token)
+        files = self._options.certificate_states() if self.address.tls else ()
+        # Under the lock, so that a channel that is idle and not in use stays so.
+        with self._lock:
+            # Shared memory is unregistered meanwhile.
+            if self._closed and (not self._channels or method == "ModelInfer"):
+                raise errors.CancelledError("the connection is closed", server=str(self.address))
+            channel, begun_at = self._open(files), time.monotonic()
+            start = getattr(channel.stub, method).future
+            call = start(message, timeout_s, headers)
+            channel.in_flight.add(call)
 
         def over(_: Any) -> None:
             channel.in_flight.discard(call)
@@ -261,7 +261,10 @@ class Connection(Transport):
             done(outcome if isinstance(outcome, errors.ServerLostError) else None)
 
         request = service_pb2.ServerLiveRequest()
-        self._start("ServerLive", request, PROMPT_S, finished, server=server)
+        try:
+            self._start("ServerLive", request, PROMPT_S, finished, server=server)
+        except SonicError as error:  # in this process, such as a connection that was closed
+            finished(error)
 
     def index(self) -> list[ModelEntry]:
         """Ask for the repository index."""
@@ -426,8 +429,14 @@ class Connection(Transport):
                 release(reusable=answered)
             done(outcome)
 
-        timeout_s = self._options.request_timeout_s
-        return self._start("ModelInfer", message, timeout_s, finished, **context)
+        try:
+            return self._start(
+                "ModelInfer", message, self._options.request_timeout_s, finished, **context
+            )
+        except BaseException:  # such as a token that cannot be had
+            if release:
+                release(reusable=True)
+            raise
 
 
 @contextlib.contextmanager

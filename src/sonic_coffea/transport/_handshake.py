@@ -43,12 +43,24 @@ def refusal(address: Address, options: ConnectionOptions) -> SonicError | None:
 def _shake_hands(address: Address, context: ssl.SSLContext) -> str:
     """Return why a TLS handshake fails, or that it is completed; empty if nothing listens."""
     try:
-        plain = socket.create_connection((address.host, address.port), PROMPT_S)
+        places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError:
         return ""
-    try:
-        with plain, context.wrap_socket(plain, server_hostname=address.host) as wrapped:
-            wrapped.do_handshake()  # again, to fail if the peer has hung up
-    except OSError as error:
-        return str(getattr(error, "reason", error))
-    return _COMPLETED
+    for family, kind, protocol, _, place in places:
+        # Wrapped before it connects: ssl would not close one that the peer has reset by then.
+        with context.wrap_socket(
+            socket.socket(family, kind, protocol),
+            server_hostname=address.host,
+            do_handshake_on_connect=False,
+        ) as wrapped:
+            wrapped.settimeout(PROMPT_S)
+            try:
+                wrapped.connect(place)
+            except OSError:
+                continue
+            try:
+                wrapped.do_handshake()
+            except OSError as error:
+                return str(getattr(error, "reason", error))
+            return _COMPLETED
+    return ""
