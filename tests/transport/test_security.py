@@ -304,8 +304,8 @@ RETURNED = "the function that token= names returned"
         (lambda: b"hush", f"{RETURNED} bytes, expected str"),
         (lambda: Path("hush"), rf"{RETURNED} \w+Path, expected str"),
         (lambda: None, f"{RETURNED} NoneType, expected str"),
-        (absent, "the function that token= names failed: KeyError "),
-        (garbage, "the function that token= names failed: UnicodeDecodeError "),
+        (absent, "the function that token= names failed: KeyError$"),
+        (garbage, "the function that token= names failed: UnicodeDecodeError$"),
     ],
 )
 def test_functions_without_a_token_are_named_and_show_nothing(
