@@ -370,8 +370,6 @@ def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
     >>> sonic.Row(["pt", sonic.Metadata("year", shift=2016)]).pack(events).tolist()
     [[50.0, 2.0]]
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"Metadata: expected the name of a key, got {name!r}")
     return Feature(name, expression=f"metadata({name})", **options)
 
 

@@ -269,8 +269,7 @@ class Layout(ABC):
     def _whole(self, array: Any) -> tuple[Bound, Batch]:
         if has_no_data(array):
             raise InputError("layouts pack arrays that are in memory; compute lazy ones")
-        if isinstance(array, dict):
-            check_index(array)
+        check_index(array)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         return bound, Batch(rows, bound.bucket_of(rows))

@@ -251,12 +251,9 @@ class Output:
         """Return it with the shape that a server tells, where none is declared."""
         # Of an output that chooses, the shape is not that of the choices.
         undeclared = self.labels is None and self.shape is None and self.choose is None
-        if not undeclared or any(n < 0 for n in shape):
+        if not undeclared or any(n < 1 for n in shape):
             return self
-        shaped = replace(self)
-        declare(shaped, shape=() if tuple(shape) == (1,) else tuple(shape))
-        shaped.check_values(shaped.shape)
-        return shaped
+        return replace(self, shape=() if tuple(shape) == (1,) else shape)
 
     def labels_last(self, tensor: Tensor) -> Tensor:
         """Return a tensor whose labels are the last axis."""
@@ -279,8 +276,7 @@ class Output:
         if self.groups is None:
             scores = dict(zip(self.labels or (), np.ascontiguousarray(flat.T), strict=True))
         else:
-            groups = {n: m if isinstance(m, slice) else list(m) for n, m in self.groups}
-            scores = {name: flat[:, members].sum(axis=1) for name, members in groups.items()}
+            scores = {name: flat[:, members].sum(axis=1) for name, members in self.groups}
         for name, text in self.discriminants or ():
             terms, compute = expression_of(text, "discriminant")
             with np.errstate(all="ignore"):
@@ -299,8 +295,7 @@ class Output:
         if self.function is None and not self._is_scaled:
             return values
         scores = values.astype(real_of(values.dtype))
-        over = slice(None) if self.over is None else self.over
-        part = ..., over if isinstance(over, slice) else list(over)
+        part = ..., slice(None) if self.over is None else self.over
         x = scores[part]
         with np.errstate(all="ignore"):
             if self.function == "softmax":
@@ -550,7 +545,7 @@ class ByRow:
         """Return ``[n, choices, collections]``: the index of each choice in its row, or -1."""
         bound, shape, width = self._bound, self._shape(selection, rows), self.output.chosen
         assert bound is not None  # noqa: S101
-        length = shape[1] if len(shape) > 1 else int(bound.columns.counts(selection).max(initial=0))
+        length = shape[1] if len(shape) > 1 else int(bound.columns.counts(selection).max(initial=1))
         if self.output.choose == "slot":
             if tensor.shape not in ((rows, width), (rows,)) or tensor.size != rows * width:
                 raise misshapen(self.name, tensor, f"for {width} slots of {rows} rows")
@@ -645,8 +640,6 @@ def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:
     Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
     """
     rows, *lengths, each = tensor.shape
-    if not lengths[0]:
-        return np.full((rows, len(lengths) * each), -1, np.int64)
     scores = widened(tensor)
     can_be = scores > -np.inf
     for axis in range(1, tensor.ndim - 1):
