@@ -471,7 +471,7 @@ class ByRow:
         """
         output, splits = self.output, self.output.splits
         tensor = output.labels_last(self._tensor(self.name, response))
-        expected = self._shape(selection, rows)
+        expected = shape = self._shape(selection, rows)
         if splits is not None or output.choose == "slot":
             expected = tensor.shape[:1]
         if tensor.shape[: len(expected)] != expected:
@@ -481,7 +481,7 @@ class ByRow:
         kind = tensor.dtype, tensor.shape[len(expected) :]
         before = self._kind or kind
         if output.choose is not None:
-            tensor = self._chosen(selection, rows, tensor)
+            tensor = self._chosen(selection, shape, tensor)
         else:
             output.check_each(self.name, kind[1])
             if before != kind:
@@ -541,14 +541,22 @@ class ByRow:
         self._split.append(tensor)
         return np.stack((offsets[:-1], offsets[1:]), axis=1) + first
 
-    def _chosen(self, selection: RowSelection, rows: int, tensor: Tensor) -> Tensor:
+    def _chosen(self, selection: RowSelection, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
         """Return ``[n, choices, collections]``: the index of each choice in its row, or -1."""
-        bound, shape, width = self._bound, self._shape(selection, rows), self.output.chosen
+        bound, width = self._bound, self.output.chosen
         assert bound is not None  # noqa: S101
-        length = shape[1] if len(shape) > 1 else int(bound.columns.counts(selection).max(initial=1))
+        counts = bound.columns.counts(selection)
+        rows, length = len(counts), shape[1] if len(shape) > 1 else int(counts.max(initial=1))
+        axis = bound.axis(length)
+        each = [
+            places_of((part, 0, 0), selection, rows, here.stop - here.start)
+            for _, part, here in axis
+        ]
+        places = np.concatenate([*each, np.full((rows, 1), -1)], axis=1)
         if self.output.choose == "slot":
             if tensor.shape not in ((rows, width), (rows,)) or tensor.size != rows * width:
                 raise misshapen(self.name, tensor, f"for {width} slots of {rows} rows")
+            slots = tensor.reshape(rows, width).astype(np.int64)
         else:
             width = 1 if self.output.axes > 1 else width
             if math.prod(tensor.shape[len(shape) :]) != width:
@@ -557,17 +565,7 @@ class ByRow:
                 padded: Tensor = np.zeros((rows, length, width), tensor.dtype)
                 padded[bound.columns.present(selection, length)] = tensor.reshape(-1, width)
                 tensor, shape = padded, (rows, length)
-            tensor = tensor.reshape(*shape, width)
-        axis = bound.axis(length)
-        each = [
-            places_of((part, 0, 0), selection, rows, here.stop - here.start)
-            for _, part, here in axis
-        ]
-        places = np.concatenate([*each, np.full((rows, 1), -1)], axis=1)
-        if self.output.choose == "slot":
-            slots = tensor.reshape(rows, width).astype(np.int64)
-        else:
-            slots = _greatest(tensor, places[:, :-1] >= 0)
+            slots = _greatest(tensor.reshape(*shape, width), places[:, :-1] >= 0)
         inside = [(slots >= here.start) & (slots < here.stop) for _, _, here in axis]
         found = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
         return np.stack(found, axis=2)
@@ -582,7 +580,7 @@ class ByRow:
         if self.output.choose is not None:
             axes, dtype, each = [[]], np.dtype(np.int64), (self.output.chosen, len(parts) or 1)
         if self.output.splits is not None:
-            axes, dtype, each = [[]], np.dtype(np.int64), (2,)
+            dtype, each = np.dtype(np.int64), (2,)
         return [Scatter(of, self._rows, each, dtype) for of in axes]
 
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
