@@ -247,14 +247,6 @@ class Output:
             inner = 1 + max(chain.from_iterable(groups), default=0)
         return (inner,) if isinstance(inner, int) else tuple(n for n in inner if n is not ...)
 
-    def shaped(self, shape: Sequence[int]) -> Output:
-        """Return it with the shape that a server tells, where none is declared."""
-        # Of an output that chooses, the shape is not that of the choices.
-        undeclared = self.labels is None and self.shape is None and self.choose is None
-        if not undeclared or any(n < 1 for n in shape):
-            return self
-        return replace(self, shape=() if tuple(shape) == (1,) else shape)
-
     def labels_last(self, tensor: Tensor) -> Tensor:
         """Return a tensor whose labels are the last axis."""
         if isinstance(self.axes, int) or "labels" not in self.axes:
@@ -592,7 +584,11 @@ class ByRow:
 
     def expect(self, shape: Sequence[int]) -> None:
         """Record the shape of a row that the server tells, for rows without a response."""
-        self.output = self.output.shaped(self.inner(shape))
+        output, each = self.output, self.inner(shape)
+        # Of an output that chooses, the shape is not that of the choices.
+        undeclared = output.labels is None and output.shape is None and output.choose is None
+        if undeclared and all(n > 0 for n in each):
+            self.output = replace(output, shape=() if each == (1,) else each)
 
     def content(self, *, optional: bool = False) -> Content:
         """Return one element, or list, for each row.
