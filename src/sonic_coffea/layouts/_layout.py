@@ -269,7 +269,8 @@ class Layout(ABC):
     def _whole(self, array: Any) -> tuple[Bound, Batch]:
         if has_no_data(array):
             raise InputError("layouts pack arrays that are in memory; compute lazy ones")
-        check_index(array)
+        if isinstance(array, dict):
+            check_index(array)
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
         return bound, Batch(rows, bound.bucket_of(rows))
