@@ -84,16 +84,12 @@ class Columns:
     def counts(self, rows: RowSelection) -> Int64:
         """Return how many elements each of some rows has."""
         if self.offsets is None:
-            return np.broadcast_to(np.int64(1), self.count(rows))
+            return np.ones(len(self.numbers(rows)), np.int64)
         return self.offsets[1:][rows] - self.offsets[:-1][rows]
 
     def present(self, rows: RowSelection, length: int) -> Tensor:
         """Return ``[n, L]``: which positions of a padded axis have an element, and no padding."""
         return np.arange(length) < self.counts(rows)[:, np.newaxis]
-
-    def count(self, rows: RowSelection) -> int:
-        """Return how many some rows are."""
-        return len(range(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows)
 
     def numbers(self, rows: RowSelection) -> Int64:
         """Return the numbers of some rows."""

@@ -84,13 +84,11 @@ def _mass(*components: Any) -> Any:
 
     In float64, as it is a small difference of large squares.
     """
-    components = tuple(np.asarray(c, np.float64) for c in components)
-    total: Any = 0.0, 0.0, 0.0, 0.0
-    for pt, eta, phi, mass in (components[:4], components[4:]):
-        px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)
-        energy = np.sqrt(px**2 + py**2 + pz**2 + mass**2)
-        total = tuple(map(operator.add, total, (px, py, pz, energy)))
-    px, py, pz, energy = total
+    numbers = np.stack(np.broadcast_arrays(*components)).astype(np.float64)
+    pt, eta, phi, mass = (numbers[n::4] for n in range(4))
+    px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)
+    energy = np.sqrt(px**2 + py**2 + pz**2 + mass**2)
+    px, py, pz, energy = (component.sum(axis=0) for component in (px, py, pz, energy))
     return np.sqrt(np.maximum(energy**2 - px**2 - py**2 - pz**2, 0.0))
 
 

@@ -94,7 +94,8 @@ class Feature:
     constants : tuple of float
         The shift, the scale, the limits and `nonfinite`.
     moves : tuple of bool
-        Whether there are a shift, a scale and limits, and whether these make all numbers finite.
+        Whether there are a shift, a scale or limits; limits; and limits that make all numbers
+        finite.
     exact : bool
         Whether integers remain integers.
     kind : tuple
@@ -130,7 +131,6 @@ class Feature:
     moves: tuple[bool, ...] = field(init=False, default=())
     exact: bool = field(init=False, default=True)
     kind: tuple[Any, ...] = field(init=False, default=())
-    _hides: bool = field(init=False, default=False)
 
     __eq__, __hash__ = equals, hashed
 
@@ -153,20 +153,15 @@ class Feature:
             terms = expression_of(self.expression)[0]
         declare(self, terms=terms, plain=not set(self.options) - {"expression", "index"})
         limits = _limits(self.lower, self.upper)
-        constants = self.shift, self.scale, *limits, self.nonfinite or 0.0
+        is_limited, is_moved = limits != _limits(None, None), (self.shift, self.scale) != (0.0, 1.0)
         bounds = self.scale != 0.0 and all(map(math.isfinite, limits)) and not self.nonfinite_last
-        moves = self.shift != 0.0, self.scale != 1.0, limits != _limits(None, None), bounds
+        moves = is_moved or is_limited, is_limited, bounds
         before = self.function, self.power, self.within, self.categories
-        exact = not any(moves) and before == (None, None, None, None)
+        exact = not moves[0] and before == (None, None, None, None)
         how = self.nonfinite is None, self.nonfinite_last, self.categories, self.replace
+        constants = self.shift, self.scale, *limits, self.nonfinite or 0.0
         kind = self.plain, exact, moves, *how
         declare(self, constants=constants, moves=moves, exact=exact, kind=kind)
-        if self.nonfinite is None and self.function != "isfinite":
-            # Such as arctan, which would hide that a number is infinite.
-            infinite = np.asarray([-math.inf, math.inf, math.nan])
-            with np.errstate(all="ignore"):
-                hidden = np.isfinite(self.computed(infinite, infinite.copy()))
-            declare(self, _hides=bool(hidden.any()))
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -227,16 +222,17 @@ class Feature:
         """Return ``function(clip(value, *within))``, in `out` if that changes the numbers."""
         values = _replaced(raw, self.replace, raw, out.dtype) if self.replace else raw
         if self.categories:
-            default = dict(self.categories).get(None, math.nan)
-            known = [pair for pair in self.categories if pair[0] is not None]
-            values = _replaced(values, known, default, out.dtype)
-        hidden = ~np.isfinite(values) if self._hides and not all_finite(values) else None
+            values = _replaced(values, self.categories, math.nan, out.dtype)
+        if (self.within, self.power, self.function) == (None, None, None):
+            return values
+        # A limit, or arctan, would hide that a number is infinite.
+        is_hiding = self.nonfinite is None and self.function != "isfinite"
+        hidden = ~np.isfinite(values) if is_hiding and not all_finite(values) else None
         if self.within is not None:
             least, most = (out.dtype.type(limit) for limit in _limits(*self.within))
             values = values.clip(least, most, out)
-        if self.power is not None or self.function is not None:
-            # Integers have no absolute value of their least number.
-            values = values.astype(out.dtype, copy=False)
+        # Integers have no absolute value of their least number.
+        values = values.astype(out.dtype, copy=False)
         if self.power is not None:
             values = np.asarray(np.power(values, out.dtype.type(self.power), out=out))
         elif self.function is not None:
@@ -260,22 +256,21 @@ def transform(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) 
     Return whether all are finite, and none was hidden that must not be sent: limits hide infinite
     numbers, and a replacement hides those without a category.
     """
-    first, (shifts, scales, limits, bounds) = features[0], features[0].moves
+    first, (moves, limits, bounds) = features[0], features[0].moves
     for feature, raw, row in zip(features, raws, out, strict=True):
         computed = feature.computed(raw, row)
         if computed is not row:
             row[:] = computed
-    if out.dtype.kind in "iu" or not (limits or shifts or scales or first.nonfinite is not None):
+    if out.dtype.kind in "iu" or not (moves or first.nonfinite is not None):
         return all_finite(out)
     constants = np.asarray([feature.constants for feature in features], out.dtype)
     shift, scale, lower, upper, nonfinite = constants.T[:, :, np.newaxis]
-    is_valid = not (first.categories or (limits and first.nonfinite is None)) or all_finite(out)
+    hides = first.categories or (limits and first.nonfinite is None)
+    is_valid = not hides or all_finite(out)
     if first.nonfinite is not None and not first.nonfinite_last:
         _replace_nonfinite(out, nonfinite)
-    if shifts:
-        out -= shift
-    if scales:
-        out *= scale
+    out -= shift
+    out *= scale
     if limits:
         out.clip(lower, upper, out)
     if first.nonfinite_last:
@@ -301,12 +296,13 @@ def all_finite(values: Tensor) -> bool:
 def _replaced(
     raw: Tensor, pairs: Sequence[tuple[Any, Any]], default: Any, real: np.dtype[Any]
 ) -> Tensor:
-    """Return what replaces each number; the default for the others, but NaN and inf stay."""
+    """Return what replaces each number; that of None, or the default, but NaN and inf stay."""
+    known = dict(pairs)
     result = np.empty(len(raw), real)
-    result[:] = default
+    result[:] = known.pop(None, default)
     if not all_finite(raw):
         np.copyto(result, raw, where=~np.isfinite(raw))
-    for key, value in pairs:
+    for key, value in known.items():
         result[raw == key] = value
     return result
 
@@ -374,8 +370,6 @@ def Metadata(name: Any, **options: Any) -> Feature:  # noqa: N802
     >>> sonic.Row(["pt", sonic.Metadata("year", shift=2016)]).pack(events).tolist()
     [[50.0, 2.0]]
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"Metadata: expected the name of a key, got {name!r}")
     return Feature(name, expression=f"metadata({name})", **options)
 
 

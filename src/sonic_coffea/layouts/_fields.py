@@ -377,7 +377,7 @@ class Padded(FieldsLayout):
     def _fills(self, columns: Columns, rows: RowSelection, padded: Tensor | slice) -> Tensor:
         """Return ``[n, F]``: what pads rows, of which some need it."""
         fill: Any = self.fill
-        fills = np.empty((columns.count(rows), self.width), self.dtype)
+        fills = np.empty((len(columns.numbers(rows)), self.width), self.dtype)
         if self.dtype == STRING:
             fills[:] = [text.encode() for text in fill]
         elif self.pad == "before":

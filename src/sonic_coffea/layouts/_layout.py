@@ -184,7 +184,7 @@ class Layout(ABC):
 
     def tensor_shape(self, bound: Bound, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        return (bound.columns.count(batch.rows), *(self.row_shape(batch.bucket) or ()))
+        return (len(bound.columns.numbers(batch.rows)), *(self.row_shape(batch.bucket) or ()))
 
     def padded_length(self, bucket: int) -> int:
         """Return the length to which jagged rows are padded in a bucket; 0 if they are not.

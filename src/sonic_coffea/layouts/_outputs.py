@@ -247,17 +247,6 @@ class Output:
             inner = 1 + max(chain.from_iterable(groups), default=0)
         return (inner,) if isinstance(inner, int) else tuple(n for n in inner if n is not ...)
 
-    def shaped(self, shape: Sequence[int]) -> Output:
-        """Return it with the shape that a server tells, where none is declared."""
-        # Of an output that chooses, the shape is not that of the choices.
-        undeclared = self.labels is None and self.shape is None and self.choose is None
-        if not undeclared or any(n < 0 for n in shape):
-            return self
-        shaped = replace(self)
-        declare(shaped, shape=() if tuple(shape) == (1,) else tuple(shape))
-        shaped.check_values(shaped.shape)
-        return shaped
-
     def labels_last(self, tensor: Tensor) -> Tensor:
         """Return a tensor whose labels are the last axis."""
         if isinstance(self.axes, int) or "labels" not in self.axes:
@@ -279,8 +268,7 @@ class Output:
         if self.groups is None:
             scores = dict(zip(self.labels or (), np.ascontiguousarray(flat.T), strict=True))
         else:
-            groups = {n: m if isinstance(m, slice) else list(m) for n, m in self.groups}
-            scores = {name: flat[:, members].sum(axis=1) for name, members in groups.items()}
+            scores = {name: flat[:, members].sum(axis=1) for name, members in self.groups}
         for name, text in self.discriminants or ():
             terms, compute = expression_of(text, "discriminant")
             with np.errstate(all="ignore"):
@@ -299,8 +287,7 @@ class Output:
         if self.function is None and not self._is_scaled:
             return values
         scores = values.astype(real_of(values.dtype))
-        over = slice(None) if self.over is None else self.over
-        part = ..., over if isinstance(over, slice) else list(over)
+        part = ..., slice(None) if self.over is None else self.over
         x = scores[part]
         with np.errstate(all="ignore"):
             if self.function == "softmax":
@@ -476,7 +463,7 @@ class ByRow:
         """
         output, splits = self.output, self.output.splits
         tensor = output.labels_last(self._tensor(self.name, response))
-        expected = self._shape(selection, rows)
+        expected = shape = self._shape(selection, rows)
         if splits is not None or output.choose == "slot":
             expected = tensor.shape[:1]
         if tensor.shape[: len(expected)] != expected:
@@ -486,7 +473,7 @@ class ByRow:
         kind = tensor.dtype, tensor.shape[len(expected) :]
         before = self._kind or kind
         if output.choose is not None:
-            tensor = self._chosen(selection, rows, tensor)
+            tensor = self._chosen(selection, shape, tensor)
         else:
             output.check_each(self.name, kind[1])
             if before != kind:
@@ -546,14 +533,22 @@ class ByRow:
         self._split.append(tensor)
         return np.stack((offsets[:-1], offsets[1:]), axis=1) + first
 
-    def _chosen(self, selection: RowSelection, rows: int, tensor: Tensor) -> Tensor:
+    def _chosen(self, selection: RowSelection, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
         """Return ``[n, choices, collections]``: the index of each choice in its row, or -1."""
-        bound, shape, width = self._bound, self._shape(selection, rows), self.output.chosen
+        bound, width = self._bound, self.output.chosen
         assert bound is not None  # noqa: S101
-        length = shape[1] if len(shape) > 1 else int(bound.columns.counts(selection).max(initial=0))
+        counts = bound.columns.counts(selection)
+        rows, length = len(counts), shape[1] if len(shape) > 1 else int(counts.max(initial=1))
+        axis = bound.axis(length)
+        each = [
+            places_of((part, 0, 0), selection, rows, here.stop - here.start)
+            for _, part, here in axis
+        ]
+        places = np.concatenate([*each, np.full((rows, 1), -1)], axis=1)
         if self.output.choose == "slot":
             if tensor.shape not in ((rows, width), (rows,)) or tensor.size != rows * width:
                 raise misshapen(self.name, tensor, f"for {width} slots of {rows} rows")
+            slots = tensor.reshape(rows, width).astype(np.int64)
         else:
             width = 1 if self.output.axes > 1 else width
             if math.prod(tensor.shape[len(shape) :]) != width:
@@ -562,17 +557,7 @@ class ByRow:
                 padded: Tensor = np.zeros((rows, length, width), tensor.dtype)
                 padded[bound.columns.present(selection, length)] = tensor.reshape(-1, width)
                 tensor, shape = padded, (rows, length)
-            tensor = tensor.reshape(*shape, width)
-        axis = bound.axis(length)
-        each = [
-            places_of((part, 0, 0), selection, rows, here.stop - here.start)
-            for _, part, here in axis
-        ]
-        places = np.concatenate([*each, np.full((rows, 1), -1)], axis=1)
-        if self.output.choose == "slot":
-            slots = tensor.reshape(rows, width).astype(np.int64)
-        else:
-            slots = _greatest(tensor, places[:, :-1] >= 0)
+            slots = _greatest(tensor.reshape(*shape, width), places[:, :-1] >= 0)
         inside = [(slots >= here.start) & (slots < here.stop) for _, _, here in axis]
         found = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
         return np.stack(found, axis=2)
@@ -587,7 +572,7 @@ class ByRow:
         if self.output.choose is not None:
             axes, dtype, each = [[]], np.dtype(np.int64), (self.output.chosen, len(parts) or 1)
         if self.output.splits is not None:
-            axes, dtype, each = [[]], np.dtype(np.int64), (2,)
+            dtype, each = np.dtype(np.int64), (2,)
         return [Scatter(of, self._rows, each, dtype) for of in axes]
 
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -599,7 +584,11 @@ class ByRow:
 
     def expect(self, shape: Sequence[int]) -> None:
         """Record the shape of a row that the server tells, for rows without a response."""
-        self.output = self.output.shaped(self.inner(shape))
+        output, each = self.output, self.inner(shape)
+        # Of an output that chooses, the shape is not that of the choices.
+        undeclared = output.labels is None and output.shape is None and output.choose is None
+        if undeclared and all(n > 0 for n in each):
+            self.output = replace(output, shape=() if each == (1,) else each)
 
     def content(self, *, optional: bool = False) -> Content:
         """Return one element, or list, for each row.
@@ -645,8 +634,6 @@ def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:
     Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
     """
     rows, *lengths, each = tensor.shape
-    if not lengths[0]:
-        return np.full((rows, len(lengths) * each), -1, np.int64)
     scores = widened(tensor)
     can_be = scores > -np.inf
     for axis in range(1, tensor.ndim - 1):

@@ -127,41 +127,32 @@ class Scatter:
             + (0 if bound is None else bound.columns.counts(slice(0, rows)))
             for bound, before, after in axes
         ]
-        if axes:
-            self._offsets = offsets_of(np.prod(self._counts, axis=0, dtype=np.int64))
-            rows = int(self._offsets[-1])
-            self._kept = np.ones(rows, np.bool_)
-            """Which values are there, and not truncated."""
-        self.values = np.zeros((rows, *each), dtype)
+        self._offsets = offsets_of(np.prod([np.ones(rows, np.int64), *self._counts], axis=0))
+        self._kept = np.ones(self._offsets[-1], np.bool_)
+        """Which values are there, and not truncated."""
+        self.values = np.zeros((len(self._kept), *each), dtype)
         """All values ``[M, …]``, one row after the other; 0 where none came in, or are sent."""
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, …, K]`` without padding; of axes without padding, ``[sum n, K]``."""
-        if not self._axes and isinstance(rows, slice):
-            self.values[rows] = tensor.reshape(-1, *self.values.shape[1:])
-            return
         # In the type of the values, as items are moved without being converted.
         each, width = tensor.astype(self.values.dtype, copy=False), math.prod(self.values.shape[1:])
         sent, placed = (_whole(x.reshape(-1, width)) for x in (each, self.values))
-        if not self._axes:
-            placed[rows] = sent
-            return
         begins = self._offsets[:-1][rows]
-        sizes = self._offsets[1:][rows] - begins
-        is_padded = tensor.ndim == len(self._axes) + self.values.ndim
-        (bound, before, after), *more = self._axes
-        # Otherwise, a row's values are those of its elements, in their order.
-        if more or bound is None or bound.columns.key is not None or before + after:
+        sizes = counts = self._offsets[1:][rows] - begins
+        is_padded = tensor.ndim > self.values.ndim
+        others = (not x or x.columns.key or before + after for x, before, after in self._axes)
+        if len(self._axes) > 1 or any(others):
             valid, places = self._lie(rows, tensor, begins, is_padded=is_padded)
             placed[places] = sent[valid] if is_padded else sent
             if len(places) < sizes.sum():
                 self._kept[ranges(begins, sizes)] = False
                 self._kept[places] = True
             return
-        counts = sizes
+        # A row's values are those of its elements, in their order.
         if is_padded:
             counts = np.minimum(sizes, tensor.shape[1])
-            sent = sent[bound.columns.present(rows, tensor.shape[1]).reshape(-1)]
+            sent = sent[(np.arange(tensor.shape[1]) < sizes[:, np.newaxis]).reshape(-1)]
             self._kept[ranges(begins + counts, sizes - counts)] = False
         if isinstance(rows, slice):
             own = slice(self._offsets[rows.start], self._offsets[rows.stop])
@@ -190,7 +181,7 @@ class Scatter:
 
         Values are of an option type if some have been truncated, or may be (`optional`).
         """
-        if self._axes and not self._kept.all():
+        if not self._kept.all():
             values = contents.ByteMaskedArray(
                 Index8(self._kept.view(np.int8)), values, valid_when=True
             )

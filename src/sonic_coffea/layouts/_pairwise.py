@@ -223,7 +223,7 @@ def _quantities(fields: Mapping[str, Tensor]) -> dict[str, Any]:
         )
     known |= fields
     for name, text in _ELEMENT.items():
-        terms, compute = expression_of(text)
+        terms, _ = expression_of(text, "formula")
         if name not in known and all(text_of(path) in known for path, _ in terms):
-            known[name] = compute({term: known[text_of(term[0])] for term in terms})
+            known[name] = _evaluated(text, known, text)
     return known

@@ -39,14 +39,10 @@ def of_field(path: Path) -> Iterator[None]:
     """Name the field in the errors of what is made of it."""
     try:
         yield
+    except FieldError:
+        raise
     except InputError as error:
-        raise _in_field(path, error) from None
-
-
-def _in_field(path: Path, error: InputError) -> InputError:
-    if isinstance(error, FieldError):
-        return error
-    return InputError(f"field {text_of(path)!r} {error.message}")
+        raise InputError(f"field {text_of(path)!r} {error.message}") from None
 
 
 @contextmanager
@@ -111,11 +107,12 @@ class Source:
         key = path, reduction, strings
         known = self._read.get(key)
         if known is None:
-            try:  # for which `of_field` would take as long as for the rest
+            try:
                 place = self._find(path, reduction)
                 known = self._read[key] = place, *numbers(place, strings=strings)
-            except InputError as error:
-                raise _in_field(path, error) from None
+            except InputError:
+                with of_field(path):  # whose entry would take as long as all of this
+                    raise
         return known
 
     def _find(self, path: Path, reduction: str, *, lists: bool = False) -> Place:
