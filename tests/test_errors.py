@@ -90,3 +90,9 @@ def test_errors_with_more_context_keep_what_the_server_said(change: str) -> None
     assert type(changed) is errors.OverloadError
     assert changed.retry_after_s == 2.5
     assert str(changed) != str(overload)
+
+
+def test_long_values_are_shortened() -> None:
+    with pytest.raises(errors.ConfigError, match=r"^expected a dict, got \[0, 1, 2.*…$") as caught:
+        errors.expect(holds=False, expected="a dict", got=list(range(10_000)))
+    assert len(str(caught.value)) < 600

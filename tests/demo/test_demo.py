@@ -240,10 +240,8 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     with subprocess.Popen(command, start_new_session=True, **options) as process:
         try:
             done = (tmp_path / "out").glob
-            until(
-                lambda: any(done(".jets.parquet.parts/*.parquet")) or process.poll() is not None,
-                200,
-            )
+            begun = ".jets.parquet.*/*.parquet"
+            until(lambda: any(done(begun)) or process.poll() is not None, 200)
             assert process.poll() is None, process.communicate()
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(children) >= 4  # supervisor, server, its models, worker

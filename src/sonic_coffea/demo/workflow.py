@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,7 @@ def run(
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {by}")
     kept = (*analysis.KEPT, *(["is_top"] if is_simulated else []))
-    parts = directory.absolute() / f".{_JETS}.parts"
+    parts = directory.absolute() / f".{_JETS}.{secrets.token_hex(4)}"
     tagging = analysis.TopTagging(network, parts, "FatJet", features, kept)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, parts, ignore_errors=True)
