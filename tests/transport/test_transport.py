@@ -19,7 +19,7 @@ import pytest
 from tests.network.toxics import Forwarded, ToxicProxy
 from tests.ports import held_port
 from tests.scripts import python
-from tests.transport.shared import SERVED, score
+from tests.transport.shared import MODEL, SERVED, score
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
 
@@ -388,6 +388,14 @@ class WebProxy(ToxicProxy):
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self.asked: list[bytes] = []
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_requests_are_compressed(compression: str) -> None:
+    with FakeServer(SERVED) as server, ToxicProxy(server.url) as proxy:
+        with sonic.connect(proxy.url, compression=compression) as pool:
+            MODEL([[{"pt": 0.0}] * 10_000], pool=pool)
+        assert proxy.sent_bytes < pool.statistics.total().sent_bytes
 
 
 def test_a_proxy_leads_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
