@@ -246,6 +246,16 @@ def test_a_server_may_be_far_away() -> None:
             assert trip_s >= proxy.latency_s if far else trip_s == 0
 
 
+def test_a_connection_that_was_lost_is_renewed() -> None:
+    """A network may drop a connection without a word; its questions have an answer all the same."""
+    server = FakeServer(SERVED)
+    with server, ToxicProxy(server.url) as proxy, connect_transport(proxy.url) as connection:
+        assert connection.info()
+        proxy.lose()
+        proxy.find()
+        assert connection.info()
+
+
 class Resolved(Address):
     """An address whose name the system resolves to two servers."""
 
