@@ -60,9 +60,7 @@ def check(
                 hosts = check_workers(client, settings, model, version, models)
             checks = tools.Checks(hosts)
             result = checks.to_dict()
-            console.print(
-                tables.described("the server, as hosts see it", checks.rows(), header=checks.header)
-            )
+            console.print(checks)
         else:
             steps = []
             for step in tools.check(settings, model, version, models):

@@ -199,7 +199,7 @@ class Pool:
             f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} retries; "
             "sonic.report(pool) says more"
         )
-        return tables.table("Pool", rows, header=header, notes=[note])
+        return tables.html(tables.described("Pool", rows, header=header), notes=[note])
 
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""
