@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from sonic_coffea.reporting import tables
 
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from rich.table import Table
 
-_VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
+_VERDICTS = {None: "", True: "met", False: "missed"}
 
 PACKAGES = (
     "sonic-coffea",
@@ -178,17 +178,16 @@ class Results:
     def tables(self) -> Iterator[Table]:
         """Yield the measurements and the numbers, for a terminal."""
         if self.measurements:
-            table = _table(self.benchmark, "median", "ratio", "to")
+            rows = []
             for m in self.measurements:
                 ratio = "" if m.ratio is None else f"{m.ratio:.3g}"
                 cells = tables.duration(m.median_s), ratio, m.against, m.target, _VERDICTS[m.met]
-                table.add_row(m.name, *cells)
-            yield table
+                rows.append((m.name, *cells))
+            header = "", "median", "ratio", "to", "target", ""
+            yield tables.described(self.benchmark, rows, header=header)
         if self.figures:
-            table = _table(self.benchmark, "")
-            for n in self.figures:
-                table.add_row(n.name, f"{n.value:.3g}", n.target, _VERDICTS[n.met])
-            yield table
+            figures = [(n.name, f"{n.value:.3g}", n.target, _VERDICTS[n.met]) for n in self.figures]
+            yield tables.described(self.benchmark, figures, header=("", "", "target", ""))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results, with the machine and the versions of packages."""
@@ -297,14 +296,6 @@ def finish(results: Results, options: argparse.Namespace) -> None:
         content = json.dumps(results.to_dict(), indent=1) + "\n"
         options.json.write_text(content, encoding="utf-8")
         print(f"results are in {options.json}", file=sys.stderr)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("", *columns, "target", ""):
-        numeric = column in ("median", "ratio")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
-    return table
 
 
 def _append(to: list[Any], result: Any) -> None:
