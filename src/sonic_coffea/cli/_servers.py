@@ -15,7 +15,7 @@ from sonic_coffea.cli._command import Number, OptionalNumber
 from sonic_coffea.cli._options import Connection, Declared
 from sonic_coffea.cli._output import json_only, literal, show, tensors, working
 from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.pool import Settings, open_transport
+from sonic_coffea.pool import Settings, declarations_of, open_transport
 from sonic_coffea.reporting import tables
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]"}
@@ -43,7 +43,7 @@ def check(
         Try from one worker of each host of this dask scheduler's cluster.
     """
     settings = Settings.make(url, **connection)
-    models = [each for one in declared for each in getattr(one, "models", (one,))]
+    models = declarations_of(*declared)
     if version is not None and model is None:
         raise ConfigError("--version is of the model that is tried: give its name, too")
     if trained_on is not None and not models:
