@@ -27,11 +27,18 @@ WAYS = ("onnxruntime on the worker", "service, blocking", "service, suspended ch
 
 
 class Number(float):
-    """A number as the page shows it: by ``%`` in percent, by ``s`` with its unit of time."""
+    """A number as the page shows it.
+
+    By ``%`` in percent, by ``s`` with its unit of time, and by ``x`` over the time of its peer.
+    """
+
+    ratio: float | None = None
 
     def __format__(self, spec: str) -> str:
         if spec.endswith("%"):
             return f"{100 * self:{spec[:-1] or '.0'}f} %"
+        if spec == "x":
+            return f"{self.ratio:.2g}"
         if spec != "s":
             return super().__format__(spec)
         for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -40,35 +47,23 @@ class Number(float):
         return f"{self * 1e6:.0f} µs"
 
 
-class Measurement(Number):
-    """A median time; by ``x``, over the time of its peer."""
-
-    ratio: float | None = None
-
-    def __format__(self, spec: str) -> str:
-        return f"{self.ratio:.2g}" if spec == "x" else super().__format__(spec)
-
-
 class Results(dict[str, Any]):
     """The results of a benchmark; the page finds each by its name, or by its path in the JSON."""
 
     def __missing__(self, name: str) -> Number:
-        for figure in self["figures"]:
-            if figure["name"] == name:
-                return Number(figure["value"])
-        for one in self["measurements"]:
-            if one["name"] == name:
-                median = Measurement(one["median_s"])
-                median.ratio = one["ratio"]
-                return median
+        for result in self["results"]:
+            if result["name"] == name:
+                number = Number(result["value"])
+                number.ratio = result["ratio"]
+                return number
         group, _, member = name.partition("/")
         if not member:
             raise KeyError(name)
         return Number(self[group][member])
 
     def among(self, words: str) -> list[Number]:
-        """Return all figures that have words in their names."""
-        return [Number(f["value"]) for f in self["figures"] if words in f["name"]]
+        """Return all results that have words in their names."""
+        return [Number(r["value"]) for r in self["results"] if words in r["name"]]
 
 
 def machine(results: Results) -> str:
@@ -83,13 +78,8 @@ def machine(results: Results) -> str:
 
 def missed(all_of: Mapping[str, Results]) -> str:
     """Return the targets that were missed; of those that code for one model sets, the worst."""
-    rows = [
-        m
-        for results in all_of.values()
-        for m in (*results["measurements"], *results["figures"])
-        if m["met"] is False
-    ]
-    loops = [m for m in rows if m.get("against", "").startswith("numpy and one loop")]
+    rows = [m for results in all_of.values() for m in results["results"] if m["met"] is False]
+    loops = [m for m in rows if m["against"].startswith("numpy and one loop")]
     worst = max(loops, key=lambda m: m["ratio"], default=None)
     lines = ["|  | target | reached |", "|---|---:|---:|"]
     lines += [
@@ -102,17 +92,15 @@ def missed(all_of: Mapping[str, Results]) -> str:
 
 def reached(result: Mapping[str, Any]) -> str:
     """Return what stands beside a target."""
-    if "value" in result:
-        return f"{result['value']:.2g}"
     if (ratio := result["ratio"]) is None:
-        return f"{Number(result['median_s']):s}"
+        return format(Number(result["value"]), "s" if result["repeats"] else ".2g")
     return f"{1 / ratio:.2g} x faster" if "faster" in result["target"] else f"{ratio:.2g} x"
 
 
 def page(all_of: Mapping[str, Results]) -> str:
     """Return the page: its text, with the results in the places that name them."""
     layouts = all_of["layouts"]
-    loops = [m for m in layouts["measurements"] if m["against"].startswith("numpy and one loop")]
+    loops = [m for m in layouts["results"] if m["against"].startswith("numpy and one loop")]
     links = all_of["distance"].among("4 connections: part")
     return (
         (HERE / "page.md")

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from rich.table import Table
 
-_VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
+_VERDICTS = {None: "", True: "met", False: "missed"}
 
 PACKAGES = (
     "sonic-coffea",
@@ -43,34 +43,24 @@ PACKAGES = (
 
 
 @dataclass
-class Measurement:
-    """The time of one way to do something, compared with another way.
+class Result:
+    """The time of one way to do something, compared with another way; or another number.
 
     Attributes
     ----------
-    median_s : float
-        Median of `repeats` calls.
+    value : float
+        The number; of a time, the median seconds of `repeats` calls.
     ratio : float
-        `median_s` over the median of `against`, measured in the same turns.
+        The time over that of `against`, measured in the same turns.
     target : str
         The target; empty if the number is only for information.
     """
 
     name: str
-    median_s: float
-    repeats: int
+    value: float
+    repeats: int = 0
     against: str = ""
     ratio: float | None = None
-    target: str = ""
-    met: bool | None = None
-
-
-@dataclass
-class Number:
-    """A number other than a time, with its target."""
-
-    name: str
-    value: float
     target: str = ""
     met: bool | None = None
 
@@ -80,8 +70,7 @@ class Results:
     """The results of one run, on one machine."""
 
     benchmark: str
-    measurements: list[Measurement] = field(default_factory=list)
-    figures: list[Number] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def add(
@@ -94,7 +83,7 @@ class Results:
         at_most: float | None = None,
         at_least: float | None = None,
         within_s: float | None = None,
-    ) -> Measurement:
+    ) -> Result:
         """Add one of the timed ways.
 
         Parameters
@@ -117,17 +106,15 @@ class Results:
             If a result has this name already.
         """
         median = statistics.median(times[name])
-        result = Measurement(called or name, median, len(times[name]), against)
-        if against:
-            result.ratio = median / statistics.median(times[against])
+        ratio = median / statistics.median(times[against]) if against else None
+        result = Result(called or name, median, len(times[name]), against, ratio)
         if at_most is not None:
             result.target, result.met = f"≤ {at_most:g} x", result.ratio <= at_most
         if at_least is not None:
             result.target, result.met = f"≥ {at_least:g} x faster", 1 / result.ratio >= at_least
         if within_s is not None:
             result.target, result.met = f"≤ {within_s * 1e6:g} µs", median <= within_s
-        _append(self.measurements, result)
-        return result
+        return self._append(result)
 
     def compare(
         self,
@@ -137,7 +124,7 @@ class Results:
         called: str = "",
         peer: bool = False,
         **target: float,
-    ) -> Measurement:
+    ) -> Result:
         """Time a peer and this package's way in turns, in this order, and add the latter.
 
         Parameters
@@ -168,34 +155,34 @@ class Results:
         ValueError
             If a result has this name already.
         """
-        number = Number(name, float(value))
+        result = Result(name, float(value))
         if at_least is not None:
-            number.target, number.met = f"≥ {at_least:g}", number.value >= at_least
+            result.target, result.met = f"≥ {at_least:g}", result.value >= at_least
         if at_most is not None:
-            number.target, number.met = f"≤ {at_most:g}", number.value <= at_most
-        _append(self.figures, number)
+            result.target, result.met = f"≤ {at_most:g}", result.value <= at_most
+        self._append(result)
 
-    def tables(self) -> Iterator[Table]:
-        """Yield the measurements and the numbers, for a terminal."""
-        if self.measurements:
-            table = _table(self.benchmark, "median", "ratio", "to")
-            for m in self.measurements:
-                ratio = "" if m.ratio is None else f"{m.ratio:.3g}"
-                cells = tables.duration(m.median_s), ratio, m.against, m.target, _VERDICTS[m.met]
-                table.add_row(m.name, *cells)
-            yield table
-        if self.figures:
-            table = _table(self.benchmark, "")
-            for n in self.figures:
-                table.add_row(n.name, f"{n.value:.3g}", n.target, _VERDICTS[n.met])
-            yield table
+    def _append(self, result: Result) -> Result:
+        if any(other.name == result.name for other in self.results):
+            raise ValueError(f"there is a result {result.name!r} already")
+        self.results.append(result)
+        return result
+
+    def table(self) -> Table:
+        """Return the results, for a terminal."""
+        rows = []
+        for r in self.results:
+            value = tables.duration(r.value) if r.repeats else f"{r.value:.3g}"
+            ratio = "" if r.ratio is None else f"{r.ratio:.3g}"
+            rows.append((r.name, value, ratio, r.against, r.target, _VERDICTS[r.met]))
+        header = "", "", "ratio", "to", "target", ""
+        return tables.described(self.benchmark, rows, header=header)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results, with the machine and the versions of packages."""
         return {
             "benchmark": self.benchmark,
-            "measurements": [asdict(m) for m in self.measurements],
-            "figures": [asdict(f) for f in self.figures],
+            "results": [asdict(result) for result in self.results],
             **self.numbers,
             "machine": {
                 "processor": _processor(),
@@ -290,27 +277,13 @@ def run(doc: str | None, title: str, measure: Callable[..., None]) -> None:
 
 
 def finish(results: Results, options: argparse.Namespace) -> None:
-    """Show the tables, and write the file that the options name."""
-    Console(width=120).print(*results.tables())
+    """Show the table, and write the file that the options name."""
+    Console(width=120).print(results.table())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(results.to_dict(), indent=1) + "\n"
         options.json.write_text(content, encoding="utf-8")
         print(f"results are in {options.json}", file=sys.stderr)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("", *columns, "target", ""):
-        numeric = column in ("median", "ratio")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
-    return table
-
-
-def _append(to: list[Any], result: Any) -> None:
-    if any(other.name == result.name for other in to):
-        raise ValueError(f"there is a result {result.name!r} already")
-    to.append(result)
 
 
 def _processor() -> str:

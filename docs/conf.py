@@ -78,7 +78,7 @@ autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = True
 numpydoc_xref_aliases = elsewhere.WORDS | {
-    **{name: f"sonic_coffea.errors.{name}" for name in errors.__all__},
+    **{name: f"sonic_coffea.errors.{name}" for name in vars(errors) if name.endswith("Error")},
     "Ensemble": "sonic_coffea.server.Ensemble",
     "Model": "sonic_coffea.Model",
     "Report": "sonic_coffea.Report",

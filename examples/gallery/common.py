@@ -11,7 +11,7 @@ import onnxruntime
 import rich
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import ByRow, bind_inputs
+from sonic_coffea.layouts import Outputs, bind_inputs
 from sonic_coffea.server import ensure
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -44,15 +44,13 @@ def network(name):
 def directly(model, objects, function, batch):
     """Score objects by running the model in this process, request by request."""
     inputs = bind_inputs(model.inputs, objects, one_request_per=model.one_request_per)
-    outputs = {name: ByRow(name, spec, inputs) for name, spec in model.outputs.items()}
+    outputs = Outputs.of(model.outputs, inputs)
     for segment in inputs.segments:
         for start in range(segment.start, segment.stop, batch):
             stop = min(start + batch, segment.stop)
             answer = function(inputs.pack(start, stop))
-            for output in outputs.values():
-                output.place(inputs.selection(start, stop), stop - start, answer)
-    contents = {name: inputs.rows.unflatten(spec.content()) for name, spec in outputs.items()}
-    return next(iter(contents.values())) if len(contents) == 1 else ak.zip(contents, depth_limit=1)
+            outputs.place(inputs.selection(start, stop), stop - start, answer)
+    return inputs.rows.unflatten(outputs.content())
 
 
 def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):

@@ -37,32 +37,6 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = [
-    "AccessError",
-    "CancelledError",
-    "ConfigError",
-    "ContractError",
-    "DeadlineError",
-    "FieldError",
-    "InferenceError",
-    "InputError",
-    "ModelNotFoundError",
-    "ModelNotReadyError",
-    "OverloadError",
-    "RequestError",
-    "RequestTooLargeError",
-    "ResponseError",
-    "RouteTimeoutError",
-    "ServerError",
-    "ServerLostError",
-    "ServerStartError",
-    "SonicError",
-    "TokenExpiredError",
-    "find",
-    "nearest",
-]
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -15,9 +15,8 @@ import ml_dtypes  # noqa: F401  adds bfloat16 to numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, ContractError, InputError, expect, nearest
+from sonic_coffea.errors import ConfigError, ContractError, InputError, expect, require
 from sonic_coffea.layouts import (
-    ByRow,
     Output,
     Outputs,
     Segment,
@@ -81,10 +80,8 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         self, model_url: str, client_args: Mapping[str, Any] | None = None, batch_size: int = -1
     ) -> None:
         options = {"ssl": True, **(client_args or {})}
-        for name, value in options.items():
-            if name not in _CLIENT_ARGS and value is not None:
-                known = nearest(name, _CLIENT_ARGS)
-                raise ConfigError(f"client_args has no use for {name!r}; {known}")
+        given = [name for name, value in options.items() if value is not None]
+        require(given, _CLIENT_ARGS, "client_args has no use for")
         if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
         address = replace(Address.parse(model_url), tls=bool(options["ssl"]))
@@ -233,17 +230,16 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
             shown = ", ".join(f"{name} {n}" for name, n in rows.items())
             raise InputError(f"inputs have different numbers of rows: {shown}", model=self.model)
         pool, contract = self.pool, self._contract()
-        inputs = _Tensors(contract, input_dict)
+        inputs: Any = _Tensors(contract, input_dict)
         if not len(inputs):
             specs = {spec.name: spec for spec in contract.outputs}
             return contract.received({name: _nothing(specs.get(name)) for name in output_list})
-        outputs = {name: ByRow(name, Output(), rows=len(inputs)) for name in output_list}
-        put = Outputs(outputs, list(outputs)).place
-        call = Call(contract, inputs, put, list(outputs), version=self.version)
+        outputs = Outputs.of({name: Output() for name in output_list}, inputs)
+        call = Call(contract, inputs, outputs.place, outputs.tensors, version=self.version)
         pool.submit(call)
         call.wait(None)
         call.raise_failure()
-        return {name: output.tensor for name, output in outputs.items()}
+        return {name: output.tensor for name, output in outputs.each.items()}
 
     def _contract(self) -> Contract:
         """Return the model's contract, with the batch size of the wrapper."""
@@ -300,13 +296,14 @@ class _Tensors:
     def __init__(self, contract: Contract, tensors: Mapping[str, Tensor]) -> None:
         self._types = _types(contract, tensors)
         self._tensors = tensors
+        self.rows = range(len(next(iter(tensors.values()))))
         row_bytes = sum(
             int(np.prod(t.shape[1:])) * self._types[n].itemsize for n, t in tensors.items()
         )
         self.segments = [Segment(0, len(self), row_bytes)]
 
     def __len__(self) -> int:
-        return len(next(iter(self._tensors.values())))
+        return len(self.rows)
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         rows = slice(start, stop)

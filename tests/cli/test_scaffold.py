@@ -134,7 +134,7 @@ def test_errors_show_the_declaration_that_would_fit(server: FakeServer) -> None:
             "pf_masks": sonic.Mask(beside="pf_features"),
             "sv_features": sonic.Bucketed(FIELDS, (1, 4)),
             "sv_mask": sonic.Mask(beside="sv_features"),
-            "jet_features": sonic.Row(FIELDS[:2]),
+            "jet_features": sonic.Row(["a", ("Jet.PT",)]),
         },
         {"softmax": ["a", "b"], "mass": None},
     )
@@ -145,7 +145,7 @@ def test_errors_show_the_declaration_that_would_fit(server: FakeServer) -> None:
         """"pf_features": sonic.Bucketed([sonic.Feature('pt', scale=0.1), "eta", "field_3"],""",
         '"pf_mask": sonic.Mask(beside="pf_features"),',
         '"sv_features": sonic.Bucketed(["a", "b", "c"], (16, 32, 64, 128), axis_order="LF"),',
-        '"jet_features": sonic.Row(["a", "b"], axis_order="FL"),',
+        """"jet_features": sonic.Row(["a", sonic.Feature(('Jet.PT',))], axis_order="FL"),""",
         '"softmax": ["a", "b", "label_3",',
     ):
         assert line in fits

@@ -6,11 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
+import sonic_coffea as sonic
 from sonic_coffea.cli._command import Number
 from sonic_coffea.cli._options import Connection, Declared, load, pairs, the_only
 from sonic_coffea.cli._output import json_only, show
 from sonic_coffea.errors import ConfigError, printable
-from sonic_coffea.pool import Settings
+from sonic_coffea.pool import Settings, install
 
 
 def files_options(
@@ -80,12 +81,8 @@ def score(
     restart
         Do not resume: score everything again.
     """
-    from sonic_coffea.model import Model
-    from sonic_coffea.pool import install
-    from sonic_coffea.scoring import score_files
-
     declaration = the_only(declared)
-    if isinstance(declaration, Model):
+    if isinstance(declaration, sonic.Model):
         declaration.name = model or declaration.name
         declaration.version = version or declaration.version
     elif model or version:
@@ -100,11 +97,9 @@ def score(
     with contextlib.ExitStack() as stack:
         pool = install(settings)
         if scheduler is not None or workers > 1:
-            from sonic_coffea.dask import cluster, register
-
-            client = stack.enter_context(cluster(workers, scheduler))
-            client.sync(register, client, pool)
-        scored = score_files(
+            client = stack.enter_context(sonic.dask.cluster(workers, scheduler))
+            client.sync(sonic.dask.register, client, pool)
+        scored = sonic.score_files(
             declaration,
             **options,
             keep=keep or (),
@@ -132,10 +127,9 @@ def export(
     weight : EXPRESSION
         Also write this, as weight.
     """
-    from sonic_coffea.scoring import export_files
-
     labels = pairs(label, "--label NAME=EXPRESSION")
-    rows = export_files(the_only(declared), **options, labels=labels, weights=weight)
+    declaration = the_only(declared)
+    rows = sonic.scoring.export_files(declaration, **options, labels=labels, weights=weight)
     path = str(options["output"])
     show({"path": path, "rows": rows}, f"{rows:,} rows are in {printable(path)}")
 
@@ -160,9 +154,8 @@ def demo(
     chunksize : N
         Number of events per chunk.
     """
-    from sonic_coffea.demo import run
-
-    result, report = run(files or (), output=output, workers=workers, chunksize=chunksize)
+    how: dict[str, Any] = {"output": output, "workers": workers, "chunksize": chunksize}
+    result, report = sonic.demo.run(files or (), **how)
     shown: list[Any] = [report]
     if unscored := result["n_jets"] - result["n_scored"]:
         shown.append(f"{unscored:,} jets have no stored constituents, and so no score (None).")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+import sonic_coffea as sonic
 from sonic_coffea.cli._command import OptionalNumber
 from sonic_coffea.cli._options import pairs
 from sonic_coffea.cli._output import show, tensors, working
@@ -52,11 +53,9 @@ def serve(
     image : IMAGE
         Image of the container: a name, file or folder.
     """
-    from sonic_coffea.server import LocalServer
-
     options: dict[str, Any] = {"threads": threads, "runtime": runtime, "image": image}
     with working("starting Triton") as progress:
-        local = LocalServer(repository, port=port, host=host, **options)
+        local = sonic.LocalServer(repository, port=port, host=host, **options)
         server = local.start(progress=progress)
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
@@ -77,9 +76,7 @@ def status(*, stop: str | None = None) -> None:
     stop : URL|all
         Stop this server, or all of them.
     """
-    from sonic_coffea.server import local_servers
-
-    records = local_servers()
+    records = sonic.server.local_servers()
     if stop is not None:
         stopped = _stop(records, stop)
         lines = [f"stopped {url}" for url in stopped] or [_NONE]
@@ -98,8 +95,6 @@ def status(*, stop: str | None = None) -> None:
 
 
 def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
-    from sonic_coffea.server import local_servers
-
     if which != "all":
         urls = [record["url"] for record in records]
         require([which], urls, "no local server of yours at", ServerError)
@@ -110,7 +105,7 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
             os.kill(record["supervisor_pid"], signal.SIGTERM)
     stopped = {record["url"] for record in records}
     until = time.monotonic() + _STOP_TIMEOUT_S
-    while alive := stopped & {record["url"] for record in local_servers()}:
+    while alive := stopped & {record["url"] for record in sonic.server.local_servers()}:
         if time.monotonic() > until:
             raise ServerError(f"{', '.join(alive)} did not end within {_STOP_TIMEOUT_S:g} s")
         time.sleep(0.05)
@@ -135,10 +130,8 @@ def install(*, with_: list[str] | None = None) -> None:
     with_ : PACKAGE
         Also install a package that models need, such as xgboost; may be repeated.
     """
-    from sonic_coffea.server import ensure
-
     with working("installing Triton") as progress:
-        installed = ensure(progress=progress, extras=with_ or ())
+        installed = sonic.server.ensure(progress=progress, extras=with_ or ())
     added = with_ or []
     beside = f" with {', '.join(added)}" if added else ""
     plain = {"version": installed.version, "root": str(installed.root), "extras": added}
@@ -175,10 +168,8 @@ def build(
     overwrite
         Replace models, or versions, of the same name.
     """
-    from sonic_coffea.server import build_repository, read_repository
-
     sources = pairs(models, "NAME=FILE")
-    build_repository(
+    sonic.build_repository(
         path,
         sources,
         version=int(version) if version and version.isdecimal() else version,  # type: ignore[arg-type]
@@ -187,7 +178,7 @@ def build(
         record_user=not no_user,
         overwrite=overwrite,
     )
-    _show([entry for entry in read_repository(path) if entry["model"] in sources])
+    _show([entry for entry in sonic.server.read_repository(path) if entry["model"] in sources])
 
 
 def show_models(path: Path) -> None:
@@ -198,9 +189,7 @@ def show_models(path: Path) -> None:
     path : PATH
         The model repository.
     """
-    from sonic_coffea.server import read_repository
-
-    entries = read_repository(path)
+    entries = sonic.server.read_repository(path)
     _show(entries)
     if changes := [change for entry in entries for change in entry["changes"]]:
         raise ServerError(f"{'; '.join(changes)} since it was built")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import sonic_coffea as sonic
 from sonic_coffea.cli._command import ExistingFile
 from sonic_coffea.errors import ConfigError, expect
 
@@ -110,8 +111,6 @@ def declarations(
     declare : PLACE
         A YAML file, or FILE.py:NAME of a Model, Folds, Choice or processor.
     """
-    from sonic_coffea.model import Choice, Model
-
     if weaver is not None and declare is not None:
         raise ConfigError("expected either --weaver or --declare, got both")
     if labels is not None and weaver is None:
@@ -119,16 +118,18 @@ def declarations(
     if weaver is not None:
         if model is None:
             raise ConfigError("--weaver needs the name of the model on the server")
-        return [Model.from_weaver(model, weaver, version=version, labels=labels)]
+        return [sonic.Model.from_weaver(model, weaver, version=version, labels=labels)]
     if declare is None:
         return []
     if Path(declare).is_file():
-        return [Model.from_yaml(declare, model)]
+        return [sonic.Model.from_yaml(declare, model)]
     expect(":" in declare, "a YAML file or FILE.py:NAME", declare, "--declare")
     loaded = load(declare, "--declare")
-    models = loaded if isinstance(loaded, Choice) else getattr(loaded, "models", loaded)
+    models = loaded if isinstance(loaded, sonic.Choice) else getattr(loaded, "models", loaded)
     declared = [*models.values()] if isinstance(models, Mapping) else [models]
-    are_models = all(isinstance(declaration, (Model, Choice)) for declaration in declared)
+    are_models = all(
+        isinstance(declaration, (sonic.Model, sonic.Choice)) for declaration in declared
+    )
     expect(are_models, "a Model or a processor's models", type(loaded).__name__, "--declare")
     return declared
 

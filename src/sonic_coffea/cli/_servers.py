@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+import sonic_coffea as sonic
 from sonic_coffea.cli._command import Number, OptionalNumber
 from sonic_coffea.cli._options import Connection, Declared
 from sonic_coffea.cli._output import json_only, literal, show, tensors, working
 from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.pool import Settings, open_transport
+from sonic_coffea.pool import Settings, declarations_of, open_transport
 from sonic_coffea.reporting import tables
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]"}
@@ -41,10 +42,8 @@ def check(
     scheduler : ADDRESS
         Try from one worker of each host of this dask scheduler's cluster.
     """
-    from sonic_coffea import tools
-
     settings = Settings.make(url, **connection)
-    models = [each for one in declared for each in getattr(one, "models", (one,))]
+    models = declarations_of(*declared)
     if version is not None and model is None:
         raise ConfigError("--version is of the model that is tried: give its name, too")
     if trained_on is not None and not models:
@@ -54,18 +53,14 @@ def check(
     console = Console(quiet=json_only.get(), soft_wrap=True)
     with console.status("trying"):
         if scheduler is not None:
-            from sonic_coffea.dask import check_workers, cluster
-
-            with cluster(0, scheduler) as client:
-                hosts = check_workers(client, settings, model, version, models)
-            checks = tools.Checks(hosts)
+            with sonic.dask.cluster(0, scheduler) as client:
+                hosts = sonic.dask.check_workers(client, settings, model, version, models)
+            checks = sonic.tools.Checks(hosts)
             result = checks.to_dict()
-            console.print(
-                tables.described("the server, as hosts see it", checks.rows(), header=checks.header)
-            )
+            console.print(checks)
         else:
             steps = []
-            for step in tools.check(settings, model, version, models):
+            for step in sonic.tools.check(settings, model, version, models):
                 steps.append(step)
                 # In a single call, as the status overwrites a line that has not ended.
                 detail = literal(step.detail, lines=True)
@@ -113,10 +108,8 @@ def scaffold(
     version : V
         Version of the model; by default, the latest.
     """
-    from sonic_coffea import tools
-
     source = Path(url) if Path(url).is_file() else Settings.make(url, **connection)
-    declaration = tools.scaffold(source, model, version)
+    declaration = sonic.tools.scaffold(source, model, version)
     show({"declaration": declaration}, declaration.removesuffix("\n"))
 
 
@@ -145,11 +138,10 @@ def bench(
     seconds : SECONDS
         Duration of each point.
     """
-    from sonic_coffea.tools import measure
-
     settings = Settings.make(url, **connection)
     with working("measuring") as progress:
-        curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
+        how: Any = {"length": length, "seconds": seconds, "progress": progress}
+        curve = sonic.tools.measure(settings, model, version, **how)
     points = [
         (f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
         for rows, took_s in zip(curve.rows, curve.seconds, strict=True)
@@ -194,10 +186,8 @@ def plan(
     gbps : G
         Capacity of the network, in Gb/s.
     """
-    from sonic_coffea import tools
-
-    planned = tools.plan(
-        tools.Curve.load(curve),
+    planned = sonic.tools.plan(
+        sonic.tools.Curve.load(curve),
         cores=cores,
         cpu_s=cpu_ms / 1e3,
         rows_per_event=rows_per_event,

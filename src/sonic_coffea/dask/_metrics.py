@@ -6,14 +6,11 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from sonic_coffea.pool import Pool
-from sonic_coffea.reporting import Statistics, Tally
-
-_SUMS = [field.name for field in fields(Tally) if field.name != "latencies"]
+from sonic_coffea.reporting import SUMS, Statistics
 
 
 class _PoolCollector:
@@ -28,7 +25,7 @@ class _PoolCollector:
         pools = self.pools()
         served = list(sum((pool.statistics for pool in pools), Statistics()))
         labels = ["server", "model", "version"]
-        for name in _SUMS:
+        for name in SUMS:
             in_full = re.sub("_s$", "_seconds", name)
             family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
             for where, tally in served:

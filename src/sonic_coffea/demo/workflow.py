@@ -12,7 +12,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 import sonic_coffea as sonic
 from sonic_coffea import provenance
@@ -25,9 +27,6 @@ from sonic_coffea.errors import ConfigError, FieldError, require
 from sonic_coffea.processor import located
 from sonic_coffea.reporting import Report
 from sonic_coffea.scoring import write_files
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _JETS = "jets.parquet"
 # What the extra `demo` adds to the package's own requirements.
@@ -74,13 +73,10 @@ def run(
     SonicError
         If jets could not be scored; no output is left then.
     """
-    from rich.console import Console
-
     console = Console(stderr=True)
     with needed("demo", "the demo"):
         for package in _PACKAGES.split():
             importlib.import_module(package)
-    from sonic_coffea.dask import cluster
 
     datasets, has_constituents, is_simulated = _datasets(files)
     features: Any
@@ -101,7 +97,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, parts, ignore_errors=True)
         server = stack.enter_context(_server(console))
-        client = stack.enter_context(cluster(workers))
+        client = stack.enter_context(sonic.dask.cluster(workers))
         console.print(f"dask cluster of {workers} workers; dashboard at {client.dashboard_link}")
         pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")

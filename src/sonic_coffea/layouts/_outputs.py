@@ -396,18 +396,13 @@ class ByRow:
         The output's name.
     output : Output
         What it is.
-    inputs : Inputs, optional
-        The inputs of the call; without, there is a value for each of `rows`.
-    rows : int
-        How many rows there are, without inputs.
+    inputs : Inputs
+        The inputs of the call.
     """
 
-    def __init__(
-        self, name: str, output: Output, inputs: Inputs | None = None, rows: int = 0
-    ) -> None:
-        self.name, self.output = name, output
-        self._inputs: Inputs | None = None
-        self._rows = rows if inputs is None else len(inputs.rows)
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        self.name, self.output, self._rows = name, output, len(inputs.rows)
+        self._inputs: Any = None  # they refer to the arrays of the call
         self._bound: Bound | None = None
         self._parts: tuple[Part, ...] = ()
         self._is_padded = False
@@ -415,7 +410,7 @@ class ByRow:
         self._scatters: list[Scatter] = []
         self._kind: tuple[Any, ...] | None = None
         self._split: list[Tensor] = []
-        if inputs is not None and output.per == "constituent":
+        if output.per == "constituent":
             self._find(inputs)
 
     def _find(self, inputs: Inputs) -> None:
@@ -494,7 +489,7 @@ class ByRow:
 
     def _shape(self, selection: RowSelection, rows: int) -> tuple[int, ...]:
         """Return the first axes of the output for some rows."""
-        if self._inputs is None or self._bound is None:
+        if self._bound is None:
             return (rows,)
         if not self._is_padded:
             return (int(self._bound.columns.counts(selection).sum()),)

@@ -296,11 +296,11 @@ def _python(declared: Layout | Output | None) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, tuple) and value and isinstance(value[0], Feature):
-        names = [_quoted(f.name) if f == Feature(f.name) else f"sonic.{f!r}" for f in value]
-        return f"[{', '.join(names)}]"
-    if isinstance(value, tuple) and value and isinstance(value[0], str):
-        return f"[{', '.join(map(_quoted, value))}]"
+    if isinstance(value, tuple) and all(isinstance(each, (Feature, str)) for each in value):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Feature):
+        is_name = isinstance(value.name, str) and value == Feature(value.name)
+        return _quoted(str(value.name)) if is_name else f"sonic.{value!r}"
     if isinstance(value, str):
         return _quoted(value)
     return _quoted(dtype_name(value)) if hasattr(value, "itemsize") else repr(value)

@@ -9,7 +9,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._limits import Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
-from sonic_coffea.pool._pool import Pool
+from sonic_coffea.pool._pool import Pool, declarations_of
 from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._registry import (
     WithPool,

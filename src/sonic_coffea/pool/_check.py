@@ -135,11 +135,14 @@ class Checks(list[HostCheck]):
         hosts = [{**asdict(host), "ok": host.ok} for host in self]
         return {"ok": self.ok, "expected": versions(), "hosts": hosts}
 
+    def __rich__(self) -> Any:
+        return tables.described("Servers, as hosts see them", self.rows(), header=self.header)
+
     def __repr__(self) -> str:
         return "\n".join(" | ".join(row) for row in (self.header, *self.rows()))
 
     def _repr_html_(self) -> str:
-        return tables.table("Servers, as hosts see them", self.rows(), header=self.header)
+        return tables.html(self)
 
 
 def _result(steps: Sequence[Step]) -> str:

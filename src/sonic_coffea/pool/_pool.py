@@ -199,7 +199,7 @@ class Pool:
             f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} retries; "
             "sonic.report(pool) says more"
         )
-        return tables.table("Pool", rows, header=header, notes=[note])
+        return tables.html(tables.described("Pool", rows, header=header), notes=[note])
 
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""
@@ -350,10 +350,10 @@ class Pool:
             something is no declaration.
         """
         if model is not None and not isinstance(model, str):
-            own = _declarations(model)
+            own = declarations_of(model)
             declared, model = [*own, *declared], own[0].name if len(own) == 1 else None
             version = version or (own[0].version if model else None)
-        tried = self.settings, model, version, [each for d in declared for each in _declarations(d)]
+        tried = self.settings, model, version, declarations_of(*declared)
         return Checks([check_here(*tried), *self.check_elsewhere(*tried)])
 
     def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
@@ -470,12 +470,12 @@ def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None)
     return [outcome_of(f, errors.RequestError) if f.done() else late for f in futures]
 
 
-def _declarations(model: Any) -> Sequence[Any]:
-    """Return a declaration, or those of `Folds` or a `Choice`."""
-    declared = getattr(model, "models", (model,))
+def declarations_of(*models: Any) -> list[Any]:
+    """Return declarations, and those of `Folds` or a `Choice`."""
+    declared = [each for model in models for each in getattr(model, "models", (model,))]
     for each in declared:
         if not hasattr(each, "compare"):
             raise errors.ConfigError(
                 f"expected the name of a model, or a Model, got {type(each).__name__}"
             )
-    return tuple(declared)
+    return declared

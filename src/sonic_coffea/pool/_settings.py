@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sonic_coffea._files import read_text
-from sonic_coffea.errors import ConfigError, expect, nearest
+from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.transport import MAX_REQUEST_BYTES, Address, ConnectionOptions, Token
 
 # Bytes in flight take memory two or three times: as tensors, in messages, in gRPC's buffers.
@@ -238,10 +238,8 @@ class Settings:
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
         known, values = {f.name: f for f in fields(cls) if f.metadata}, {}
+        require(options, [*known, "token_file"], "connect has no option")
         for name, value in options.items():
-            if name not in known:
-                hint = nearest(name, [*known, "token_file"])
-                raise ConfigError(f"connect has no option {name!r}; {hint}")
             rule, default = known[name].metadata["rule"], known[name].metadata["default"]
             by_default = isinstance(value, str | None) and value == default
             if not (by_default or rule.usable(value)):
@@ -307,9 +305,10 @@ class Settings:
         expect(isinstance(profiles, Mapping), "a mapping of names to options", profiles, "profiles")
         configured = options.pop("profile", None)
         profile = profile or configured
-        if profile is not None and profile not in profiles:
-            raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
-        own = {} if profile is None else _underscored(profiles[profile])
+        own = {}
+        if profile is not None:
+            require([profile], profiles, "no profile")
+            own = _underscored(profiles[profile])
         options = {
             name: _expanded(name, value) if isinstance(value, str) else value
             for name, value in _overridden(options, own).items()

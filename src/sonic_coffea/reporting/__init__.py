@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._report import Report, report
-from sonic_coffea.reporting._tally import STATISTICS_KEY, Statistics, Tally
+from sonic_coffea.reporting._tally import STATISTICS_KEY, SUMS, Statistics, Tally

@@ -111,7 +111,7 @@ class Report:
         elif target.suffix == ".html":
             made_by = ", ".join(f"{name} {n}" for name, n in provenance.versions().items())
             made = f"{self.date:%Y-%m-%d %H:%M %Z} on {socket.gethostname()}, {made_by}"
-            shown = tables.html(self._tables(), [*self.advice, made])
+            shown = tables.html(*self._tables(), notes=[*self.advice, made])
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
@@ -126,7 +126,7 @@ class Report:
             yield Text(f"• {advice}", style="yellow")
 
     def _repr_html_(self) -> str:
-        return tables.html(self._tables(), self.advice)
+        return tables.html(*self._tables(), notes=self.advice)
 
     def __repr__(self) -> str:
         total = self.statistics.total()

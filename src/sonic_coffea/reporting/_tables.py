@@ -46,7 +46,7 @@ def described(
     return table
 
 
-def html(tables: Iterable[Table], notes: Iterable[str]) -> str:
+def html(*tables: Any, notes: Iterable[str] = ()) -> str:
     """Return tables as HTML, in which everything is escaped, with sentences below."""
     from rich.console import Console
 
@@ -54,13 +54,6 @@ def html(tables: Iterable[Table], notes: Iterable[str]) -> str:
     console.print(*tables)
     shown = console.export_html(inline_styles=True, code_format=_PRE)
     return shown + "".join(f"<p>{escape(_text(sentence))}</p>" for sentence in notes)
-
-
-def table(
-    title: str, rows: Iterable[Sequence[Any]], *, notes: Iterable[str] = (), **options: Any
-) -> str:
-    """Return a table as HTML, with sentences below."""
-    return html([described(title, rows, **options)], notes)
 
 
 def duration(seconds: float) -> str:

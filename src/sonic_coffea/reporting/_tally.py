@@ -65,7 +65,7 @@ class Tally:
     )
 
     def __iadd__(self, other: Tally) -> Tally:
-        for name in (*_SUMS, "latencies"):
+        for name in (*SUMS, "latencies"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
@@ -94,10 +94,11 @@ class Tally:
             f"latency_p{percent}_s": self.latency_s(percent / 100) if self.has_quantiles else None
             for percent in (50, 90, 99)
         }
-        return {**{name: getattr(self, name) for name in _SUMS}, **quantiles}
+        return {**{name: getattr(self, name) for name in SUMS}, **quantiles}
 
 
-_SUMS = [f.name for f in fields(Tally) if f.name != "latencies"]
+SUMS = [f.name for f in fields(Tally) if f.name != "latencies"]
+"""The counts and times of a tally."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,9 +22,10 @@ from sonic_coffea._files import others_write, replacing, state_of
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
+from sonic_coffea.pool import declarations_of
 from sonic_coffea.processor import located, run_files
 from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
-from sonic_coffea.scoring._processor import INDEX, Exporting, Scoring, declarations
+from sonic_coffea.scoring._processor import INDEX, Exporting, Scoring
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     is_format = target.suffix in (".parquet", ".root")
     expect(is_format, "an output that ends in .parquet or .root", target.name)
     expect(isinstance(model, (Model, Choice)), "a Model, Folds or Choice", model)
-    for each in declarations(model):
+    for each in declarations_of(model):
         each.pool_of(None)  # raises if no server is named
     parts = target.with_name(f".{target.name}.parts")
     if not resume:
@@ -314,7 +315,7 @@ def _several_versions(model: Model | Choice, records: Sequence[dict[str, Any]]) 
 
     Versions that the declaration pins, as those of folds may be, are models of their own.
     """
-    pinned = {(each.name, each.version) for each in declarations(model)}
+    pinned = {(each.name, each.version) for each in declarations_of(model)}
     served: defaultdict[tuple[str, str | None], set[tuple[str, str | None]]] = defaultdict(set)
     for record in records:
         name, version = record["model"], record.get("version")

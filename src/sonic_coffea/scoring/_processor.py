@@ -27,6 +27,7 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
 from sonic_coffea.model import Choice, Model, constituents, export
+from sonic_coffea.pool import declarations_of
 from sonic_coffea.processor import Request, SonicProcessor
 
 INDEX = "index"
@@ -208,11 +209,6 @@ def _check_flat(table: Any, kept: Iterable[str], scores: Iterable[str]) -> None:
             )
 
 
-def declarations(model: Model | Choice) -> tuple[Model, ...]:
-    """Return the only model, or those of `Folds` or a `Choice`."""
-    return model.models if isinstance(model, Choice) else (model,)
-
-
 def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choice) -> Any:
     """Return what a model reads: events or their objects, with ``constituents`` if it reads these.
 
@@ -223,7 +219,7 @@ def _sent(events: Any, objects: Any, collection: str | None, model: Model | Choi
     """
     paths = [
         path
-        for each in declarations(model)
+        for each in declarations_of(model)
         for layout in each.inputs.values()
         for path in layout.columns
     ]

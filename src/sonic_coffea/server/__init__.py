@@ -10,15 +10,5 @@ from sonic_coffea.server.repository._build import build_repository
 from sonic_coffea.server.repository._config import Ensemble, read_repository
 from sonic_coffea.server.repository._sources import Served
 
-__all__ = [
-    "Ensemble",
-    "InProcessTransport",
-    "LocalServer",
-    "Served",
-    "ServerInstall",
-    "build_repository",
-    "contract_of",
-    "ensure",
-    "local_servers",
-    "read_repository",
-]
+# What users import from here; the top of the package has the rest.
+__all__ = ["Ensemble", "Served", "ensure", "local_servers", "read_repository"]

@@ -475,7 +475,7 @@ class LocalServer:
         rows.append(("repository", self.repository))
         if self._log is not None:
             rows.append(("log", self._log))
-        return tables.table("LocalServer", rows)
+        return tables.html(tables.described("LocalServer", rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
