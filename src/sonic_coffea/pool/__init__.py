@@ -26,3 +26,6 @@ from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._servers import open_transport
 from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.pool._tuning import MAX_MISSES, MAX_RTT_RATIO, QUIET_S
+
+# What users import from here; the top of the package has the rest.
+__all__ = ["Checks", "HostCheck", "ServerState", "Settings", "Step", "current"]

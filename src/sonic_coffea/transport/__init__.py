@@ -28,6 +28,9 @@ from sonic_coffea.transport._transport import (
     time_requests,
 )
 
+# What transports of a user's own are made of.
+__all__ = ["ConnectionOptions", "Contract", "Response", "Transport", "connect_transport"]
+
 
 def connect_transport(url: str, *, options: ConnectionOptions | None = None) -> Transport:
     """Return a connection to a server, without blocking: its first call opens the channel.
