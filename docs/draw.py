@@ -7,6 +7,7 @@ tensors from its layouts, the curves from its limits in a simulation, the house 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 import tempfile
 from functools import cache
@@ -390,10 +391,17 @@ def imports() -> dict[str, set[str]]:
     imported: dict[str, set[str]] = {folder: set() for folder in folders}
     for folder in folders:
         for path in (root / folder).rglob("*.py"):
-            names = [
-                node.module
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-                if isinstance(node, ast.ImportFrom) and node.module
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            names = [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+            # Of the package's own names, such as sonic.Model.
+            attributes = [n for n in nodes if isinstance(n, ast.Attribute)]
+            used = [
+                n.attr
+                for n in attributes
+                if isinstance(n.value, ast.Name) and n.value.id == "sonic"
+            ]
+            names += [
+                getattr(inspect.getmodule(getattr(sonic, name)), "__name__", "") for name in used
             ]
             parts = [name.split(".") for name in names if name.startswith("sonic_coffea.")]
             imported[folder] |= {part[1] for part in parts} & folders - {folder}
