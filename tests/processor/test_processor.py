@@ -458,7 +458,8 @@ def test_unpickled_models_of_a_class_keep_their_servers() -> None:
             unpickled = pickle.loads(pickle.dumps(Doubling.models["m"]))
         local = of_notebook(models={"m": unpickled})
         with sonic.connect(other.url):
-            for kind in (local, type("Derived", (local,), {})):
+            derived = (type("Derived", (local,), own) for own in ({}, {"models": {**local.models}}))
+            for kind in (local, *derived):
                 assert run(kind()) == [2]
                 assert run_pickled(kind()) == [2]
                 assert run(kind()) == [2]
