@@ -86,6 +86,13 @@ def test_folds_are_lists_or_masked_arrays() -> None:
     assert by_event.y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [None]]
 
 
+@pytest.mark.usefixtures("server")
+def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
+    events = ak.Array([{"jets": [{"pt": 3.0}, {"pt": 0.5}]}, None, {"jets": None}])
+    model = sonic.Model("plain_0", {"x": sonic.Row("jets.pt")}, {"y": LABELS})
+    assert model(events, mask=events.jets.pt > 1).a.tolist() == [[3.0, None], None, None]
+
+
 class Analysis(sonic.SonicProcessor):
     """Returns all scores ``a``."""
 

@@ -115,6 +115,14 @@ def tracks() -> Iterator[FakeServer]:
         yield server
 
 
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_graphs_without_offsets_are_traced(per: str) -> None:
+    graph = {"hits": sonic.Flat("hits.x", splits=None)}
+    model = sonic.Model("m", graph, {"y": ["score"]}, one_request_per=per)
+    events = ak.Array([{"hits": [{"x": 1.0}, {"x": 2.0}]}])
+    assert model(ak.Array(events.layout.to_typetracer(forget_length=True))).fields == ["score"]
+
+
 def test_models_that_share_requests_need_an_axis_of_rows() -> None:
     tensors = {name: {name: ("float32", (2,))} for name in ("x", "y")}
     alone = FakeModel(inputs=tensors["x"], outputs=tensors["y"], function=dict, max_rows=0)
