@@ -248,18 +248,29 @@ def arrays(by: float) -> Any:
     return lambda events: shifted(by_event["shift"][0][0], events)
 
 
+def write_module(by: float) -> None:
+    """Write a file as a user edits it."""
+    Path("shifts_by_day.py").write_text(f"def shift(events): return events.FatJet.mass + {by}")
+    importlib.invalidate_caches()
+    linecache.checkcache()
+
+
 def by_imported(by: float) -> Any:
-    """A function that imports another when it is called, of a file that is edited."""
+    """A function that imports another when it is called."""
 
     def imported(events: Any) -> Any:
         from shifts_by_day import shift  # type: ignore[import-not-found]
 
         return shift(events)
 
-    Path("shifts_by_day.py").write_text(f"def shift(events): return events.FatJet.mass + {by}")
-    importlib.invalidate_caches()
-    linecache.checkcache()
+    write_module(by)
     return imported
+
+
+def by_edited(by: float) -> Any:
+    write_module(by)
+    sys.modules.pop("shifts_by_day", None)
+    return importlib.import_module("shifts_by_day").shift
 
 
 class Shifting:
@@ -285,13 +296,14 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
+        lambda by: {"features": by_edited(by)},
         lambda by: {"features": MethodType(shifted, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
-        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "method"),
-        *("on_error", "keep"),
+        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "edited"),
+        *("method", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(
@@ -791,28 +803,6 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
     shutil.copy(FILES[0], tmp_path / "müon.root")
     with pytest.raises(errors.ConfigError, match="only files whose path is ASCII, got .*müon.root"):
         sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
-
-
-def test_edited_functions_score_anew(
-    server: FakeServer, arguments: list[Any], tmp_path: Path
-) -> None:
-    arguments.remove(FILES[1])
-    arguments += ["--features", "analysis.py:jets", "--chunksize", 400]
-
-    def write(comment: str) -> None:
-        text = f"{comment}def jets(events):\n    return events.FatJet\n"
-        (tmp_path / "analysis.py").write_text(text)
-        linecache.checkcache()
-        importlib.invalidate_caches()
-
-    resumed = []
-    for comment in ("", "# edited\n"):
-        write("")
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        assert run(*arguments, cwd=tmp_path).returncode == 1
-        write(comment)
-        resumed.append(json_of(*arguments, cwd=tmp_path)["resumed"] > 0)
-    assert resumed == [True, False]
 
 
 @pytest.mark.parametrize(
