@@ -81,6 +81,8 @@ MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
 def test_folds_are_lists_or_masked_arrays() -> None:
     by_list = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], [1, 1], [None]])
     assert by_list.y.a.tolist() == [[1.0, 6.0], [], [None, 6.0], [None]]
+    of_some = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], None, [None]])
+    assert of_some.y.a.tolist() == [[1.0, 6.0], [], [None, None], [None]]
     masked = np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])
     by_event = sonic.Folds(FOLDS)(EVENTS, fold=masked)
     assert by_event.y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [None]]

@@ -19,7 +19,6 @@ from types import MethodType
 from typing import Any
 
 import awkward as ak
-import dask
 import grpc
 import numpy as np
 import psutil
@@ -487,8 +486,6 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
     assert some.rows == len(pt)
     scores = ak.from_parquet(out)
     assert ak.is_none(scores.qcd).tolist() == (scores.event <= 3).tolist()
-    with pytest.raises(errors.ConfigError, match="which fold"):
-        sonic.score_files(sonic.Folds(FOLDED), FILES, out, **SMALL)
 
 
 CHOICE = """
@@ -824,15 +821,6 @@ def test_bad_commands_are_refused_in_one_line(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mass.yaml"]
-
-
-def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
-    (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
-    with dask.config.set({"sonic.servers": "grpc://127.0.0.1:9", "sonic.retry-timeout-s": 3}):
-        done = run("score", *arguments, "-o", "jets.parquet", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "nothing gets through, and requests are sent again for up to 3 s" in done.stderr
 
 
 @pytest.mark.parametrize(
