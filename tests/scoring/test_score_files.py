@@ -248,8 +248,8 @@ def arrays(by: float) -> Any:
 
 
 def write_module(by: float) -> None:
-    """Write a file as a user edits it."""
-    Path("shifts_by_day.py").write_text(f"def shift(events): return events.FatJet.mass + {by}")
+    """Write a file as a user edits it, somewhere beside the function."""
+    Path("shifts_by_day.py").write_text(f"# {by}\ndef shift(events): return events.FatJet.mass")
     importlib.invalidate_caches()
     linecache.checkcache()
 
@@ -811,6 +811,7 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
         (["--labels", FILES[0]], 2, "--labels belongs to --weaver"),
         (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
+        (["--features", "nowhere.py:jets"], 2, "--features: no file 'nowhere.py'"),
     ],
 )
 def test_bad_commands_are_refused_in_one_line(
