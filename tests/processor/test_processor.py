@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import awkward as ak
 import cloudpickle
-import numpy as np
 import pytest
 from coffea import processor
 from coffea.nanoevents.methods import vector
@@ -94,14 +93,6 @@ def run_blocks(analysis: Any) -> Any:
 def test_blocks_know_where_they_are(block_size: int | None, expected: dict[int, list[int]]) -> None:
     out = of_the_user(run_blocks(Echo(block_size)))
     assert out == {("TTbar", start): stop for start, stop in expected.items()}
-
-
-@pytest.mark.usefixtures("same")
-def test_blocks_do_not_share_what_is_set_on_the_processor() -> None:
-    analysis = Echo(2)
-    out = analysis.process(ak.Array({"pt": np.arange(5, dtype=np.float32)}))
-    assert of_the_user(out) == {(None, None): [None, 2, None, 2, None, 1]}
-    assert vars(analysis) == {"block_size": 2}
 
 
 class Stumbling(Echo):
