@@ -62,6 +62,7 @@ def test_digests_are_of_the_models_that_scored_rows() -> None:
     assert reverse.attrs["sonic"]["model"] == "b, a"
     assert reverse.attrs["sonic"]["digest"] == "file of b, file of a"
     assert one.attrs["sonic"]["digest"] == "file of a"
+    assert [made_by["model"] for made_by in provenance.of_scores(one)["models"]] == ["a"]
     assert both.attrs["sonic"]["digest"] == "file of a, file of b"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea import errors, provenance
+from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
 
 LABELS = ["a", "b"]
@@ -81,6 +81,8 @@ MEANS = [[2.0, 4.0], [], [None, 6.0], [8.0]]
 def test_folds_are_lists_or_masked_arrays() -> None:
     by_list = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], [1, 1], [None]])
     assert by_list.y.a.tolist() == [[1.0, 6.0], [], [None, 6.0], [None]]
+    of_some = sonic.Folds(FOLDS)(EVENTS, fold=[[0, 2], [], None, [None]])
+    assert of_some.y.a.tolist() == [[1.0, 6.0], [], [None, None], [None]]
     masked = np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])
     by_event = sonic.Folds(FOLDS)(EVENTS, fold=masked)
     assert by_event.y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [None]]
@@ -91,14 +93,6 @@ def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
     events = ak.Array([{"jets": [{"pt": 3.0}, {"pt": 0.5}]}, None, {"jets": None}])
     model = sonic.Model("plain_0", {"x": sonic.Row("jets.pt")}, {"y": LABELS})
     assert model(events, mask=events.jets.pt > 1).a.tolist() == [[3.0, None], None, None]
-
-
-def test_scores_name_the_models_that_made_them(server: FakeServer) -> None:
-    folds = sonic.Folds(FOLDS)
-    scores = folds(EVENTS, fold=np.array([2, 0, 1, 2]))
-    assert scores.attrs["sonic"]["model"] == folds.name
-    made_by = provenance.of_scores(scores)["models"]
-    assert [(m["model"], m["version"]) for m in made_by] == [("fold_1", "1"), ("fold_2", "1")]
 
 
 class Analysis(sonic.SonicProcessor):
@@ -160,13 +154,6 @@ def test_models_with_inputs_in_another_order_have_masks_and_lists_of_their_own(
     without_lists = [sonic.Model(model.name, model.inputs, {"n": ["n"]}) for model in models]
     means = sonic.Folds(without_lists, fold=None)(events)
     assert means.n.tolist() == [(2 + 1) / 2, (0 + 2) / 2]
-
-
-def test_traces_have_the_outputs_in_the_order_of_the_first_model() -> None:
-    reversed_ = plain(8, **dict(reversed(WHOLE.outputs.items())))
-    jets = ak.Array([[{"pt": 1.0, "k": 0}]]).layout.to_typetracer(forget_length=True)
-    scores = sonic.Folds([WHOLE, reversed_], fold="k")(ak.Array(jets))
-    assert scores.fields == [*WHOLE.outputs]
 
 
 def test_numbers_that_are_not_sent_may_be_anything(server: FakeServer) -> None:

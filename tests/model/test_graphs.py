@@ -6,7 +6,7 @@ Offsets and row numbers, which tell the elements of rows apart, have names of th
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,37 +102,17 @@ def model(**options: Any) -> sonic.Model:
     )
 
 
-def served(requests: list[int]) -> dict[str, FakeModel]:
-    """Whatever is in the request is one graph: a score of each edge, and two of the graph."""
-
-    def network(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        x, (start, stop) = inputs["x"][:, 0], inputs["edge_index"]
-        requests.append(len(x))
-        event = [x.sum(), np.ptp(x) if len(x) else 0.0]
-        return {"edge_score": x[start] * x[stop], "event": np.asarray(event, "f4")}
-
+@pytest.fixture
+def tracks() -> Iterator[FakeServer]:
+    """Whatever is in a request is one graph."""
     fake = FakeModel(
         inputs={"x": ("float32", (-1, 1)), "edge_index": ("int64", (2, -1))},
         outputs={"edge_score": ("float32", (-1,)), "event": ("float32", (2,))},
-        function=network,
+        function=dict,
         max_rows=0,
     )
-    return {"tracks": fake}
-
-
-@pytest.mark.parametrize("per", ["row", "event"])
-def test_each_graph_has_a_request_of_its_own(per: str) -> None:
-    arrays, requests = graphs(), []
-    with FakeServer(served(requests)) as server, sonic.connect(server.url):
-        scores = model(one_request_per=per)(arrays)
-    # A server that is slow is asked once more.
-    assert len(requests) >= 40
-    assert set(requests) == set(ak.num(arrays["x"]).to_list())
-    r, edges = arrays["x"].r, arrays["edge_index"]
-    assert ak.almost_equal(scores.edge_score, r[edges["from"]] * r[edges["to"]])
-    assert ak.almost_equal(scores.event["sum"], ak.sum(r, axis=1), atol=1e-5)
-    spread = ak.fill_none(ak.ptp(r, axis=1), 0.0)
-    assert ak.almost_equal(scores.event.spread, spread, atol=1e-6, dtype_exact=False)
+    with FakeServer({"tracks": fake}) as server, sonic.connect(server.url, max_request_bytes=100):
+        yield server
 
 
 @pytest.mark.parametrize("per", ["row", "event"])
@@ -154,28 +134,6 @@ def test_models_that_share_requests_need_an_axis_of_rows() -> None:
         sonic.Model("m", {"x": sonic.Row(["pt", "pt"])}, {"y": ["a", "b"]})(doubling.jets(1, 2))
 
 
-def test_graphs_are_neither_split_nor_joined() -> None:
-    arrays, by_event = graphs(6), model(one_request_per="event")
-    with FakeServer(served([])) as server:
-        small = sonic.connect(server.url, max_request_bytes=100)
-        with small as pool, pytest.raises(ConfigError, match="max_request_bytes"):
-            by_event(arrays, pool=pool)
-    single = {name: array[:1] for name, array in arrays.items()}
-    assert by_event.pack(single)["edge_index"].shape[0] == 2
-
-
-def test_one_request_per_is_a_part_of_the_declaration() -> None:
-    by_row, by_event = model(one_request_per="row"), model(one_request_per="event")
-    assert by_row.config_hash != by_event.config_hash
-    assert pickle.loads(pickle.dumps(by_row)).one_request_per == "row"
-    with FakeServer(served([])) as server, sonic.connect(server.url):
-        with pytest.raises(ConfigError, match="leave deduplicate out"):
-            by_row(graphs(3), deduplicate=True)
-        stacked = {"x": sonic.Flat("r"), "edge_index": sonic.Flat(["from"], "ends", dtype="int64")}
-        with pytest.raises(ContractError, match="one_request_per='row'"):
-            sonic.Model("tracks", stacked, by_row.outputs)(graphs(3))
-
-
 @pytest.mark.parametrize("per", ["row", "event"])
 def test_rows_with_requests_of_their_own_are_not_stacked_by_the_server(per: str) -> None:
     shared, array = doubling.MODEL, doubling.jets(1, 2)
@@ -188,6 +146,21 @@ def test_rows_with_requests_of_their_own_are_not_stacked_by_the_server(per: str)
         alone(array)
     with FakeServer({"m": FakeModel.of(alone)}) as server, sonic.connect(server.url):
         assert len(alone(array)) == 2
+
+
+def test_graphs_are_neither_split_nor_joined(tracks: FakeServer) -> None:
+    by_row, by_event = model(one_request_per="row"), model(one_request_per="event")
+    assert by_row.config_hash != by_event.config_hash
+    assert pickle.loads(pickle.dumps(by_row)).one_request_per == "row"
+    with pytest.raises(ConfigError, match="max_request_bytes"):
+        by_event(graphs(6))
+    with pytest.raises(ConfigError, match="leave deduplicate out"):
+        by_row(graphs(3), deduplicate=True)
+    stacked = {"x": sonic.Flat("r"), "edge_index": sonic.Flat(["from"], "ends", dtype="int64")}
+    with pytest.raises(ContractError, match="one_request_per='row'"):
+        sonic.Model("tracks", stacked, by_row.outputs)(graphs(3))
+    single = {name: array[:1] for name, array in graphs(6).items()}
+    assert by_event.pack(single)["edge_index"].shape[0] == 2
 
 
 EVENTS = ak.Array({"a": [[1.0], [2.0, 3.0]], "b": [[4.0, 5.0], [6.0]], "c": [[7.0], [8.0, 9.0]]})

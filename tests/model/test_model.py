@@ -38,14 +38,6 @@ def test_scores_are_those_of_direct_inference(
     assert total.requests == -(-total.rows // 64)
 
 
-def test_no_objects_need_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
-    with sonic.connect("grpc://127.0.0.1:9"):
-        for nothing in (jets[:0], jets[ak.num(jets) == 0], jets[:, :0]):
-            scores = tagger(nothing)
-            assert scores.tolist() == nothing.tolist()
-            assert str(scores.type).endswith("var * ?{qcd: float32, top: float32}")
-
-
 def test_hundreds_of_labels_are_not_all_printed() -> None:
     many = declared(outputs={"y": [f"v{n}" for n in range(300)]})
     assert "v8, v9, ..., v299: 300 labels" in repr(many)

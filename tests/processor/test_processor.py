@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import awkward as ak
 import cloudpickle
-import numpy as np
 import pytest
 from coffea import processor
 from coffea.nanoevents.methods import vector
@@ -94,14 +93,6 @@ def run_blocks(analysis: Any) -> Any:
 def test_blocks_know_where_they_are(block_size: int | None, expected: dict[int, list[int]]) -> None:
     out = of_the_user(run_blocks(Echo(block_size)))
     assert out == {("TTbar", start): stop for start, stop in expected.items()}
-
-
-@pytest.mark.usefixtures("same")
-def test_blocks_do_not_share_what_is_set_on_the_processor() -> None:
-    analysis = Echo(2)
-    out = analysis.process(ak.Array({"pt": np.arange(5, dtype=np.float32)}))
-    assert of_the_user(out) == {(None, None): [None, 2, None, 2, None, 1]}
-    assert vars(analysis) == {"block_size": 2}
 
 
 class Stumbling(Echo):
@@ -324,136 +315,114 @@ def test_errors_of_users_show_their_lines() -> None:
     assert [m for m in modules if m.startswith("sonic_coffea")] == ["sonic_coffea.errors"]
 
 
+JETS = ak.Array([{"pt": 1.0}])
+
+
+def of_notebook(**attributes: Any) -> Any:
+    """Return a class that coffea pickles by value, as those of notebooks."""
+
+    def produce(_: Any, events: Any, scores: Any) -> Any:
+        return scores["m"].twice
+
+    return type("Local", (Doubling,), {"produce": produce, **attributes})
+
+
+def run(made: Any) -> Any:
+    return made.process(JETS).tolist()
+
+
+def run_pickled(made: Any) -> Any:
+    """Run what a pickle brings, as coffea does."""
+    return run(cloudpickle.loads(cloudpickle.dumps(made)))
+
+
 @pytest.mark.parametrize("folds", [False, True], ids=["model", "folds"])
 def test_classes_of_notebooks_use_the_servers_of_each_run(*, folds: bool) -> None:
     """coffea pickles them by value, and what is unpickled here takes the place of the class's."""
     model = Doubling.models["m"]
-
-    class Local(Doubling):
-        models = {"m": sonic.Folds([model, model], fold=None) if folds else model}  # noqa: RUF012
-
-        def produce(self, events: Any, scores: Any) -> Any:
-            return scores["m"].twice.tolist()
-
-    jets = ak.Array([{"pt": 1.0}])
+    kind = of_notebook(models={"m": sonic.Folds([model, model], fold=None) if folds else model})
     for factor in (2, 3, 2):
         with multiplier(factor) as server, sonic.connect(server.url):
-            sent = cloudpickle.dumps(Local())
-            assert cloudpickle.loads(sent).process(jets) == [factor]
-            assert Local().process(jets) == [factor]
+            assert run_pickled(kind()) == [factor]
+            assert run(kind()) == [factor]
+    traced = kind().process(ak.Array(JETS.layout.to_typetracer()))
+    assert str(traced.type.content) == "float32"  # though no server is connected any more
 
-    class Extended(Local):
-        models = {**Local.models, "other": model}  # noqa: RUF012
+    class Extended(kind):  # type: ignore[misc]
+        models = {**kind.models, "other": model}  # noqa: RUF012
 
     with multiplier(5) as server, sonic.connect(server.url):
-        assert Extended().process(jets) == [5]
+        assert run(Extended()) == [5]
+
+
+@pytest.fixture
+def notebook() -> dict[str, Any]:
+    """Return the names of a notebook, one of which is a model that its classes use."""
+    return {"__name__": "__main__", "Doubling": Doubling, "model": Doubling.models["m"]}
 
 
 PRODUCE = "    def produce(self, events, scores): return "
+CALLED = f"class Local(Doubling):\n{PRODUCE}model(events).twice"
+OF_THE_INSTANCE = f"""
+class Local(Doubling):
+    def __init__(self): self.models = {{"m": model}}
+{PRODUCE}scores["m"].twice
+"""
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        PRODUCE + "model(events).twice.tolist()",
-        "    def __init__(self): self.models = {'m': model}\n"
-        + PRODUCE
-        + "scores['m'].twice.tolist()",
-    ],
-    ids=["called", "of the instance"],
-)
+@pytest.mark.parametrize("cell", [CALLED, OF_THE_INSTANCE], ids=["called", "of the instance"])
 def test_global_models_of_notebooks_are_not_scored_by_the_servers_of_an_earlier_run(
-    body: str, tmp_path: Path
+    cell: str, notebook: dict[str, Any], tmp_path: Path
 ) -> None:
     """Methods of a class that was unpickled here name copies of the notebook's globals."""
-    cell = f"class Local(Doubling):\n{body}"
-    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
-    notebook["model"] = Doubling.models["m"]
-    jets = ak.Array([{"pt": 1.0}])
-
-    def run() -> Any:
-        return cloudpickle.loads(cloudpickle.dumps(notebook["Local"]())).process(jets)
-
     exec(cell, notebook)  # noqa: S102
     with multiplier(2) as one, multiplier(3) as other:
         with sonic.connect(one.url):
-            assert run() == [2]
+            assert run_pickled(notebook["Local"]()) == [2]
         with sonic.connect(other.url):
             message = rf"{one.url}, and .* with {other.url}: let acquire"
             with pytest.raises(errors.ConfigError, match=message):
-                run()
+                run_pickled(notebook["Local"]())
             # Nor by a worker, to which the next run goes.
-            (tmp_path / "sent").write_bytes(cloudpickle.dumps((notebook["Local"](), jets)))
+            (tmp_path / "sent").write_bytes(cloudpickle.dumps((notebook["Local"](), JETS)))
             script = "import pickle, sys; p, x = pickle.load(open(sys.argv[1], 'rb')); p.process(x)"
             folders = os.pathsep.join(sys.path)
             done = python("-c", script, tmp_path / "sent", check=False, PYTHONPATH=folders)
             assert re.search(message, done.stderr)
             exec(cell, notebook)  # noqa: S102
-            assert run() == [3]
+            assert run_pickled(notebook["Local"]()) == [3]
 
 
-GLOBAL = """
-class Local(Doubling):
-    def __init__(self):
-        self.models = {"m": model}
-
-    def produce(self, events, scores):
-        return scores["m"].twice.tolist()
-"""
-
-
-def test_global_models_of_notebooks_follow_the_options_of_their_servers() -> None:
+def test_global_models_of_notebooks_follow_the_options_of_their_servers(
+    notebook: dict[str, Any],
+) -> None:
     """Such as a new token, after a run that was refused."""
-    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
-    notebook["model"] = Doubling.models["m"]
-    exec(GLOBAL, notebook)  # noqa: S102
-    jets = ak.Array([{"pt": 1.0}])
-
-    def run() -> Any:
-        return cloudpickle.loads(cloudpickle.dumps(notebook["Local"]())).process(jets)
-
+    exec(OF_THE_INSTANCE, notebook)  # noqa: S102
     with multiplier(2, headers={"authorization": "Bearer new"}) as server:
         with sonic.connect(server.url, token="old"), pytest.raises(errors.AccessError):
-            run()
+            run_pickled(notebook["Local"]())
         with sonic.connect(server.url, token="new"):
-            assert run() == [2]
+            assert run_pickled(notebook["Local"]()) == [2]
 
 
-def test_global_models_of_notebooks_warn_where_process_is_called(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("has_mixin", [True, False])
+def test_models_that_stay_with_the_servers_of_an_earlier_run_warn_once(
+    notebook: dict[str, Any], caplog: pytest.LogCaptureFixture, *, has_mixin: bool
 ) -> None:
-    notebook: dict[str, Any] = {"__name__": "__main__", "Doubling": Doubling}
-    notebook["model"] = Doubling.models["m"]
-    exec(GLOBAL, notebook)  # noqa: S102
-    jets = ak.Array([{"pt": 1.0}])
-    with multiplier(2) as one, multiplier(3) as other:
-        with sonic.connect(one.url):
-            sent = cloudpickle.dumps(notebook["Local"]())
-            assert cloudpickle.loads(sent).process(jets) == [2]
-            assert notebook["Local"]().process(jets) == [2]
-        assert "as its pickle says" not in caplog.text
-        with sonic.connect(other.url):
-            assert notebook["Local"]().process(jets) == [2]
-        assert f"model m is scored by {one.url}, as its pickle says" in caplog.text
-
-
-def test_processors_without_the_mixin_warn_of_an_earlier_runs_servers(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Nobody can tell their global models from pickles that are to keep their servers."""
+    """Without the mixin, nobody can tell global models from pickles that are to keep servers."""
 
     class Plain:
         model = Doubling.models["m"]
 
         def process(self, events: Any) -> Any:
-            return self.model(events).twice.tolist()
+            return self.model(events).twice
 
-    jets = ak.Array([{"pt": 1.0}])
+    exec(OF_THE_INSTANCE, notebook)  # noqa: S102
+    kind, again = (notebook["Local"], run) if has_mixin else (Plain, run_pickled)
     with multiplier(2) as one, multiplier(3) as other:
-        for server, is_warned in ((one, False), (other, True)):
+        for server, how, is_warned in ((one, run_pickled, False), (other, again, True)):
             with sonic.connect(server.url):
-                for _ in range(2):
-                    cloudpickle.loads(cloudpickle.dumps(Plain())).process(jets)
+                assert how(kind()) == how(kind()) == [2]
             assert caplog.text.count(f"model m is scored by {one.url}, as its") == is_warned
 
 
@@ -473,38 +442,15 @@ def test_models_have_the_same_tokens_in_all_processes(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_classes_of_notebooks_need_no_servers_to_be_traced() -> None:
-    class Local(Doubling):
-        models = dict(Doubling.models)  # noqa: RUF012
-
-        def produce(self, events: Any, scores: Any) -> Any:
-            return scores["m"].twice
-
-    jets = ak.Array([{"pt": 1.0}])
-    with multiplier() as server, sonic.connect(server.url):
-        cloudpickle.loads(cloudpickle.dumps(Local()))
-    traced = Local().process(ak.Array(jets.layout.to_typetracer()))
-    assert str(traced.type.content) == "float32"
-
-
 def test_unpickled_models_of_a_class_keep_their_servers() -> None:
     """Also after coffea has pickled the class."""
     with multiplier(2) as one, multiplier(3) as other:
         with sonic.connect(one.url):
             unpickled = pickle.loads(pickle.dumps(Doubling.models["m"]))
-
-        class Local(Doubling):
-            models = {"m": unpickled}  # noqa: RUF012
-
-            def produce(self, events: Any, scores: Any) -> Any:
-                return scores["m"].twice.tolist()
-
-        class Derived(Local):
-            pass
-
-        jets = ak.Array([{"pt": 1.0}])
+        local = of_notebook(models={"m": unpickled})
         with sonic.connect(other.url):
-            for kind in (Local, Derived):
-                assert kind().process(jets) == [2]
-                assert cloudpickle.loads(cloudpickle.dumps(kind())).process(jets) == [2]
-                assert kind().process(jets) == [2]
+            derived = (type("Derived", (local,), own) for own in ({}, {"models": {**local.models}}))
+            for kind in (local, *derived):
+                assert run(kind()) == [2]
+                assert run_pickled(kind()) == [2]
+                assert run(kind()) == [2]

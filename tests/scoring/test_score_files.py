@@ -19,7 +19,6 @@ from types import MethodType
 from typing import Any
 
 import awkward as ak
-import dask
 import grpc
 import numpy as np
 import psutil
@@ -248,18 +247,29 @@ def arrays(by: float) -> Any:
     return lambda events: shifted(by_event["shift"][0][0], events)
 
 
+def write_module(by: float) -> None:
+    """Write a file as a user edits it, somewhere beside the function."""
+    Path("shifts_by_day.py").write_text(f"# {by}\ndef shift(events): return events.FatJet.mass")
+    importlib.invalidate_caches()
+    linecache.checkcache()
+
+
 def by_imported(by: float) -> Any:
-    """A function that imports another when it is called, of a file that is edited."""
+    """A function that imports another when it is called."""
 
     def imported(events: Any) -> Any:
         from shifts_by_day import shift  # type: ignore[import-not-found]
 
         return shift(events)
 
-    Path("shifts_by_day.py").write_text(f"def shift(events): return events.FatJet.mass + {by}")
-    importlib.invalidate_caches()
-    linecache.checkcache()
+    write_module(by)
     return imported
+
+
+def by_edited(by: float) -> Any:
+    write_module(by)
+    sys.modules.pop("shifts_by_day", None)
+    return importlib.import_module("shifts_by_day").shift
 
 
 class Shifting:
@@ -285,13 +295,14 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": by_imported(by)},
+        lambda by: {"features": by_edited(by)},
         lambda by: {"features": MethodType(shifted, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
-        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "method"),
-        *("on_error", "keep"),
+        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "edited"),
+        *("method", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(
@@ -475,8 +486,6 @@ def test_folds_score_files(folded: FakeServer, out: Path) -> None:
     assert some.rows == len(pt)
     scores = ak.from_parquet(out)
     assert ak.is_none(scores.qcd).tolist() == (scores.event <= 3).tolist()
-    with pytest.raises(errors.ConfigError, match="which fold"):
-        sonic.score_files(sonic.Folds(FOLDED), FILES, out, **SMALL)
 
 
 CHOICE = """
@@ -793,28 +802,6 @@ def test_paths_that_coffea_does_not_take_are_named(tmp_path: Path, out: Path) ->
         sonic.score_files(MODEL, tmp_path / "müon.root", out, **SMALL)
 
 
-def test_edited_functions_score_anew(
-    server: FakeServer, arguments: list[Any], tmp_path: Path
-) -> None:
-    arguments.remove(FILES[1])
-    arguments += ["--features", "analysis.py:jets", "--chunksize", 400]
-
-    def write(comment: str) -> None:
-        text = f"{comment}def jets(events):\n    return events.FatJet\n"
-        (tmp_path / "analysis.py").write_text(text)
-        linecache.checkcache()
-        importlib.invalidate_caches()
-
-    resumed = []
-    for comment in ("", "# edited\n"):
-        write("")
-        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
-        assert run(*arguments, cwd=tmp_path).returncode == 1
-        write(comment)
-        resumed.append(json_of(*arguments, cwd=tmp_path)["resumed"] > 0)
-    assert resumed == [True, False]
-
-
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -824,6 +811,7 @@ def test_edited_functions_score_anew(
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
         (["--labels", FILES[0]], 2, "--labels belongs to --weaver"),
         (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
+        (["--features", "nowhere.py:jets"], 2, "--features: no file 'nowhere.py'"),
     ],
 )
 def test_bad_commands_are_refused_in_one_line(
@@ -834,15 +822,6 @@ def test_bad_commands_are_refused_in_one_line(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mass.yaml"]
-
-
-def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
-    (tmp_path / "mass.yaml").write_text(DECLARATION)
-    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", FILES[0]]
-    with dask.config.set({"sonic.servers": "grpc://127.0.0.1:9", "sonic.retry-timeout-s": 3}):
-        done = run("score", *arguments, "-o", "jets.parquet", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "nothing gets through, and requests are sent again for up to 3 s" in done.stderr
 
 
 @pytest.mark.parametrize(

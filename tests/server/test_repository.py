@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import json
 import os
-import queue
 import shutil
 import signal
 import sys
@@ -23,6 +23,7 @@ import tritonclient.grpc as grpc_client
 from onnx import numpy_helper
 from tests.onnx_files import save_onnx
 from tests.waiting import until
+from tritonclient.utils import np_to_triton_dtype
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerLostError
@@ -151,11 +152,16 @@ def server(tmp_path_factory, serve):
         yield running
 
 
+@pytest.fixture
+def networks(tmp_path):
+    """Return the files of a network, and of another one that cannot be a version of the same."""
+    return [identity(tmp_path / f"{axis}.onnx", f"N, {axis}") for axis in ("2", "M")]
+
+
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"version": "next"}], ids=str)
-def test_errors_leave_a_repository_as_it_was(tmp_path, options):
+def test_errors_leave_a_repository_as_it_was(tmp_path, networks, options):
     """The second model cannot be moved to its place, where a broken link is."""
-    old, new = identity(tmp_path / "o.onnx", "N, 2"), identity(tmp_path / "n.onnx", "N, M")
-    new = old if "version" in options else new
+    old, new = networks[0], networks["overwrite" in options]
     path = build_repository(tmp_path / "r", {"a": old})
     before = files(path)
     (path / "b").symlink_to(tmp_path / "gone")
@@ -169,9 +175,10 @@ def test_errors_leave_a_repository_as_it_was(tmp_path, options):
 
 
 @pytest.mark.parametrize("method", ["rename", "replace"])
-def test_ctrl_c_as_a_folder_is_moved_leaves_a_repository_as_it_was(tmp_path, monkeypatch, method):
-    old, new = identity(tmp_path / "o.onnx", "N, 2"), identity(tmp_path / "n.onnx", "N, M")
-    path = build_repository(tmp_path / "r", {"a": old})
+def test_ctrl_c_as_a_folder_is_moved_leaves_a_repository_as_it_was(
+    tmp_path, networks, monkeypatch, method
+):
+    path = build_repository(tmp_path / "r", {"a": networks[0]})
     before, move = files(path), getattr(Path, method)
     with monkeypatch.context() as slow:
 
@@ -182,43 +189,48 @@ def test_ctrl_c_as_a_folder_is_moved_leaves_a_repository_as_it_was(tmp_path, mon
 
         slow.setattr(Path, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            build_repository(path, {"a": new}, overwrite=True)
+            build_repository(path, {"a": networks[1]}, overwrite=True)
     assert files(path) == before
 
 
-def test_sources_that_are_replaced_as_they_are_copied_are_refused(tmp_path, monkeypatch):
-    old, new = identity(tmp_path / "o.onnx", "N, 2"), identity(tmp_path / "n.onnx", "N, 3")
-    path, copy = build_repository(tmp_path / "r", {"a": old}), shutil.copyfile
+@pytest.fixture
+def before_copies(monkeypatch):
+    """Return a function that takes what is to be done before each file is copied."""
+    copy = shutil.copyfile
+
+    def set_work(work):
+        monkeypatch.setattr(shutil, "copyfile", lambda *files: [work(files[0]), copy(*files)][1])
+
+    return set_work
+
+
+def test_sources_that_are_replaced_as_they_are_copied_are_refused(
+    tmp_path, networks, before_copies
+):
+    old, new = networks
+    path = build_repository(tmp_path / "r", {"a": old})
     before = files(path)
-
-    def replaced(source, target):
-        if source == old:
-            old.write_bytes(new.read_bytes())
-        return copy(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", replaced)
+    before_copies(lambda source: source == old and old.write_bytes(new.read_bytes()))
     with pytest.raises(ConfigError, match="'b' were replaced while they were copied"):
         build_repository(path, {"b": old})
     assert files(path) == before
 
 
-def test_builds_go_on_when_others_in_the_same_repository_end(tmp_path, monkeypatch):
+def test_builds_go_on_when_others_in_the_same_repository_end(tmp_path, networks, before_copies):
     """Only models are left: Triton would not start with another folder."""
-    first, second = identity(tmp_path / "1.onnx", "N, 2"), identity(tmp_path / "2.onnx", "N, 2")
-    path, copy = tmp_path / "r", shutil.copyfile
+    path, first, second = tmp_path / "r", *networks
     copies, goes_on = threading.Event(), threading.Event()
     build = threading.Thread(target=build_repository, args=(path, {"a": first}))
 
-    def in_turns(source, target):
+    def in_turns(source):
         if source == first:
             copies.set()
             assert goes_on.wait(60)
         else:
             goes_on.set()
             build.join()
-        return copy(source, target)
 
-    monkeypatch.setattr(shutil, "copyfile", in_turns)
+    before_copies(in_turns)
     build.start()
     assert copies.wait(60)
     build_repository(path, {"b": second})
@@ -266,63 +278,40 @@ def test_every_shape_and_type_is_served(server):
     np.testing.assert_array_equal(infer(server, "fixed", x=whole)["y"], whole)
 
 
-def test_requests_fail_alone(server):
-    """Twenty look-ups in one batch, one of them beyond the end of the table."""
-    answers: queue.Queue = queue.Queue()
-    client = grpc_client.InferenceServerClient(server.url)
-    try:
-        for index in [*range(5)] * 3 + [99] + [*range(4)]:
-            tensor = grpc_client.InferInput("x", [1, 1], "INT64")
-            tensor.set_data_from_numpy(np.array([[index]]))
+def answers_of_one_batch(server, model, rows, outputs):
+    """Send rows at the same time, each for one output; return the answers, or errors."""
+    answers = {}
+    with contextlib.closing(grpc_client.InferenceServerClient(server.url)) as client:
+        for number, (row, output) in enumerate(zip(rows, outputs, strict=True)):
+            tensor = grpc_client.InferInput("x", [1, 1], np_to_triton_dtype(row.dtype))
+            tensor.set_data_from_numpy(row)
 
-            def done(result, error, index=index):
-                answers.put((index, error if error is not None else result.as_numpy("y")))
+            def done(result, error, number=number):
+                tensors = () if error else result.get_response().outputs
+                answers[number] = error or {t.name: result.as_numpy(t.name).item() for t in tensors}
 
-            client.async_infer("table", [tensor], done)
-        got = [answers.get(timeout=20.0) for _ in range(20)]
+            asked = [grpc_client.InferRequestedOutput(output)]
+            client.async_infer(model, [tensor], done, outputs=asked)
 
         def counted():
-            return client.get_inference_statistics("table").model_stats[0]
+            return client.get_inference_statistics(model).model_stats[0]
 
         # Triton counts after it answers.
-        until(lambda: counted().inference_count == 20)
-        executions = counted().execution_count
-    finally:
-        client.close()
-    assert executions == 1
-    for index, answer in got:
-        if index == 99:
-            assert "out of data bounds" in str(answer)
-        else:
-            np.testing.assert_array_equal(answer, [[index]])
-
-
-def test_requests_of_one_batch_get_the_outputs_they_asked_for(server):
-    answers: queue.Queue = queue.Queue()
-    client = grpc_client.InferenceServerClient(server.url)
-    try:
-        for name in ("y", "z"):
-            tensor = grpc_client.InferInput("x", [1, 1], "FP32")
-            tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
-            outputs = [grpc_client.InferRequestedOutput(name)]
-
-            def done(result, error):
-                answers.put((result, error))
-
-            client.async_infer("both", [tensor], done, outputs=outputs)
-        got = {}
-        for result, error in (answers.get(timeout=20.0) for _ in range(2)):
-            assert error is None
-            got |= {t.name: result.as_numpy(t.name).item() for t in result.get_response().outputs}
-
-        def counted():
-            return client.get_inference_statistics("both").model_stats[0]
-
-        until(lambda: counted().inference_count == 2)
+        until(lambda: len(answers) == counted().inference_count == len(rows))
         assert counted().execution_count == 1
-    finally:
-        client.close()
-    assert got == {"y": -1.0, "z": 1.0}
+    return [answers[number] for number in range(len(rows))]
+
+
+def test_requests_of_one_batch_fail_alone_and_get_the_outputs_they_asked_for(server):
+    """Of twenty look-ups, one is beyond the end of the table."""
+    indices = [*range(5)] * 3 + [99] + [*range(4)]
+    rows = [np.array([[index]]) for index in indices]
+    for index, answer in zip(
+        indices, answers_of_one_batch(server, "table", rows, ["y"] * 20), strict=True
+    ):
+        assert answer == {"y": index} if index < 99 else "out of data bounds" in str(answer)
+    one = np.ones((1, 1), np.float32)
+    assert answers_of_one_batch(server, "both", [one, one], ["y", "z"]) == [{"y": -1.0}, {"z": 1.0}]
 
 
 def test_unchanged_models_are_not_written_again(tmp_path, classifier):
@@ -646,19 +635,13 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
 
 @pytest.mark.parametrize(("version", "written"), [(None, "m"), ("next", "m/2")])
 def test_what_another_process_builds_at_the_same_time_is_left_as_it_is(
-    tmp_path, monkeypatch, version, written
+    tmp_path, before_copies, version, written
 ):
     one, theirs, ours = (times(tmp_path / f"{i}.onnx", i) for i in (1, 2, 3))
-    path, copy, others = tmp_path / "r", shutil.copyfile, [theirs]
+    path, others = tmp_path / "r", [theirs]
     if version:
         build_repository(path, {"m": one})
-
-    def interrupted(source, target):
-        if others:
-            build_repository(path, {"m": others.pop()}, version=version)
-        return copy(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    before_copies(lambda _: others and build_repository(path, {"m": others.pop()}, version=version))
     with pytest.raises(ConfigError, match=f"another process has just written .*/{written}"):
         build_repository(path, {"m": ours}, version=version)
     *_, last = read_repository(path)
