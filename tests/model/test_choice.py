@@ -93,6 +93,8 @@ def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
     events = ak.Array([{"jets": [{"pt": 3.0}, {"pt": 0.5}]}, None, {"jets": None}])
     model = sonic.Model("plain_0", {"x": sonic.Row("jets.pt")}, {"y": LABELS})
     assert model(events, mask=events.jets.pt > 1).a.tolist() == [[3.0, None], None, None]
+    masked = ak.mask(EVENTS, [True, True, False, True])
+    assert ONE(masked, mask=MASK).a.tolist() == [[None, 2.0], [], None, [4.0]]
 
 
 class Analysis(sonic.SonicProcessor):
