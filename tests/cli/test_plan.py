@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -124,6 +125,9 @@ def test_plan_is_shown_and_as_json(tmp_path: Path) -> None:
         assert label in shown
     plan = json.loads(planned(25, "--json").stdout)
     assert (plan["bottleneck"], plan["servers"]) == ("cores", 19)
+    slow = (*numbers[:2], "--cpu-ms", 4000, "--rows-per-event", 3, "--servers", 1000)
+    few = run("plan", tmp_path / "curve.json", *slow).stdout
+    assert re.search(r"cores a server +│ +0\.5 .*events/s +│ +125\.0 ", few, re.DOTALL)
     wrong = planned(0)
     assert wrong.returncode == 2
     assert "expected a finite number above 0" in wrong.stderr

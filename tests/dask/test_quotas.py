@@ -287,6 +287,16 @@ def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
     assert version.model_s == 0.3
 
 
+def test_servers_behind_a_balancer_do_not_answer_for_each_other() -> None:
+    """A second one may count more requests than the first, and less time for them."""
+    history = History(Allocator())
+    for counts in (asked(100, 50.0, 10.0), asked(120, 1.2, 0.6)):
+        history.report(totals(100), {SERVED: counts})
+    (version,) = history.versions.values()
+    assert (version.queue_s, version.model_s) == (0.01, 0.005)
+    assert history.allocator.capacities[SERVED].compute_s > 0
+
+
 def test_a_pause_of_the_clients_does_not_lower_the_rate() -> None:
     """While little is in flight, answers tell what was sent, not what the server can do."""
     rounds = Rounds()

@@ -579,12 +579,12 @@ def check(call: Call, asked: Any, pool: sonic.Pool, wanted: Any, sent: list[Any]
         assert same(analysis.process(events)["scores"], passed)
         return
     objects = given(call, call.objects)
-    # Folds, and the events of a choice, are the same for all variations.
-    some = slice(None) if {"fold", "events"} & {*options} else slice(None, 0, -1)
+    # The events of a choice are the same for all variations.
+    some = slice(None) if "events" in options else slice(None, 0, -1)
     if call.is_varied:
         objects = sonic.Variations(nominal=objects, other=given(call, call.objects[some]))
-        for name in {"mask", "version"} & {*options}:
-            if options[name] is not None:
+        for name in {"mask", "version", "fold"} & {*options}:
+            if not isinstance(options[name], str | None):
                 options[name] = {"nominal": options[name], "other": options[name][some]}
         left = range(len(events))[some]
         sent = sent + [(event, key) for event, key in sent if event in left]

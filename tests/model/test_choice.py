@@ -89,6 +89,16 @@ def test_folds_are_lists_or_masked_arrays() -> None:
 
 
 @pytest.mark.usefixtures("server")
+def test_each_variation_has_folds_of_its_own() -> None:
+    varied = sonic.Variations(nominal=EVENTS, up=EVENTS[:1])
+    scores = sonic.Folds(FOLDS)(varied, fold={"nominal": [2, 0, 1, 0], "up": [1]})
+    assert scores["nominal"].y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [4.0]]
+    assert scores["up"].y.a.tolist() == [[2.0, 4.0]]
+    with pytest.raises(errors.InputError, match="no fold for variation 'up'; there are: nominal"):
+        sonic.Folds(FOLDS)(varied, fold={"nominal": [2, 0, 1, 0]})
+
+
+@pytest.mark.usefixtures("server")
 def test_masks_have_the_objects_of_events_or_lists_that_are_none() -> None:
     events = ak.Array([{"jets": [{"pt": 3.0}, {"pt": 0.5}]}, None, {"jets": None}])
     model = sonic.Model("plain_0", {"x": sonic.Row("jets.pt")}, {"y": LABELS})

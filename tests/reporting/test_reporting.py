@@ -211,6 +211,12 @@ def test_nothing_is_divided_by_nothing() -> None:
     sonic.report(Statistics()).plot()
 
 
+@pytest.mark.parametrize("wall_s", [-1.0, float("nan"), float("inf")])
+def test_durations_that_cannot_be_are_refused(wall_s: float) -> None:
+    with pytest.raises(errors.ConfigError, match="wall_s: expected a finite number of seconds"):
+        sonic.report(Statistics(), wall_s=wall_s)
+
+
 NO = grpc.StatusCode.INVALID_ARGUMENT, "no"
 
 
@@ -270,7 +276,8 @@ def bad(**numbers: Any) -> Statistics:
             {"compute_s": 0.2, "queue_s": 0.8},
             "for m on grpc://s:1 wait there 4 times as long as",
         ),
-        ({}, {"compute_s": 0.0}, None),  # a server that does not say how long it works
+        # A server that does not say how long it works.
+        *(({}, {name: seconds}, None) for name, seconds in (("compute_s", 0.0), ("queue_s", 0.8))),
         ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
     ],
 )

@@ -197,13 +197,13 @@ def plan(
     )
     rows = [
         ("servers", f"{planned.servers:,}"),
-        ("cores a server", f"{cores / planned.servers:,.0f}"),
+        ("cores a server", f"{cores / planned.servers:,.1f}"),
         ("utilisation of a server", f"{planned.utilisation:.0%}"),
         ("network, to the servers and back", f"{planned.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
-        ("events/s", f"{planned.events_per_s:,.0f}"),
+        ("events/s", f"{planned.events_per_s:,.1f}"),
         ("time to solution", tables.duration(planned.seconds)),
         ("bottleneck", planned.bottleneck),
     ]
     for name, rate in planned.capacities.items():
-        rows.append((f"  capacity of the {name}", f"{rate:,.0f} events/s"))
+        rows.append((f"  capacity of the {name}", f"{rate:,.1f} events/s"))
     show(asdict(planned), tables.described("", rows))

@@ -6,8 +6,9 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import dask.config
@@ -108,7 +109,7 @@ class History:
             total = sum(history.totals["requests"] for history in histories)
             asked = self._asked[served]
             # A server that counts less than before was started again, or is another one.
-            if asked and counts.requests < asked[-1][0].requests:
+            if asked and any(map(lt, astuple(counts), astuple(asked[-1][0]))):
                 asked.clear()
             # The first counts are of the server's whole life.
             last, last_total = asked[0] if asked else (ModelStatistics(), math.inf)

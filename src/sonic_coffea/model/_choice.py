@@ -172,8 +172,6 @@ class Choice:
     def _found(self, by: str, objects: Any, events: Any) -> Any:
         """Return the numbers of the models by a field of the objects, or else of the events."""
         try:
-            if isinstance(objects, Variations):
-                return {name: self._numbered(each, by) for name, each in objects.items()}
             return self._numbered(objects, by)
         except FieldError as error:
             if events is None:
@@ -185,6 +183,9 @@ class Choice:
                 raise error.because("nor have the events") from None
 
     def _numbered(self, values: Any, by: str | None) -> Any:
+        """Return the numbers of the models; of variations, a dict of them."""
+        if isinstance(values, Mapping if by is None else Variations):
+            return {name: self._numbered(each, by) for name, each in values.items()}
         number = partial(numbered, keys=tuple(self._cases), by=by, what=by or self._what)
         token = repr((by, list(self._cases)))
         return over_partitions(number, values, label=self._what, token=token)
@@ -246,9 +247,10 @@ class Folds(Choice):
             As in `Model.submit`.
         fold : array of int, str or None, optional
             The fold of each event, ``events * int``, or of each object, ``events * var * int``,
-            counted from 0; None in it is no fold, and the score is None. Or an expression, as in
-            the declaration. None: all models score all objects, and the scores are the mean; a
-            mean is None if one of its scores is masked. By default, as declared.
+            counted from 0; None in it is no fold, and the score is None. Of `Variations`, one for
+            all, or a dict with one for each. Or an expression, as in the declaration. None: all
+            models score all objects, and the scores are the mean; a mean is None if one of its
+            scores is masked. By default, as declared.
         events : array of records, optional
             The events of the objects, which have the fields of the expression if the objects do
             not. A `SonicProcessor` passes its events.

@@ -395,7 +395,7 @@ class Model(Declaration):
         version : int, str or array, optional
             The version that scores the objects, if the model is declared without one; or an array
             with the version for each event, ``events * int``, such as a version that was not
-            trained on the event.
+            trained on the event. Of `Variations`, one for all, or a dict with one for each.
         deduplicate : bool
             Whether rows that are equal in all inputs are sent once.
         mask : array of bool, optional

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections import Counter
@@ -16,7 +17,7 @@ from rich.filesize import decimal
 
 from sonic_coffea import provenance
 from sonic_coffea._files import replacing
-from sonic_coffea.errors import ConfigError, printable
+from sonic_coffea.errors import ConfigError, expect, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._plots import draw
 from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
@@ -182,8 +183,10 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     Raises
     ------
     ConfigError
-        If `source` carries no statistics.
+        If `source` carries no statistics, or the duration is below 0 or not finite.
     """
+    is_duration = wall_s is None or 0 <= wall_s < math.inf
+    expect(is_duration, "a finite number of seconds from 0", wall_s, "wall_s")
     timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
     known: Mapping[Any, ModelStatistics] = getattr(pool, "timings", dict)()
@@ -302,7 +305,7 @@ def _of_server(model: str, tally: Tally, timings: ModelStatistics) -> Iterator[s
     network_s, server_s = tally.trip_s / tally.requests - queue_s - work_s, queue_s + work_s
     is_slow = waits and timings is _UNKNOWN
     has_empty_queue = waits and queue_s < 0.1 * work_s
-    is_saturated = not has_empty_queue and queue_s > 2 * work_s
+    is_saturated = not has_empty_queue and queue_s > 2 * work_s > 0
     is_far = network_s > 2 * server_s > 0
     p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
     yield from _that_apply(
