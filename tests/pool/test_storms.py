@@ -228,7 +228,10 @@ def test_plans_cover_every_row_once(
         assert max_rows is None or stop - start <= max_rows
 
 
-def test_rows_that_are_too_large_are_refused() -> None:
+def test_rows_that_are_too_large_are_refused_and_requests_of_small_ones_are_bounded() -> None:
+    for row_bytes in (0, 1):
+        most = rows_per_request(row_bytes, max_rows=None, max_bytes=10**9)
+        assert most == UNLIMITED_ROWS
     with pytest.raises(errors.ConfigError, match="raise max_request_bytes"):
         rows_per_request(101, max_rows=None, max_bytes=100)
     weights = Segment(0, 2, np.asarray([5, 101], np.int64))
@@ -247,8 +250,3 @@ def test_the_largest_preferred_batch_that_fits_is_taken(
     assert most == max_rows or (most + 1) * row_bytes > 500
     taken = rows_per_request(row_bytes, preferred_rows=tuple(preferred), **limits)
     assert taken == max([p for p in preferred if 0 < p <= most], default=most)
-
-
-def test_without_limits_requests_are_still_bounded() -> None:
-    assert rows_per_request(1, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
-    assert rows_per_request(0, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
