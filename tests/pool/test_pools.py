@@ -139,17 +139,6 @@ def test_threads_are_not_taken_for_earlier_ones(one: FakeServer, other: FakeServ
     assert {run(lambda: factor(MODEL(JETS))) for _ in range(20)} == {3}
 
 
-def test_pools_close_when_the_last_block_ends(one: FakeServer) -> None:
-    with sonic.connect(one.url) as outer:
-        with sonic.connect(one.url) as inner:
-            assert inner is outer
-        assert factor(MODEL(JETS)) == 2
-        with outer:
-            pass
-        assert factor(MODEL(JETS)) == 2
-    assert outer.closed
-
-
 def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
     four: list[FakeServer],
 ) -> None:
@@ -166,10 +155,15 @@ def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
     assert factor(MODEL(JETS)) == 3
 
 
-def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
+def test_the_innermost_block_counts_and_the_last_one_of_a_pool_closes_it(
+    one: FakeServer, other: FakeServer
+) -> None:
     sonic.connect(other.url)
-    with sonic.connect(one.url):
-        with sonic.connect(other.url):
+    with sonic.connect(one.url) as outer:
+        with sonic.connect(other.url), sonic.connect(one.url) as inner:
+            assert inner is outer
+            assert factor(MODEL(JETS)) == 2
+        with sonic.connect(other.url), outer, sonic.connect(other.url):
             assert factor(MODEL(JETS)) == 3
         assert factor(MODEL(JETS)) == 2
         last = sonic.connect(other.url)  # for the rest of the block, or until it is closed
@@ -177,6 +171,7 @@ def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
         last.close()
         assert factor(MODEL(JETS)) == 2
         sonic.connect(other.url)
+    assert outer.closed
     assert factor(MODEL(JETS)) == 3
 
 
