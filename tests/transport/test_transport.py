@@ -89,11 +89,13 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, caplog: Any) -> No
         ("grpc://h:70000", "expected a port from 1 to 65535, got 70000"),
         *((f"unix:{path}", "unix:/path/to/socket") for path in ("", "grpc", "//host/grpc", "/a\n")),
         ("unix:/" + 107 * "x", "at most 107 bytes"),
+        *((f"grpc://{host}:8001", "grpc://host:port") for host in ("tri\x07ton", "a\u202eb")),
     ],
 )
 def test_addresses_that_are_none_are_explained(url: str, problem: str) -> None:
-    with pytest.raises(errors.ConfigError, match=problem):
+    with pytest.raises(errors.ConfigError, match=problem) as caught:
         Address.parse(url)
+    assert str(caught.value).isprintable()
 
 
 def test_loopback() -> None:
@@ -394,7 +396,8 @@ class WebProxy(ToxicProxy):
 def test_requests_are_compressed(compression: str) -> None:
     with FakeServer(SERVED) as server, ToxicProxy(server.url) as proxy:
         with sonic.connect(proxy.url, compression=compression) as pool:
-            MODEL([[{"pt": 0.0}] * 10_000], pool=pool)
+            scores = MODEL([[{"pt": 0.0}] * 10_000], pool=pool)
+        assert scores.top.tolist() == [[0.5] * 10_000]
         assert proxy.sent_bytes < pool.statistics.total().sent_bytes
 
 
