@@ -192,31 +192,24 @@ class Source:
         return self.secret
 
 
-def test_sources_of_tokens_with_the_same_text_have_pools_of_their_own() -> None:
+def test_equal_options_have_one_pool_and_others_a_pool_of_their_own() -> None:
+    """Of functions, it is not their text that is compared; headers are those of their time."""
     ada, bob = Source("hush-ada"), Source("hush-bob")
     assert repr(ada) == repr(bob)
-    pool = sonic.connect("grpc://s:1", token=ada)
-    assert sonic.connect("grpc://s:1", token=bob) is not pool
-    assert sonic.connect("grpc://s:1", token=ada) is pool
-    method = sonic.connect("grpc://s:1", token=ada.__call__)
-    assert sonic.connect("grpc://s:1", token=ada.__call__) is method
-    assert sonic.connect("grpc://s:1", token=bob.__call__) is not method
-
-
-def test_pickles_of_functions_have_the_pool_of_these() -> None:
-    """A chunk would have connections, and a fallback, of its own: each pickle makes a function."""
-    pool = sonic.connect(S, fallback=lambda: "grpc://f:1")
-    assert cloudpickle.loads(cloudpickle.dumps(pool)) is pool
-    assert sonic.connect(S, fallback=lambda: "grpc://g:1") is not pool
-    assert sonic.connect(S, fallback="grpc://f:1") is not pool
-
-
-def test_headers_are_those_of_the_time_of_connecting() -> None:
-    headers = {"x-user": "ada"}
-    pool = sonic.connect("grpc://s:1", headers=headers)
-    headers["x-user"] = "bob"
-    assert pool.settings.headers == {"x-user": "ada"}
-    assert sonic.connect("grpc://s:1", headers=headers) is not pool
+    tokens = [ada, bob, ada.__call__, bob.__call__]
+    fallbacks = [lambda: "grpc://f:1", lambda: "grpc://g:1", "grpc://f:1"]
+    options: list[dict[str, Any]] = [{"token": token} for token in tokens]
+    options += [{"fallback": fallback} for fallback in fallbacks]
+    options += [{"headers": headers} for headers in ({"x-user": "ada"}, {"x-user": "bob"})]
+    pools = [sonic.connect(S, **each) for each in options]
+    assert len(set(pools)) == len(options)
+    for pool, each in zip(pools, options, strict=True):
+        assert sonic.connect(S, **each) is pool
+        # Each pickle makes a function; a chunk would have connections, and a fallback, of its own.
+        assert "fallback" not in each or cloudpickle.loads(cloudpickle.dumps(pool)) is pool
+    options[-1]["headers"]["x-user"] = "eve"
+    assert pools[-1].settings.headers == {"x-user": "bob"}
+    assert sonic.connect(S, **options[-1]) not in pools
 
 
 @pytest.mark.parametrize(("option", "as_it_is"), [("fallback", "unix:/s"), ("cache", "~/scores")])
