@@ -338,7 +338,12 @@ def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
         assert future.result() == [4.0, 6.0]
 
 
-def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None:
+def test_workers_have_joined_and_are_set_up_before_their_first_task(one_worker: Client) -> None:
+    """A pool knows its worker's memory, and no profiler freezes it.
+
+    dask's looks at threads, which Python before 3.11.9 must not do while one is started.
+    """
+
     def answer_late(dask_scheduler: Any) -> None:
         import asyncio
 
@@ -351,29 +356,20 @@ def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None
 
         dask_scheduler.handlers[JOIN] = joined
 
-    with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
-        (before,) = one_worker.run(number_of_rounds).values()
-        one_worker.run_on_scheduler(answer_late)
-        with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
-            assert list(one_worker.run(number_of_rounds).values()) == [before + 1]
-
-
-def test_workers_are_set_up(one_worker: Client) -> None:
-    """A pool knows its worker's memory, and no profiler freezes it.
-
-    dask's looks at threads, which Python before 3.11.9 must not do while one is started.
-    """
-
     def state(dask_worker: Any) -> tuple[Any, Any, bool]:
         from sonic_coffea.pool import hooks
 
         limit = dask_worker.memory_manager.memory_limit
         return hooks.memory_bytes, limit, "profile" in dask_worker.periodic_callbacks
 
-    with sonic.connect("grpc://never.called:1", client=one_worker):
+    with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
         ((told, limit, profiled),) = one_worker.run(state).values()
-    assert told == limit > 0
-    assert profiled == (sys.version_info >= (3, 11, 9))
+        assert told == limit > 0
+        assert profiled == (sys.version_info >= (3, 11, 9))
+        (before,) = one_worker.run(number_of_rounds).values()
+        one_worker.run_on_scheduler(answer_late)
+        with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
+            assert list(one_worker.run(number_of_rounds).values()) == [before + 1]
 
 
 def test_figures_are_where_dask_shows_them(one_worker: Client, slow_server: FakeServer) -> None:
