@@ -61,26 +61,20 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
 
 
-def test_servers_that_only_lose_are_lost_soon_however_little_is_sent() -> None:
-    """Since the first loss, from which their time to come back counts."""
-    scenario = Scenario(ONE)
-    scenario.submit(1)
+def test_servers_that_only_lose_are_lost_soon_and_given_up_after_the_retry_timeout() -> None:
+    """Since the first loss, from which their time to come back counts, however little is sent."""
+    scenario = Scenario(ONE, retry_timeout_s=5)
+    (lost,) = scenario.submit(1)
     begun, breaker = scenario.now, scenario.endpoint(ONE).breaker
     while breaker.failing_since is None:
         scenario.wait(0.4)
         scenario.lose(ONE, most=1)
         assert scenario.now - begun < SILENCE_S + 1
     assert breaker.failing_since == begun + 0.4
-
-
-def test_lost_servers_are_given_up_after_the_retry_timeout() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=5)
-    (lost,) = scenario.submit(1)
-    begun = scenario.now
     while not scenario.failed:
         scenario.lose(ONE)
         scenario.wait(0.1)
-    assert 5 <= scenario.now - begun <= 7.5
+    assert 5 <= scenario.now - breaker.failing_since <= 7.5
     assert isinstance(scenario.failed[lost], errors.ServerLostError)
     assert "tried" in str(scenario.failed[lost])
     # Who tries the same chunk again hears it after one more try.
