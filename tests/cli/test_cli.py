@@ -21,10 +21,6 @@ from sonic_coffea.testing import FakeModel, FakeServer
 in_a_process = partial(python, "-m", "sonic_coffea", check=False)
 
 
-def test_version() -> None:
-    assert run("--version").stdout == f"sonic-coffea {sonic.__version__}\n"
-
-
 @pytest.mark.server
 def test_errors_are_a_line_and_an_exit_code(tmp_path: Path) -> None:
     done = run("serve", tmp_path / "nowhere")
@@ -48,6 +44,7 @@ def test_ctrl_c_ends_a_command_whose_modules_load(monkeypatch: pytest.MonkeyPatc
 
 
 def test_help_lists_the_commands_and_says_what_options_are() -> None:
+    assert run("--version").stdout == f"sonic-coffea {sonic.__version__}\n"
     shown = run("--help").stdout
     commands = ("demo", "score", "export", "serve", "check", "models", "scaffold", "status")
     for name in (*commands, "bench", "plan", "server", "repository"):

@@ -108,12 +108,12 @@ def test_bottleneck_limits_a_run() -> None:
     assert (thin.bottleneck, thin.events_per_s) == ("network", 50_000)
 
 
-@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf])
 @pytest.mark.parametrize("name", [*RUN, "servers", "bytes_per_s"])
-def test_impossible_numbers_are_refused(name: str, number: float) -> None:
-    message = f"{name}: expected a finite number above 0, got {number}"
-    with pytest.raises(errors.ConfigError, match=message):
-        plan(CURVE, **{**RUN, name: number})
+def test_impossible_numbers_are_refused(name: str) -> None:
+    for number in (0, -1, math.nan, math.inf):
+        message = f"{name}: expected a finite number above 0, got {number}"
+        with pytest.raises(errors.ConfigError, match=message):
+            plan(CURVE, **{**RUN, name: number})
 
 
 def test_plan_is_shown_and_as_json(tmp_path: Path) -> None:

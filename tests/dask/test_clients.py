@@ -123,6 +123,9 @@ def test_blocks_of_a_client_have_their_own_servers(
         sent[2.0] += factors()
     sonic.connect(one.url, client=client)
     last = sonic.connect(other.url, client=client)
+    with ThreadPoolExecutor(1) as threads:  # which changes nothing here
+        threads.submit(sonic.connect, one.url).result()
+    assert by_reference(1) == 3.0
     sent[3.0] += factors()
     with sonic.connect(one.url, client=client):
         sent[2.0] += factors()
@@ -197,18 +200,6 @@ def test_quotas_come_for_each_settings(client: Client, second: Client, one: Fake
             assert set(client.gather(of_first)) == set(second.gather(of_second)) == {2.0}
 
 
-def test_a_client_that_is_not_connected_has_to_be(
-    cluster: LocalCluster, client: Client, second: Client
-) -> None:
-    with (
-        Client(cluster) as third,
-        sonic.connect("grpc://127.0.0.1:1", client=client),
-        sonic.connect("grpc://127.0.0.1:2", client=second),
-        pytest.raises(errors.ConfigError, match="the client that sent this task is not connected"),
-    ):
-        third.submit(by_reference, 1, pure=False).result()
-
-
 def made(number: int) -> sonic.Model:
     return sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 
@@ -227,8 +218,8 @@ def in_block(number: int, url: str) -> float:
         return by_reference(number)
 
 
-def test_what_no_task_does_has_not_the_servers_of_another_client(
-    client: Client, second: Client, one: FakeServer, other: FakeServer
+def test_what_no_task_of_a_client_does_has_not_its_servers(
+    cluster: LocalCluster, client: Client, second: Client, one: FakeServer, other: FakeServer
 ) -> None:
     """A model that a task made is pickled in dask's threads, and tasks start threads."""
     here, there = client.scheduler_info(n_workers=-1)["workers"]
@@ -239,6 +230,9 @@ def test_what_no_task_does_has_not_the_servers_of_another_client(
         assert client.submit(by_reference, 1, workers=[here], pure=False).result() == 2.0
         with pytest.raises(errors.ConfigError, match="is in no .* task of dask"):
             client.submit(in_thread, 1).result()
+        message = "the client that sent this task is not connected"
+        with Client(cluster) as third, pytest.raises(errors.ConfigError, match=message):
+            third.submit(by_reference, 1, pure=False).result()
 
 
 def test_a_connection_that_fails_changes_none_that_is_made_meanwhile(
@@ -316,39 +310,12 @@ def test_pools_that_are_closed_keep_no_workers(one: FakeServer) -> None:
         assert not pool.workers
 
 
-def test_connections_of_other_threads_do_not_change_those_of_a_client(
-    client: Client, one: FakeServer, other: FakeServer
-) -> None:
-    pools = [sonic.connect(server.url, client=client) for server in (one, other)]
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(sonic.connect, one.url).result()
-    with sonic.connect("grpc://127.0.0.1:1", client=client):
-        pass
-    assert by_reference(1) == 3.0
-    assert client.submit(by_reference, 1, pure=False).result() == 3.0
-    for pool in pools:
-        pool.close()
-
-
-def test_proxies_of_clients_are_not_confused(client: Client, second: Client) -> None:
-    def proxies(dask_worker: Any) -> set[str]:
-        plugins = dask_worker.plugins.values()
-        return {plugin.settings.proxy for plugin in plugins if hasattr(plugin, "settings")}
-
-    one, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
-    with (
-        sonic.connect("grpc://s:1", proxy=one, client=client),
-        sonic.connect("grpc://s:1", proxy=other, client=second),
-    ):
-        assert all({one, other} <= found for found in client.run(proxies).values())
-
-
 def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster, client: Client) -> None:
     until(lambda: set(client.run(plugins_of_worker).values()) == {0})
     with Client(cluster) as leaving:
         sonic.connect("grpc://127.0.0.1:1", client=client)
         sonic.connect("grpc://127.0.0.1:1", client=leaving)
-        sonic.connect("grpc://127.0.0.1:2", client=leaving)
+        sonic.connect("grpc://127.0.0.1:1", client=leaving, proxy="http://127.0.0.1:1")
         assert set(client.run(plugins_of_worker).values()) == {2}
     until(lambda: set(client.run(plugins_of_worker).values()) == {1})
 

@@ -215,7 +215,7 @@ def _connections() -> Iterator[Case]:
 def _hanging() -> Iterator[Case]:
     """Answers that come too late; a proxy's deadline is shorter than the request's own."""
     words, cut = "Deadline Exceeded", wrong.status(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    yield Case("no answer", wrong.silent, words, DeadlineError, timeout_s=0.2)
+    yield Case("no answer", wrong.silent, words, DeadlineError, timeout_s=0.5)
     yield Case("a proxy's deadline", cut, words, RouteTimeoutError)
 
 

@@ -186,12 +186,18 @@ def test_unreachable_files_of_servers_hold_up_nobody(one: ScriptedServer, listed
 SLOW = sonic.Model("slow", MODEL.inputs, MODEL.outputs)
 
 
-def test_models_do_not_wait_for_questions_about_others(one: ScriptedServer) -> None:
+def test_questions_about_a_model_are_asked_once_and_hold_up_no_other_model(
+    one: ScriptedServer,
+) -> None:
+    """Deadlines are those of the whole call, also of one that waits for what another asks."""
     third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
     with pool_of(ONE) as pool, ThreadPoolExecutor(4) as threads:
         MODEL.check(pool)
         one.blocks = "metadata"
-        checks = [threads.submit(SLOW.check, pool) for _ in range(4)]
+        for _ in range(2):
+            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow"):
+                SLOW(jets(*range(4)), pool=pool, timeout_s=0.05)
+            checks = [threads.submit(SLOW.check, pool) for _ in range(2)]
         assert one.blocked.wait(60)
         one.blocks = ""
         for model in (MODEL, third):
@@ -200,20 +206,6 @@ def test_models_do_not_wait_for_questions_about_others(one: ScriptedServer) -> N
         for check in checks:
             check.result(60)
         assert one.described.count("slow") == 1
-
-
-def test_deadlines_are_those_of_the_whole_call(one: ScriptedServer) -> None:
-    """Also of one who waits for what another asks: the server is asked once."""
-    one.blocks = "metadata"
-    with pool_of(ONE) as pool, ThreadPoolExecutor(1) as thread:
-        for _ in range(2):
-            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow"):
-                SLOW(jets(*range(4)), pool=pool, timeout_s=0.05)
-            waiting = thread.submit(SLOW.check, pool)
-        assert one.blocked.wait(60)
-        assert one.described == ["slow"]
-        one.released.set()
-        waiting.result(60)
         assert twice(SLOW(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
 

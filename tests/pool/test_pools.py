@@ -139,17 +139,6 @@ def test_threads_are_not_taken_for_earlier_ones(one: FakeServer, other: FakeServ
     assert {run(lambda: factor(MODEL(JETS))) for _ in range(20)} == {3}
 
 
-def test_pools_close_when_the_last_block_ends(one: FakeServer) -> None:
-    with sonic.connect(one.url) as outer:
-        with sonic.connect(one.url) as inner:
-            assert inner is outer
-        assert factor(MODEL(JETS)) == 2
-        with outer:
-            pass
-        assert factor(MODEL(JETS)) == 2
-    assert outer.closed
-
-
 def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
     four: list[FakeServer],
 ) -> None:
@@ -166,10 +155,15 @@ def test_a_block_goes_on_when_a_generator_ends_that_had_begun_one_before(
     assert factor(MODEL(JETS)) == 3
 
 
-def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
+def test_the_innermost_block_counts_and_the_last_one_of_a_pool_closes_it(
+    one: FakeServer, other: FakeServer
+) -> None:
     sonic.connect(other.url)
-    with sonic.connect(one.url):
-        with sonic.connect(other.url):
+    with sonic.connect(one.url) as outer:
+        with sonic.connect(other.url), sonic.connect(one.url) as inner:
+            assert inner is outer
+            assert factor(MODEL(JETS)) == 2
+        with sonic.connect(other.url), outer, sonic.connect(other.url):
             assert factor(MODEL(JETS)) == 3
         assert factor(MODEL(JETS)) == 2
         last = sonic.connect(other.url)  # for the rest of the block, or until it is closed
@@ -177,6 +171,7 @@ def test_the_innermost_block_counts(one: FakeServer, other: FakeServer) -> None:
         last.close()
         assert factor(MODEL(JETS)) == 2
         sonic.connect(other.url)
+    assert outer.closed
     assert factor(MODEL(JETS)) == 3
 
 
@@ -332,53 +327,40 @@ def test_deep_copies_refer_to_themselves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_forked_children_use_a_pool_that_they_are_given(
+def test_forked_children_use_a_pool_and_cannot_wait_for_their_parents_call(
     one: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nor does a child cancel the call, whose scores come where it began."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def score() -> None:
+        sender.send((factor(MODEL(JETS, pool=pool, timeout_s=60)), pool.closed))
+
+    async def awaited() -> Any:
+        return await pending
+
+    def wait() -> None:
+        for scores in (pending.result, lambda: asyncio.run(awaited())):
+            try:
+                scores()
+            except errors.ConfigError as error:
+                sender.send(str(error))
+        pending.cancel()
+        sender.send(factor(MODEL(JETS, timeout_s=60)))
+
     with sonic.connect(one.url) as pool:
         assert factor(MODEL(JETS)) == 2
-        context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-
-        def score() -> None:
-            queue.put((factor(MODEL(JETS, pool=pool, timeout_s=60)), pool.closed))
-
-        child = context.Process(target=score)
-        child.start()
-        assert queue.get() == (2, False)
-        child.join(60)
-        assert child.exitcode == 0
-        assert factor(MODEL(JETS, pool=pool)) == 2
+        children = [context.Process(target=run, daemon=True) for run in (score, wait)]
+        children[0].start()
+        assert receiver.poll(60)
+        assert receiver.recv() == (2, False)
         assert "forks" not in caplog.text
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_forked_children_cannot_wait_for_their_parents_call(
-    one: FakeServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nor does it cancel the call, whose scores come where it began."""
-    with sonic.connect(one.url):
-        assert factor(MODEL(JETS)) == 2
+        before = len(one.requests)
         one.hold()
         pending = MODEL.submit(JETS)
-        until(lambda: len(one.requests) == 2)
-        context = multiprocessing.get_context("fork")
-        receiver, sender = context.Pipe(duplex=False)
-
-        async def awaited() -> Any:
-            return await pending
-
-        def wait() -> None:
-            for scores in (pending.result, lambda: asyncio.run(awaited())):
-                try:
-                    scores()
-                except errors.ConfigError as error:
-                    sender.send(str(error))
-            pending.cancel()
-            sender.send(factor(MODEL(JETS, timeout_s=60)))
-
-        child = context.Process(target=wait, daemon=True)
-        child.start()
+        until(lambda: len(one.requests) > before)
+        children[1].start()
         assert "this process forks while requests are in flight" in caplog.text
         for _ in range(2):
             assert receiver.poll(60)
@@ -387,8 +369,9 @@ def test_forked_children_cannot_wait_for_their_parents_call(
         assert factor(pending.result()) == 2
         assert receiver.poll(60)
         assert receiver.recv() == 2
-        child.join(60)
-        assert child.exitcode == 0
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0
 
 
 def test_ctrl_c_while_a_thread_starts_leaves_one_engine(

@@ -102,7 +102,9 @@ def test_numbers_are_those_of_python() -> None:
     assert {type(getattr(settings, name)) for name in sizes} == {int}
 
 
-def test_servers_from_configuration(tmp_path: Path) -> None:
+def test_servers_from_configuration_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configured = {"servers": ["grpc://a:1", "grpcs://b"], "max-in-flight": 3}
     # Variables of the environment arrive with an underscore.
     with dask.config.set({"sonic": {**configured, "token_file": str(tmp_path)}}):
@@ -111,12 +113,15 @@ def test_servers_from_configuration(tmp_path: Path) -> None:
         assert (settings.max_in_flight, settings.token) == (3, tmp_path)
         assert settings.max_request_bytes == 32_000_000
         assert sonic.connect(max_in_flight=4).settings.max_in_flight == 4
-
-
-def test_servers_from_the_environment() -> None:
     variables = {"DASK_SONIC__SERVERS": "grpc://a:1,grpc://b:2"}
     with dask.config.set(dask.config.collect_env(variables)):
         assert sonic.connect().settings.servers == ("grpc://a:1", "grpc://b:2")
+    # A job may have a balancer, for those that configure no servers.
+    monkeypatch.setenv("SONIC_LOCAL_BALANCER_HOST", "node7.example")
+    monkeypatch.setenv("SONIC_LOCAL_BALANCER_PORT", "8011")
+    assert sonic.connect().settings.servers == ("grpc://node7.example:8011",)
+    with dask.config.set({"sonic.servers": "grpc://a:1"}):
+        assert sonic.connect().settings.servers == ("grpc://a:1",)
 
 
 def test_the_docstring_of_connect_names_every_option() -> None:
@@ -175,6 +180,8 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model) -> None:
     assert b"s:1" in model
     for shown in (repr(pool), repr(pool.settings), model.decode("latin1")):
         assert "hush" not in shown
+    pool.close()
+    assert b"s:1" not in pickle.dumps(tagger)
 
 
 @dataclass
@@ -185,31 +192,24 @@ class Source:
         return self.secret
 
 
-def test_sources_of_tokens_with_the_same_text_have_pools_of_their_own() -> None:
+def test_equal_options_have_one_pool_and_others_a_pool_of_their_own() -> None:
+    """Of functions, it is not their text that is compared; headers are those of their time."""
     ada, bob = Source("hush-ada"), Source("hush-bob")
     assert repr(ada) == repr(bob)
-    pool = sonic.connect("grpc://s:1", token=ada)
-    assert sonic.connect("grpc://s:1", token=bob) is not pool
-    assert sonic.connect("grpc://s:1", token=ada) is pool
-    method = sonic.connect("grpc://s:1", token=ada.__call__)
-    assert sonic.connect("grpc://s:1", token=ada.__call__) is method
-    assert sonic.connect("grpc://s:1", token=bob.__call__) is not method
-
-
-def test_pickles_of_functions_have_the_pool_of_these() -> None:
-    """A chunk would have connections, and a fallback, of its own: each pickle makes a function."""
-    pool = sonic.connect(S, fallback=lambda: "grpc://f:1")
-    assert cloudpickle.loads(cloudpickle.dumps(pool)) is pool
-    assert sonic.connect(S, fallback=lambda: "grpc://g:1") is not pool
-    assert sonic.connect(S, fallback="grpc://f:1") is not pool
-
-
-def test_headers_are_those_of_the_time_of_connecting() -> None:
-    headers = {"x-user": "ada"}
-    pool = sonic.connect("grpc://s:1", headers=headers)
-    headers["x-user"] = "bob"
-    assert pool.settings.headers == {"x-user": "ada"}
-    assert sonic.connect("grpc://s:1", headers=headers) is not pool
+    tokens = [ada, bob, ada.__call__, bob.__call__]
+    fallbacks = [lambda: "grpc://f:1", lambda: "grpc://g:1", "grpc://f:1"]
+    options: list[dict[str, Any]] = [{"token": token} for token in tokens]
+    options += [{"fallback": fallback} for fallback in fallbacks]
+    options += [{"headers": headers} for headers in ({"x-user": "ada"}, {"x-user": "bob"})]
+    pools = [sonic.connect(S, **each) for each in options]
+    assert len(set(pools)) == len(options)
+    for pool, each in zip(pools, options, strict=True):
+        assert sonic.connect(S, **each) is pool
+        # Each pickle makes a function; a chunk would have connections, and a fallback, of its own.
+        assert "fallback" not in each or cloudpickle.loads(cloudpickle.dumps(pool)) is pool
+    options[-1]["headers"]["x-user"] = "eve"
+    assert pools[-1].settings.headers == {"x-user": "bob"}
+    assert sonic.connect(S, **options[-1]) not in pools
 
 
 @pytest.mark.parametrize(("option", "as_it_is"), [("fallback", "unix:/s"), ("cache", "~/scores")])
@@ -230,12 +230,6 @@ def test_servers_without_tls_do_not_replace_servers_with_it(tmp_path: Path) -> N
     with pytest.raises(errors.ConfigError, match="did you mean 'grpcs://b:1'"):
         pool.set_servers("grpc://b:1")
     assert pool.settings.servers == ("grpcs://a:1",)
-
-
-def test_closed_pools_are_in_no_pickle(tagger: sonic.Model) -> None:
-    with sonic.connect("grpc://s:1"):
-        assert b"s:1" in pickle.dumps(tagger)
-    assert b"s:1" not in pickle.dumps(tagger)
 
 
 CONFIGURED = {"sonic.servers": ["grpc://configured:1"], "sonic.token": "$SONIC_TEST_TOKEN"}
@@ -340,14 +334,6 @@ def test_bad_configurations_are_named(configured: Any, options: Any, message: st
         pytest.raises(errors.ConfigError, match=message),
     ):
         sonic.connect(**options)
-
-
-def test_the_balancer_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SONIC_LOCAL_BALANCER_HOST", "node7.example")
-    monkeypatch.setenv("SONIC_LOCAL_BALANCER_PORT", "8011")
-    assert sonic.connect().settings.servers == ("grpc://node7.example:8011",)
-    with dask.config.set({"sonic.servers": "grpc://a:1"}):
-        assert sonic.connect().settings.servers == ("grpc://a:1",)
 
 
 def test_files_of_servers_are_read(tmp_path: Path) -> None:

@@ -208,47 +208,33 @@ def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:
     st.integers(0, 300),
     st.integers(1, 50),
     st.none() | st.integers(1, 40),
-    st.lists(st.integers(1, 60), max_size=3),
+    st.lists(st.integers(-60, 60), max_size=4),
     st.integers(50, 5000),
 )
-def test_plans_cover_every_row_once(
+def test_plans_cover_every_row_once_by_the_largest_preferred_batch_that_fits(
     rows: int, row_bytes: int, max_rows: int | None, preferred: list[int], max_bytes: int
 ) -> None:
-    pieces = list(
-        plan(
-            [Segment(0, rows, row_bytes)],
-            max_rows=max_rows,
-            preferred_rows=tuple(preferred),
-            max_bytes=max_bytes,
-        )
-    )
+    limits: Any = {"max_rows": max_rows, "max_bytes": max_bytes}
+    most, allowed = rows_per_request(row_bytes, **limits), max_rows or UNLIMITED_ROWS
+    assert 1 <= most <= allowed
+    assert most * row_bytes <= max_bytes
+    assert most == allowed or (most + 1) * row_bytes > max_bytes
+    limits["preferred_rows"] = tuple(preferred)
+    taken = rows_per_request(row_bytes, **limits)
+    assert taken == max([p for p in preferred if 0 < p <= most], default=most)
+    pieces = list(plan([Segment(0, rows, row_bytes)], **limits))
     assert [r for start, stop, _ in pieces for r in range(start, stop)] == list(range(rows))
     for start, stop, nbytes in pieces:
         assert nbytes == (stop - start) * row_bytes <= max_bytes
         assert max_rows is None or stop - start <= max_rows
 
 
-def test_rows_that_are_too_large_are_refused() -> None:
+def test_rows_that_are_too_large_are_refused_and_requests_of_small_ones_are_bounded() -> None:
+    for row_bytes in (0, 1):
+        most = rows_per_request(row_bytes, max_rows=None, max_bytes=10**9)
+        assert most == UNLIMITED_ROWS
     with pytest.raises(errors.ConfigError, match="raise max_request_bytes"):
         rows_per_request(101, max_rows=None, max_bytes=100)
     weights = Segment(0, 2, np.asarray([5, 101], np.int64))
     with pytest.raises(errors.ConfigError, match=r"101 bytes, more than .* \(100\)"):
         list(plan([weights], max_rows=None, max_bytes=100))
-
-
-@given(st.integers(1, 100), st.integers(1, 40), st.lists(st.integers(-2, 60), max_size=4))
-def test_the_largest_preferred_batch_that_fits_is_taken(
-    row_bytes: int, max_rows: int, preferred: list[int]
-) -> None:
-    limits = {"max_rows": max_rows, "max_bytes": 500}
-    most = rows_per_request(row_bytes, **limits)
-    assert 1 <= most <= max_rows
-    assert most * row_bytes <= 500
-    assert most == max_rows or (most + 1) * row_bytes > 500
-    taken = rows_per_request(row_bytes, preferred_rows=tuple(preferred), **limits)
-    assert taken == max([p for p in preferred if 0 < p <= most], default=most)
-
-
-def test_without_limits_requests_are_still_bounded() -> None:
-    assert rows_per_request(1, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
-    assert rows_per_request(0, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS

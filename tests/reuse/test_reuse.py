@@ -155,12 +155,15 @@ def test_variations_have_fields_in_any_order_and_methods(pool: Pool) -> None:
     nominal, up = (
         ak.zip(each, with_name="jet", behavior={("*", "jet"): Halved}) for each in (fields, other)
     )
-    scores = MODEL(sonic.Variations(nominal=nominal, up=up, same=nominal), pool=pool)
-    assert {name: each.twice.tolist() for name, each in scores.items()} == {
-        "nominal": [[4], []],
-        "up": [[12], []],
-        "same": [[4], []],
+    # Their names may be numbers.
+    pending = MODEL.submit(sonic.Variations({1: nominal, 2: up, 3: nominal}), pool=pool)
+    assert "under 1, 2, 3" in repr(pending)
+    assert {name: each.twice.tolist() for name, each in pending.result().items()} == {
+        1: [[4], []],
+        2: [[12], []],
+        3: [[4], []],
     }
+    assert pending.statistics.deduplicated == 1
 
 
 ONE = objects([[1]])
@@ -185,30 +188,23 @@ def test_variations_with_other_metadata_are_refused_if_these_are_read(pool: Pool
 
 
 def test_inputs_of_variations_have_metadata_of_their_own(sonic_server: Any) -> None:
-    """As in a block of a chunk: its events say where it ends, and their objects where the chunk."""
+    """Jets that were made anew have none, unlike those of the events.
+
+    In a block of a chunk, events say where it ends, and their objects where the chunk does.
+    """
     year = sonic.Row([sonic.Metadata("year")])
-    model = sonic.Model("m", {"a": year, "b": year}, {"y": ["sum"]})
-    sonic_server(model, functions={"m": lambda inputs: {"y": inputs["a"] + inputs["b"]}})
-    events = {
-        name: ak.with_parameter(ak.Array([{"pt": 1.0}]), "metadata", {"year": 8, "entrystop": stop})
-        for name, stop in (("a", 10), ("b", 20))
-    }
-    scores = model(sonic.Variations(nominal=events, up=events))
-    assert scores["up"]["sum"].tolist() == [16]
-
-
-def test_metadata_of_inputs_that_read_none_are_not_compared(sonic_server: Any) -> None:
-    """Jets that were made anew have none, unlike those of the events."""
-    inputs = {"jets": sonic.Row("pt"), "events": sonic.Row([sonic.Metadata("year")])}
-    model = sonic.Model("m", inputs, {"y": ["sum"]})
-    sonic_server(model, functions={"m": lambda sent: {"y": sent["jets"] + sent["events"]}})
+    model = sonic.Model("m", {"jets": sonic.Row("pt"), "a": year, "b": year}, {"y": ["sum"]})
+    sonic_server(model, functions={"m": lambda sent: {"y": sum(sent.values())}})
     made = ak.Array([{"pt": 1.0}])
-    read, other = (ak.with_parameter(made, "metadata", {"year": year}) for year in (8, 9))
-    nominal, up = ({"jets": jets, "events": read} for jets in (other, made))
+    read, other, whole = (
+        ak.with_parameter(made, "metadata", {"year": year, "entrystop": stop})
+        for year, stop in ((8, 10), (9, 10), (8, 20))
+    )
+    nominal, up = ({"jets": jets, "a": read, "b": whole} for jets in (other, made))
     scores = model(sonic.Variations(nominal=nominal, up=up))
-    assert [each["sum"].tolist() for each in scores.values()] == [[9], [9]]
+    assert [each["sum"].tolist() for each in scores.values()] == [[17], [17]]
     with pytest.raises(errors.InputError, match="different metadata, .* set the number"):
-        model(sonic.Variations(nominal=nominal, up={"jets": made, "events": other}))
+        model(sonic.Variations(nominal=nominal, up={**up, "a": other}))
 
 
 def test_variations_are_refused_as_their_objects_are(pool: Pool) -> None:
@@ -246,14 +242,6 @@ def test_bad_variations_and_versions_are_refused(
         MODEL(given, pool=pool, **options)
 
 
-def test_names_of_variations_may_be_numbers(pool: Pool) -> None:
-    pending = MODEL.submit(sonic.Variations({1: ONE, 2: ONE}), pool=pool)
-    assert pending.provenance()["model"] == "m"
-    assert "under 1, 2" in repr(pending)
-    assert [*pending.result()] == [1, 2]
-    assert pending.statistics.deduplicated == 1
-
-
 def test_versions_are_of_events_or_of_all(server: FakeServer, pool: Pool) -> None:
     array, versions = objects([[1, 2], [1], [None, 4]]), ak.Array([1, 2, 2])
     for given in (versions, ak.to_numpy(versions), versions.tolist(), np.int64(2)):
@@ -263,6 +251,7 @@ def test_versions_are_of_events_or_of_all(server: FakeServer, pool: Pool) -> Non
         sent = {r.version: r.inputs["x"].ravel().tolist() for r in server.requests}
         of_all = np.ndim(given) == 0
         assert sent == ({"2": [1, 2, 1, 4]} if of_all else {"1": [1, 2], "2": [1, 4]})
+        assert pending.provenance()["model"] == "m"
         assert pending.provenance()["version"] == ("2" if of_all else "1, 2")
         assert {version for (_, _, version), _ in pending.statistics} == {*sent}
 
@@ -332,7 +321,16 @@ def say_file(server: FakeServer, digest: str, function: Any = double) -> None:
     server.models["m"] = dataclasses.replace(server.models["m"], digest=digest, function=function)
 
 
-def test_other_versions_and_files_have_other_scores(server: FakeServer, tmp_path: Path) -> None:
+def test_other_servers_versions_and_files_have_other_scores(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    """The same number elsewhere may be another model, where versions are trusted."""
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = {"m": dataclasses.replace(server.models["m"], function=triple)}
+    with FakeServer(other) as elsewhere, cached(elsewhere, tmp_path) as pool:
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
+    server.statistics.clear()
     say_file(server, "one")
     with cached(server, tmp_path, cache_trusts_versions=False) as pool:
         MODEL(objects([[1]]), pool=pool, version=1)
@@ -346,15 +344,6 @@ def test_other_versions_and_files_have_other_scores(server: FakeServer, tmp_path
         say_file(server, "one")
         assert MODEL(objects([[1]]), pool=pool, version=1).twice.tolist() == [[2]]
         assert sent(server) == 3
-
-
-def test_the_same_number_elsewhere_may_be_another_model(server: FakeServer, tmp_path: Path) -> None:
-    """Where servers do not say which file it is, and their numbers are trusted."""
-    with cached(server, tmp_path) as pool:
-        MODEL(objects([[1]]), pool=pool)
-    other = dataclasses.replace(server.models["m"], function=triple)
-    with FakeServer({"m": other}) as elsewhere, cached(elsewhere, tmp_path) as pool:
-        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
 
 
 def test_scores_are_not_kept_for_the_servers_of_before(server: FakeServer, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_default_scores_are_those_that_are_documented(version: int | None) -> No
     model = sonic.Model(
         "m",
         {"x": sonic.Padded(["pt", "eta"], 3), "mask": sonic.Mask(3)},
-        {"y": ["a", "b"], "mass": None},
+        {"y": ["a", "b"], "mass": None, "grid": sonic.Output(shape=(2, 3))},
         version=version,
     )
     jets = ak.Array([[[{"pt": 1.0, "eta": 2.0}]], [], [[], [{"pt": 0.5, "eta": 0.0}] * 4]])
@@ -106,19 +106,12 @@ def test_default_scores_are_those_that_are_documented(version: int | None) -> No
         expected = (1 + np.sin(ak.Array(means) + k)) / 2
         np.testing.assert_allclose(ak.flatten(scored), ak.flatten(expected), rtol=1e-6)
     assert ak.all(scores.mass == scores.y.a)
+    places = np.arange(6).reshape(2, 3)
+    expected = (1 + np.sin(np.asarray([0.5, 0.0, 0.25])[:, None, None] + places)) / 2
+    np.testing.assert_allclose(ak.flatten(scores.grid), expected, rtol=1e-6)
     assert [r.model for r in fake.requests] == ["m"]
     assert fake.requests[0].rows == 3
     assert fake.requests[0].inputs["mask"].shape == (3, 1, 3)
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-def test_outputs_of_any_shape_have_default_scores(shape: tuple[int, ...]) -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(shape=shape)})
-    with FakeServer({"m": FakeModel.of(model)}) as fake, pool_of(fake) as pool:
-        scores = model({"pt": np.asarray([0.0, 2.0])}, pool=pool)
-    places = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    expected = [(1 + np.sin(mean + places)) / 2 for mean in (0.0, 2.0)]
-    np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 
 def test_outputs_have_the_axes_of_their_declaration() -> None:
@@ -373,7 +366,7 @@ def test_few_connections_that_last(fake: FakeServer, channels: int) -> None:
 def test_requests_that_are_always_cut_are_an_error(fake: FakeServer) -> None:
     fake.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (
-        pool_of(fake, request_timeout_s=5.0) as pool,
+        pool_of(fake, request_timeout_s=0.5) as pool,
         pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
     ):
         MODEL(JETS[:4], pool=pool)
