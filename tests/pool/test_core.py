@@ -91,6 +91,7 @@ def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     assert len(sent) == 3
     scenario.wait(SILENCE_S)
     assert scenario.cancelled == sent
+    assert scenario.renewed == [(ONE, 0)]
     assert [attempt.slice for attempt in scenario.at(TWO)] == slices
     # A response that comes all the same changes nothing.
     scenario.tell(PoolCore.failed, attempt=sent[0], error=LOST)

@@ -215,6 +215,15 @@ def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> N
     assert set(scenario.delivered.values()) == {TWO}
 
 
+def test_fallbacks_start_in_time_though_a_lost_server_says_nothing() -> None:
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1)
+    scenario.submit(2)
+    scenario.served[ONE] = None
+    scenario.lose(ONE)
+    scenario.wait(1.1)
+    assert scenario.fallbacks == 1
+
+
 def test_rows_due_for_a_fallback_wait_for_room() -> None:
     """The engine would go round and round."""
     options = {"max_in_flight_bytes": 16, "fallback": "repository", "fallback_after_s": 1}

@@ -49,14 +49,20 @@ def test_servers_are_asked_again_when_nothing_was_answered_for_a_while() -> None
     assert scenario.ask().outcome == B
 
 
-def test_servers_are_asked_again_when_one_was_lost() -> None:
+@pytest.mark.parametrize("error", [LOST, errors.RequestError("unexpected shape")])
+def test_servers_are_asked_again_after_a_loss_or_a_refusal(error: errors.SonicError) -> None:
     scenario = scenario_of(ONE)
     scenario.lives[ONE] = True
     scenario.submit(2, contract=A)
     scenario.wait(VALID_S)
     assert scenario.ask().outcome == A
-    scenario.fail(scenario.in_flight[0])
+    scenario.fail(scenario.in_flight[0], error)
     assert scenario.ask().outcome == B
+    # Rows of a call that began before fail, and hold up no others.
+    old, new = scenario.submit(contract=A), scenario.submit(contract=B)
+    scenario.answer_all()
+    assert isinstance(scenario.failed[old[0]], errors.ContractError)
+    assert scenario.delivered[new[0]] == ONE
 
 
 def test_rows_of_a_model_that_is_gone_fail_when_callers_are_told_of_another() -> None:
@@ -97,6 +103,7 @@ def test_servers_that_alone_have_another_model_get_no_rows() -> None:
     assert not scenario.at(TWO)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
+    assert scenario.ask().outcome == A
 
 
 JETS = ak.unflatten(jets(1.0, 2.0, 3.0), [2, 0, 1])
