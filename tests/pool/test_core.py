@@ -17,7 +17,7 @@ from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._core import PoolCore
-from sonic_coffea.pool._tuning import MAX_LOSSES, SILENCE_S
+from sonic_coffea.pool._tuning import MAX_LOSSES, RECHECK_S, SILENCE_S
 
 PURE = (
     "_batching _breaker _channels _core _endpoint _endpoints _instructions"
@@ -33,7 +33,7 @@ def test_the_core_knows_no_clock_thread_or_connection() -> None:
         assert not names & {"threading", "time", "socket", "grpc", "queue", "asyncio"}, module
 
 
-def test_rows_of_a_lost_server_go_to_another() -> None:
+def test_rows_of_a_lost_server_go_to_another(caplog: pytest.LogCaptureFixture) -> None:
     scenario = Scenario()
     slices = scenario.submit(8)
     losses = scenario.lose(ONE)
@@ -44,6 +44,11 @@ def test_rows_of_a_lost_server_go_to_another() -> None:
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
     assert scenario.retries == losses
+    assert "gone; 1 request is sent again" in caplog.text
+    scenario.wait(RECHECK_S)
+    scenario.submit(8)
+    scenario.lose(ONE)
+    assert f"gone; {losses} requests are sent again" in caplog.text
 
 
 def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
@@ -111,7 +116,13 @@ def test_servers_that_are_lost_and_answer_again_are_logged(
     assert scenario.core.states(scenario.now)[0].circuit == "half-open"
     scenario.answer_all()
     assert scenario.core.states(scenario.now)[0].circuit == "closed"
-    assert f"{ONE} answers again" in caplog.text
+    scenario.submit(1)
+    scenario.wait(SILENCE_S)
+    assert scenario.core.states(scenario.now)[0].circuit == "open"
+    scenario.wait(0.2)
+    scenario.answer_all()
+    for message in "nothing gets through", f"{ONE} answers again":
+        assert caplog.text.count(message) == 1
 
 
 def test_slow_servers_that_live_are_waited_for() -> None:
@@ -123,6 +134,8 @@ def test_slow_servers_that_live_are_waited_for() -> None:
     assert scenario.retries == 2
     scenario.answer(scenario.in_flight[0])
     assert scenario.delivered == {slow: ONE}
+    scenario.wait(SILENCE_S)
+    assert (ONE, 0) not in scenario.renewed
 
 
 def test_servers_that_answer_while_probed_are_not_lost() -> None:
@@ -337,8 +350,16 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     scenario.tell(
         PoolCore.quotas_received, quotas={(ONE, KEY): Quota(max_in_flight=5)}, lease_s=5.0
     )
-    assert len(scenario.at(ONE)) == 5
+    first, refused, *_ = sent = scenario.at(ONE)
+    assert len(sent) == 5
+    scenario.answer(first, 0.03)
+    scenario.fail(refused, BUSY)
+    assert len(scenario.at(ONE)) == 4  # quotas are no permission to ask a server that refuses
+    scenario.answer(scenario.at(ONE)[0], 0.005)
     scenario.answer_all()
+    telemetry = scenario.core.telemetry()[ONE, KEY]
+    assert telemetry.refused == 1
+    assert telemetry.rtts[3] == pytest.approx((5, 0.065, 0.005))  # of four rows: number, sum, minimum
     # If the scheduler falls silent before the next turn, the worker goes by its own limit.
     quota = Quota(max_in_flight=1, interval_s=1000.0, delay_s=900.0)
     scenario.tell(PoolCore.quotas_received, quotas={(ONE, KEY): quota}, lease_s=5.0)

@@ -162,8 +162,9 @@ def test_rows_that_an_overloaded_route_cuts_are_not_split_without_end() -> None:
 
 def test_rows_that_belong_together_are_not_split() -> None:
     scenario = Scenario(ONE, served=contract(max_rows=64))
-    (alone,) = scenario.submit(rows=8, nbytes=800)
-    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    alone, _ = (scenario.submit(rows=8, nbytes=nbytes)[0] for nbytes in (800, 1600))
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt, TOO_LARGE)
     for whole in (True, False):
         (request,) = scenario.submit(rows=8, nbytes=800, whole=whole)
         scenario.answer_all()
