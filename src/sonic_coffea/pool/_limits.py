@@ -143,11 +143,6 @@ class AdaptiveLimit:
             # No response will show that there is room again.
             self.pause(now, retry_after_s)
 
-    def release(self, places: float) -> None:
-        """Shrink by the number of requests that hung, as it had grown by as many."""
-        self._slow_start = False
-        self._set(min(self._value, max(self._value - places, tuning.MIN_IN_FLIGHT)))
-
     def halve(self, now: float) -> None:
         """Record a request that took too long; several at once count as one."""
         if now >= self._next_refusal_at:
