@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.pool.scenario import LOST, ONE, Scenario, contract, failure
+from tests.pool.scenario import KEY, LOST, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.pool._core import PoolCore
@@ -23,6 +23,7 @@ from sonic_coffea.pool._tuning import (
     MAX_LOSSES,
     MAX_RESETS,
     MAX_RETRIES,
+    MIN_IN_FLIGHT,
     SILENCE_S,
     UNKNOWN_S,
 )
@@ -304,7 +305,7 @@ def test_servers_that_refuse_all_are_left_alone_by_their_round_trip() -> None:
         scenario.answer(scenario.in_flight[0], RTT_S)
     pauses = []
     later = failure(errors.OverloadError, retry_after_s=7.0)
-    for error in [REFUSED] * 3 + [later]:
+    for error in [failure(errors.OverloadError, retry_after_s=0.0), REFUSED, REFUSED, later]:
         while scenario.in_flight:
             scenario.fail(scenario.in_flight[0], error)
         begun = scenario.now
@@ -316,6 +317,10 @@ def test_servers_that_refuse_all_are_left_alone_by_their_round_trip() -> None:
     assert pauses[2] > pauses[0]
     assert pauses[3] == pytest.approx(7.0)
     assert scenario.endpoint(ONE).breaker.failing_since is None
+    for _ in range(60):  # slow as it is by now, it gets what keeps it busy
+        scenario.now += 1
+        scenario.answer(scenario.in_flight[0], 1.0)
+    assert scenario.endpoint(ONE).limits[KEY].value == MIN_IN_FLIGHT
 
 
 @pytest.mark.parametrize(
@@ -369,16 +374,22 @@ def test_silent_connections_are_made_anew() -> None:
     scenario.wait(2)
     scenario.tell()
     assert scenario.renewed == [(ONE, 0)]
+    scenario.served[ONE] = errors.DeadlineError("the server did not answer in time")
+    scenario.ask(anew=True)
+    assert scenario.renewed == [(ONE, 0)] * 2
 
 
-def test_slow_start_doubles_the_limit_in_a_round_trip() -> None:
+def test_slow_start_doubles_the_limit_in_a_round_trip_until_a_refusal() -> None:
     scenario = Scenario(ONE)
-    scenario.submit(1000)
+    scenario.submit(5000)
     limits = []
-    for _ in range(5):
+    for number in range(30):
         scenario.now += RTT_S
         for attempt in list(scenario.in_flight):
             scenario.answer(attempt, RTT_S)
         limits.append(len(scenario.in_flight))
-    for before, after in itertools.pairwise(limits):
+        if number == 4:
+            scenario.fail(scenario.in_flight[0], REFUSED)
+    for before, after in itertools.pairwise(limits[:5]):
         assert after > 1.7 * before
+    assert limits[-1] < limits[4] + 10

@@ -51,6 +51,14 @@ def test_rows_of_a_lost_server_go_to_another(caplog: pytest.LogCaptureFixture) -
     assert f"gone; {losses} requests are sent again" in caplog.text
 
 
+def test_servers_with_equal_load_take_turns() -> None:
+    scenario = Scenario()
+    for _ in range(6):
+        scenario.submit(1)
+        scenario.answer_all()
+    assert sorted(scenario.delivered.values()) == [ONE] * 3 + [TWO] * 3
+
+
 def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     """Even if it is the only one that is idle."""
     scenario = Scenario()
@@ -110,24 +118,30 @@ def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     assert set(scenario.delivered.values()) == {ONE, TWO}
 
 
+def test_silent_servers_are_probed_though_calls_end_sooner() -> None:
+    scenario = Scenario(ONE, lives=True)
+    for _ in range(3):
+        (given_up,) = scenario.submit(1)
+        scenario.wait(0.9 * SILENCE_S)
+        given_up.call.over = True
+        scenario.tell(PoolCore.call_ended, call=given_up.call)
+    assert scenario.probes == 1
+
+
 def test_servers_that_are_lost_and_answer_again_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scenario = Scenario(ONE, lives=LOST)
-    scenario.submit(1)
-    scenario.wait(SILENCE_S)
-    assert "nothing gets through, and requests are sent again for up to 60 s" in caplog.text
-    assert scenario.core.states(scenario.now)[0].circuit == "open"
-    scenario.wait(0.2)
-    assert scenario.core.states(scenario.now)[0].circuit == "half-open"
-    scenario.answer_all()
-    assert scenario.core.states(scenario.now)[0].circuit == "closed"
-    scenario.submit(1)
-    scenario.wait(SILENCE_S)
-    assert scenario.core.states(scenario.now)[0].circuit == "open"
-    scenario.wait(0.2)
-    scenario.answer_all()
-    for message in "nothing gets through", f"{ONE} answers again":
+    for _ in range(2):
+        scenario.submit(1)
+        scenario.wait(SILENCE_S)
+        assert scenario.core.states(scenario.now)[0].circuit == "open"
+        scenario.wait(0.1)
+        assert scenario.core.states(scenario.now)[0].circuit == "half-open"
+        scenario.answer_all()
+        assert scenario.core.states(scenario.now)[0].circuit == "closed"
+    lost = "nothing gets through, and requests are sent again for up to 60 s"
+    for message in lost, f"{ONE} answers again":
         assert caplog.text.count(message) == 1
 
 
@@ -175,6 +189,7 @@ def test_hedged_requests_go_elsewhere_and_the_first_response_counts() -> None:
     (first,) = scenario.at(ONE)
     for _ in range(3):
         scenario.wait(0.1)
+        assert [attempt.channel for attempt in scenario.at(TWO)] == [0]
         scenario.fail(scenario.at(TWO)[0], NO_MEMORY, sent=False)
         assert scenario.in_flight == [first]
     scenario.wait(0.1)
@@ -359,13 +374,16 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     first, refused, *_ = sent = scenario.at(ONE)
     assert len(sent) == 5
     scenario.answer(first, 0.03)
-    scenario.fail(refused, BUSY)
+    scenario.fail(refused, FAILURES["overload"])
     assert len(scenario.at(ONE)) == 4  # quotas are no permission to ask a server that refuses
+    scenario.fail(scenario.at(ONE)[0], BUSY)
     scenario.answer(scenario.at(ONE)[0], 0.005)
+    assert len(scenario.at(ONE)) == 2
     scenario.answer_all()
     telemetry = scenario.core.telemetry()[ONE, KEY]
-    assert telemetry.refused == 1
-    assert telemetry.rtts[3] == pytest.approx((5, 0.065, 0.005))  # of four rows: number, sum, minimum
+    assert telemetry.refused == 2
+    # Of requests of four rows: their number, sum and minimum.
+    assert telemetry.rtts[3] == pytest.approx((4, 0.055, 0.005))
     # If the scheduler falls silent before the next turn, the worker goes by its own limit.
     quota = Quota(max_in_flight=1, interval_s=1000.0, delay_s=900.0)
     scenario.tell(PoolCore.quotas_received, quotas={(ONE, KEY): quota}, lease_s=5.0)

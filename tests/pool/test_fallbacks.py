@@ -104,6 +104,8 @@ def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     else:
         assert set(scenario.delivered) == set(slices)
         assert set(scenario.delivered.values()) == {TWO}
+        scenario.served[ONE] = contract(digest=servers)
+        assert scenario.ask(anew=True).outcome.digest == servers  # the fallback counts only alone
 
 
 def broken() -> str:
