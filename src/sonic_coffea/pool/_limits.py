@@ -136,8 +136,7 @@ class AdaptiveLimit:
             self._next_refusal_at = now + rtt_s
             self._held_until = now + self._hold_rtts * rtt_s
             self._hold_rtts = min(2 * self._hold_rtts, tuning.MAX_HOLD_RTTS)
-            self._ceiling = self._value
-        self._ceiling = min(self._ceiling, max(in_flight, 1))
+        self._ceiling = max(in_flight, 1)
         self._set(min(self._value, self._ceiling))
         if in_flight == 0 or retry_after_s is not None:
             # No response will show that there is room again.
