@@ -33,7 +33,7 @@ def test_the_core_knows_no_clock_thread_or_connection() -> None:
         assert not names & {"threading", "time", "socket", "grpc", "queue", "asyncio"}, module
 
 
-def test_rows_of_a_lost_server_go_to_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_lost_server_go_to_another() -> None:
     scenario = Scenario()
     slices = scenario.submit(8)
     losses = scenario.lose(ONE)
@@ -44,7 +44,14 @@ def test_rows_of_a_lost_server_go_to_another(caplog: pytest.LogCaptureFixture) -
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
     assert scenario.retries == losses
+
+
+def test_the_log_says_how_many_requests_are_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    scenario = Scenario()
+    scenario.submit(8)
+    losses = scenario.lose(ONE)
     assert "gone; 1 request is sent again" in caplog.text
+    scenario.answer_all()
     scenario.wait(RECHECK_S)
     scenario.submit(8)
     scenario.lose(ONE)
