@@ -272,11 +272,13 @@ def test_wrong_rows_are_not_masked(one: ScriptedServer) -> None:
         one.behaviour = lambda _: errors.AccessError("no")
         with pytest.raises(errors.AccessError):
             MODEL(jets(*range(3)), pool=pool, on_error="mask")
-        one.lacks = True
+        one.lacks, loaded = True, list[str]()
+        one.load = loaded.append  # type: ignore[method-assign]
         with pytest.raises(errors.ModelNotFoundError):
             sonic.Model("other", MODEL.inputs, MODEL.outputs)(
                 jets(*range(3)), pool=pool, on_error="mask"
             )
+        assert loaded == []  # only fallbacks are asked to load models
 
 
 class Masking(Doubling):

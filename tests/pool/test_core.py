@@ -17,7 +17,7 @@ from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._core import PoolCore
-from sonic_coffea.pool._tuning import MAX_LOSSES, SILENCE_S
+from sonic_coffea.pool._tuning import MAX_LOSSES, RECHECK_S, SILENCE_S
 
 PURE = (
     "_batching _breaker _channels _core _endpoint _endpoints _instructions"
@@ -46,6 +46,26 @@ def test_rows_of_a_lost_server_go_to_another() -> None:
     assert scenario.retries == losses
 
 
+def test_the_log_says_how_many_requests_are_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    scenario = Scenario()
+    scenario.submit(8)
+    losses = scenario.lose(ONE)
+    assert "gone; 1 request is sent again" in caplog.text
+    scenario.answer_all()
+    scenario.wait(RECHECK_S)
+    scenario.submit(8)
+    scenario.lose(ONE)
+    assert f"gone; {losses} requests are sent again" in caplog.text
+
+
+def test_servers_with_equal_load_take_turns() -> None:
+    scenario = Scenario()
+    for _ in range(6):
+        scenario.submit(1)
+        scenario.answer_all()
+    assert sorted(scenario.delivered.values()) == [ONE] * 3 + [TWO] * 3
+
+
 def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     """Even if it is the only one that is idle."""
     scenario = Scenario()
@@ -58,6 +78,7 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     assert len(scenario.at(TWO)) == 3
     scenario.fail(first)
     assert scenario.endpoint(ONE).breaker.failing_since is None
+    assert scenario.endpoint(ONE).state(scenario.now).last_error == str(LOST)
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
 
 
@@ -86,32 +107,49 @@ def test_servers_that_only_lose_are_lost_soon_and_given_up_after_the_retry_timeo
 
 def test_silent_servers_are_probed_and_their_rows_go_elsewhere() -> None:
     scenario = Scenario(ONE, TWO, balance="priority")
-    slices = scenario.submit(3)
+    scenario.submit(1)
+    scenario.wait(0.1)
+    slices = scenario.submit(2)
+    scenario.answer(scenario.in_flight[0])
+    scenario.wait(1)  # it owes responses since its last one, whatever is sent meanwhile
+    slices += scenario.submit(1)
     sent = scenario.at(ONE)
     assert len(sent) == 3
-    scenario.wait(SILENCE_S)
+    scenario.wait(SILENCE_S - 1)
     assert scenario.cancelled == sent
     assert scenario.renewed == [(ONE, 0)]
     assert [attempt.slice for attempt in scenario.at(TWO)] == slices
     # A response that comes all the same changes nothing.
     scenario.tell(PoolCore.failed, attempt=sent[0], error=LOST)
     scenario.answer_all()
-    assert set(scenario.delivered.values()) == {TWO}
+    assert set(scenario.delivered.values()) == {ONE, TWO}
+
+
+def test_silent_servers_are_probed_though_calls_end_sooner() -> None:
+    scenario = Scenario(ONE, lives=True)
+    for _ in range(3):
+        (given_up,) = scenario.submit(1)
+        scenario.wait(0.9 * SILENCE_S)
+        given_up.call.over = True
+        scenario.tell(PoolCore.call_ended, call=given_up.call)
+    assert scenario.probes == 1
 
 
 def test_servers_that_are_lost_and_answer_again_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scenario = Scenario(ONE, lives=LOST)
-    scenario.submit(1)
-    scenario.wait(SILENCE_S)
-    assert "nothing gets through, and requests are sent again for up to 60 s" in caplog.text
-    assert scenario.core.states(scenario.now)[0].circuit == "open"
-    scenario.wait(0.2)
-    assert scenario.core.states(scenario.now)[0].circuit == "half-open"
-    scenario.answer_all()
-    assert scenario.core.states(scenario.now)[0].circuit == "closed"
-    assert f"{ONE} answers again" in caplog.text
+    for _ in range(2):
+        scenario.submit(1)
+        scenario.wait(SILENCE_S)
+        assert scenario.core.states(scenario.now)[0].circuit == "open"
+        scenario.wait(0.1)
+        assert scenario.core.states(scenario.now)[0].circuit == "half-open"
+        scenario.answer_all()
+        assert scenario.core.states(scenario.now)[0].circuit == "closed"
+    lost = "nothing gets through, and requests are sent again for up to 60 s"
+    for message in lost, f"{ONE} answers again":
+        assert caplog.text.count(message) == 1
 
 
 def test_slow_servers_that_live_are_waited_for() -> None:
@@ -123,6 +161,8 @@ def test_slow_servers_that_live_are_waited_for() -> None:
     assert scenario.retries == 2
     scenario.answer(scenario.in_flight[0])
     assert scenario.delivered == {slow: ONE}
+    scenario.wait(SILENCE_S)
+    assert (ONE, 0) not in scenario.renewed
 
 
 def test_servers_that_answer_while_probed_are_not_lost() -> None:
@@ -156,6 +196,7 @@ def test_hedged_requests_go_elsewhere_and_the_first_response_counts() -> None:
     (first,) = scenario.at(ONE)
     for _ in range(3):
         scenario.wait(0.1)
+        assert [attempt.channel for attempt in scenario.at(TWO)] == [0]
         scenario.fail(scenario.at(TWO)[0], NO_MEMORY, sent=False)
         assert scenario.in_flight == [first]
     scenario.wait(0.1)
@@ -337,8 +378,19 @@ def test_processes_of_a_cluster_hold_back_until_their_first_quotas() -> None:
     scenario.tell(
         PoolCore.quotas_received, quotas={(ONE, KEY): Quota(max_in_flight=5)}, lease_s=5.0
     )
-    assert len(scenario.at(ONE)) == 5
+    first, refused, *_ = sent = scenario.at(ONE)
+    assert len(sent) == 5
+    scenario.answer(first, 0.03)
+    scenario.fail(refused, FAILURES["overload"])
+    assert len(scenario.at(ONE)) == 4  # quotas are no permission to ask a server that refuses
+    scenario.fail(scenario.at(ONE)[0], BUSY)
+    scenario.answer(scenario.at(ONE)[0], 0.005)
+    assert len(scenario.at(ONE)) == 2
     scenario.answer_all()
+    telemetry = scenario.core.telemetry()[ONE, KEY]
+    assert telemetry.refused == 2
+    # Of requests of four rows: their number, sum and minimum.
+    assert telemetry.rtts[3] == pytest.approx((4, 0.055, 0.005))
     # If the scheduler falls silent before the next turn, the worker goes by its own limit.
     quota = Quota(max_in_flight=1, interval_s=1000.0, delay_s=900.0)
     scenario.tell(PoolCore.quotas_received, quotas={(ONE, KEY): quota}, lease_s=5.0)

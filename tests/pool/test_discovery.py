@@ -23,12 +23,24 @@ def miss_all(scenario: Scenario) -> None:
         scenario.fail(scenario.in_flight[0], UNLOADED)
 
 
-def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
+def test_all_servers_are_asked_and_the_strictest_sets_the_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scenario = Scenario()
     scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
     waiter = scenario.ask()
     assert waiter.outcome.max_rows == 3
     assert scenario.ask().outcome is waiter.outcome
+    assert not caplog.records
+    # One that is asked again after a failure is waited for, too.
+    scenario.served = {ONE: LOST, TWO: None}
+    waiter = scenario.ask(anew=True)
+    scenario.served[ONE] = None
+    scenario.wait(0.2)
+    scenario.say(TWO, contract(max_rows=7))
+    assert waiter.outcome is None
+    scenario.say(ONE, contract(max_rows=3))
+    assert waiter.outcome.max_rows == 3
 
 
 @pytest.mark.parametrize(
@@ -69,6 +81,11 @@ def test_the_first_question_is_asked_again_until_the_retry_timeout_or_a_deadline
     assert isinstance(second.outcome, errors.ServerLostError)
     assert "sonic-coffea check" in str(second.outcome)
     assert scenario.core.wakes_at() == NEVER
+    # Ctrl-C, without a deadline; and a deadline that passes as the outcome comes.
+    scenario.served[ONE] = None
+    for interrupted in scenario.ask(anew=True), second:
+        scenario.tell(PoolCore.contract_withdrawn, key=KEY, caller=interrupted, timeout_s=None)
+        assert isinstance(interrupted.outcome, errors.SonicError)
 
 
 UNREACHED = errors.ServerLostError("nothing listens at this port of the host")
@@ -154,6 +171,16 @@ def test_calls_keep_their_version_while_a_server_has_it(at_once: int) -> None:
     assert {one.call.contract.version for one in slices} == {"1"}
 
 
+def test_servers_that_load_the_model_again_get_rows_beside_others() -> None:
+    scenario = Scenario(lives=True)
+    scenario.submit(100)
+    scenario.served[ONE] = UNLOADED
+    scenario.lose(ONE, UNLOADED)
+    scenario.served[ONE] = contract()
+    scenario.wait(3)
+    assert scenario.at(ONE)
+
+
 def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario = Scenario(ONE, retry_timeout_s=60)
     slices = scenario.submit(10)
@@ -163,15 +190,16 @@ def test_refusals_of_a_returning_server_are_raised() -> None:
     scenario.assert_failed(slices, errors.AccessError)
 
 
-def test_wrong_models_wait_for_servers_that_may_return() -> None:
-    scenario = Scenario(ONE, TWO)
+@pytest.mark.parametrize(("one", "two"), [(contract(width=2), LOST), (UNLOADED, UNLOADED)])
+def test_wrong_and_missing_models_wait_for_servers_that_may_return(one: Any, two: Any) -> None:
+    scenario = Scenario(ONE, TWO, retry_timeout_s=22.5)
     slices = scenario.submit(20)
-    scenario.served = {ONE: contract(width=2), TWO: LOST}
-    scenario.lose(ONE)
-    scenario.lose(TWO)
+    scenario.served = {ONE: one, TWO: two}
+    scenario.lose(ONE, two)
+    scenario.lose(TWO, two)
     scenario.wait(20)
     scenario.served[TWO], scenario.lives[TWO] = contract(), True
-    scenario.wait(3)
+    scenario.wait(5)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
 

@@ -83,12 +83,12 @@ def test_fallbacks_score_from_the_loss_of_the_servers_until_one_is_back(
 def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     servers: str, fallback: str, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scenario = Scenario(ONE, fallback="repository", fallback_after_s=0.1, retry_timeout_s=1)
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1.2, retry_timeout_s=1)
     scenario.served = {ONE: contract(digest=servers), TWO: contract(digest=fallback)}
     slices = scenario.submit(20, contract=scenario.ask().outcome)
     scenario.served[ONE] = LOST
     scenario.lose(ONE)
-    scenario.wait(0.5)
+    scenario.wait(1.5)
     scenario.tell(PoolCore.fallback_started, outcome=TWO)
     for _ in range(2):
         scenario.answer_all()
@@ -104,6 +104,8 @@ def test_fallbacks_score_unless_they_are_known_to_have_another_file(
     else:
         assert set(scenario.delivered) == set(slices)
         assert set(scenario.delivered.values()) == {TWO}
+        scenario.served[ONE] = contract(digest=servers)
+        assert scenario.ask(anew=True).outcome.digest == servers  # the fallback counts only alone
 
 
 def broken() -> str:
@@ -213,6 +215,9 @@ def test_rows_wait_for_the_fallback_if_all_servers_have_another_model_now() -> N
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
+    # A server that is named is no second choice.
+    scenario.tell(PoolCore.servers_changed, servers=[ONE, TWO])
+    assert scenario.endpoint(TWO).priority == scenario.endpoint(ONE).priority
 
 
 def test_fallbacks_start_in_time_though_a_lost_server_says_nothing() -> None:

@@ -23,8 +23,9 @@ from sonic_coffea import Pending, errors, provenance
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._tuning import LATE_S, QUIET_S, VALID_S
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import Contract
 
-from .scenario import LOST, ONE, TWO, Scenario, contract
+from .scenario import KEY, LOST, ONE, TWO, Scenario, contract
 
 A, B = contract(digest="a"), contract(digest="b")
 
@@ -53,9 +54,11 @@ def test_servers_are_asked_again_when_nothing_was_answered_for_a_while() -> None
 def test_servers_are_asked_again_after_a_loss_or_a_refusal(error: errors.SonicError) -> None:
     scenario = scenario_of(ONE)
     scenario.lives[ONE] = True
-    scenario.submit(2, contract=A)
+    scenario.submit(3, contract=A)
+    scenario.fail(scenario.in_flight[0], error)
+    assert scenario.ask().outcome == A  # which has just been said
+    scenario.answer(scenario.in_flight[0])
     scenario.wait(VALID_S)
-    assert scenario.ask().outcome == A
     scenario.fail(scenario.in_flight[0], error)
     assert scenario.ask().outcome == B
     # Rows of a call that began before fail, and hold up no others.
@@ -78,7 +81,7 @@ def test_rows_of_a_model_that_is_gone_fail_when_callers_are_told_of_another() ->
 def doubted(scenario: Scenario) -> None:
     """Have a request refused long after the contract was given."""
     scenario.wait(VALID_S)
-    scenario.submit(contract=A)
+    scenario.submit(contract=scenario.told[ONE, KEY])
     scenario.fail(scenario.in_flight[0], errors.RequestError("unexpected shape"))
 
 
@@ -94,16 +97,20 @@ def test_known_contracts_serve_while_servers_do_not_answer(outcome: object) -> N
     assert waiter.outcome == A
 
 
-def test_servers_that_alone_have_another_model_get_no_rows() -> None:
-    scenario = scenario_of()
+@pytest.mark.parametrize(
+    ("same", "other"), [(A, B), (contract(max_rows=None), contract(max_rows=4))]
+)
+def test_servers_that_alone_have_another_model_get_no_rows(same: Contract, other: Contract) -> None:
+    scenario = Scenario(served=same)
+    assert scenario.ask().outcome == same
     doubted(scenario)
-    scenario.served = {ONE: A, TWO: B}
-    assert scenario.ask().outcome == A
-    slices = scenario.submit(8, contract=A)
+    scenario.served[TWO] = other
+    assert scenario.ask().outcome == same
+    slices = scenario.submit(8, contract=same)
     assert not scenario.at(TWO)
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
-    assert scenario.ask().outcome == A
+    assert scenario.ask().outcome == same
 
 
 JETS = ak.unflatten(jets(1.0, 2.0, 3.0), [2, 0, 1])
@@ -205,7 +212,9 @@ def test_calls_that_two_versions_score_name_both(
     assert all(message.isprintable() for message in caplog.messages)
 
 
-def test_all_processes_choose_the_newest_version(server: FakeServer) -> None:
+def test_all_processes_choose_the_newest_version(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each pool asks the servers in an order of its own."""
     newer = dataclasses.replace(fake("b", 3.0), versions=("9", "10"))
     with FakeServer({"m": newer}) as other:
@@ -214,6 +223,7 @@ def test_all_processes_choose_the_newest_version(server: FakeServer) -> None:
                 made_by = MODEL(JETS, pool=pool).attrs["sonic"]
             assert (made_by["version"], made_by["digest"]) == ("10", "b")
             assert made_by["servers"] == [other.url]
+    assert caplog.text.count("rows are scored by version '10', on the servers that have it") == 8
 
 
 def test_the_digest_is_unknown_if_no_server_tells_it_in_time_after_a_long_call(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pool.scenario import FAILURES, LOST, ONE, TWO, Scenario, contract, failure
+from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.layouts import Segment
@@ -68,6 +68,7 @@ def test_push_backs_of_a_day_are_no_stall() -> None:
     waiter = scenario.ask(anew=True)
     scenario.wait(70.0)
     assert isinstance(waiter.outcome, errors.OverloadError)
+    assert scenario.asked[KEY] < 6
 
 
 OTHER = ModelKey("other", None)
@@ -123,7 +124,9 @@ def rows_of(scenario: Scenario) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("error", [TOO_LARGE, CUT])
-def test_requests_that_are_too_large_are_split(error: errors.SonicError) -> None:
+def test_requests_that_are_too_large_are_split(
+    error: errors.SonicError, caplog: pytest.LogCaptureFixture
+) -> None:
     scenario = Scenario(ONE)
     scenario.submit(rows=8, nbytes=801)
     (attempt,) = scenario.in_flight
@@ -135,6 +138,7 @@ def test_requests_that_are_too_large_are_split(error: errors.SonicError) -> None
     scenario.wait(3.0)
     scenario.answer_all()
     assert rows_of(scenario) == [(0, 4), (4, 6), (6, 8)]
+    assert caplog.text.count("bytes are split") == 1
     assert scenario.failed == {}
 
 
@@ -162,8 +166,9 @@ def test_rows_that_an_overloaded_route_cuts_are_not_split_without_end() -> None:
 
 def test_rows_that_belong_together_are_not_split() -> None:
     scenario = Scenario(ONE, served=contract(max_rows=64))
-    (alone,) = scenario.submit(rows=8, nbytes=800)
-    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    alone, _ = (scenario.submit(rows=8, nbytes=nbytes)[0] for nbytes in (800, 1600))
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt, TOO_LARGE)
     for whole in (True, False):
         (request,) = scenario.submit(rows=8, nbytes=800, whole=whole)
         scenario.answer_all()

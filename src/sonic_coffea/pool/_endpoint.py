@@ -336,10 +336,6 @@ class Endpoint:
         """Return the attempts that have become late, which no longer count for limits."""
         awaited = [attempt for attempt in self.attempts if not attempt.late]
         late = [attempt for attempt in awaited if self._is_late(attempt, now)]
-        if late and self._min_late_s == self._healthy_min_late_s:
-            # While they were in flight, the limit has grown by the places that they held.
-            for key, places in Counter(attempt.key for attempt in late).items():
-                self.limits[key].release(places)
         for attempt in late:
             attempt.late = True
             self.by_model[attempt.key] -= 1

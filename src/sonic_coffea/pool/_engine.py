@@ -289,7 +289,7 @@ class Engine:
             rows=rows,
             sent_bytes=response.sent_bytes,
             received_bytes=response.received_bytes,
-            wait_s=max(0.0, answer.packing_at - request.queued_at),
+            wait_s=answer.packing_at - request.queued_at,
             pack_s=answer.sent_at - answer.packing_at,
             unpack_s=time.monotonic() - begun_at,
         )

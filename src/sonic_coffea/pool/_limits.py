@@ -136,17 +136,11 @@ class AdaptiveLimit:
             self._next_refusal_at = now + rtt_s
             self._held_until = now + self._hold_rtts * rtt_s
             self._hold_rtts = min(2 * self._hold_rtts, tuning.MAX_HOLD_RTTS)
-            self._ceiling = self._value
-        self._ceiling = min(self._ceiling, max(in_flight, 1))
+        self._ceiling = max(in_flight, 1)
         self._set(min(self._value, self._ceiling))
         if in_flight == 0 or retry_after_s is not None:
             # No response will show that there is room again.
             self.pause(now, retry_after_s)
-
-    def release(self, places: float) -> None:
-        """Shrink by the number of requests that hung, as it had grown by as many."""
-        self._slow_start = False
-        self._set(min(self._value, max(self._value - places, tuning.MIN_IN_FLIGHT)))
 
     def halve(self, now: float) -> None:
         """Record a request that took too long; several at once count as one."""

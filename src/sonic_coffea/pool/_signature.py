@@ -85,8 +85,6 @@ class Signature:
         """Record a response: at least one of its servers has the model."""
         self._misses = self._failures = 0
         self.lacking_since = None
-        if self.rejection is None:
-            self.retry_at = -math.inf
 
     def miss(self, now: float) -> None:
         """Record a request without the model; the next may reach another server, which has it."""
