@@ -518,10 +518,15 @@ def rename(data: bytearray, rng: random.Random) -> None:
     data[place : place + 8] = bytes(rng.randrange(0xC0, 0x100) for _ in range(8))
 
 
+def outdate(data: bytearray, _: random.Random) -> None:
+    """Change the number of the form, which SQLite keeps for the user."""
+    data[63] ^= 1
+
+
 PAGE = 4096
 
 
-@pytest.mark.parametrize("damage", [cut, zero, flip, alter, rename])
+@pytest.mark.parametrize("damage", [cut, zero, flip, alter, rename, outdate])
 def test_damaged_files_cost_rows_and_no_scores(
     shared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any
 ) -> None:
