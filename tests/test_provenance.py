@@ -64,6 +64,10 @@ def test_digests_are_of_the_models_that_scored_rows() -> None:
     assert one.attrs["sonic"]["digest"] == "file of a"
     assert [made_by["model"] for made_by in provenance.of_scores(one)["models"]] == ["a"]
     assert both.attrs["sonic"]["digest"] == "file of a, file of b"
+    served["b"] = FakeModel.of(models[1])
+    with FakeServer(served) as server, sonic.connect(server.url):
+        both = sonic.Folds(models)(events, fold=[1, 0])
+    assert both.attrs["sonic"]["digest"] == "file of a, unknown"
 
 
 def test_combined_scores_name_all_that_made_them(tmp_path: Path) -> None:

@@ -39,12 +39,16 @@ class Hard(sonic.SonicFilter, processor.ProcessorABC):
     def acquire(self, events: Any) -> Any:
         return {"m": events.FatJet}
 
+    def overlap(self, events: Any) -> Any:
+        return ak.num(events.FatJet["pt"])
+
     def decide(self, events: Any, scores: Any) -> Any:
         decided = ak.any(scores["m"].gev > self.threshold, axis=1)
         return ak.with_parameter(decided, "__doc__", "HLT_Jet/O")  # as a file's columns have
 
     def produce(self, events: Any, scores: Any) -> Any:
         assert len(events) == len(scores["m"]) < len(scores.passed) == 1000
+        assert ak.all(scores.overlap == ak.num(events.FatJet))
         return {
             "events": len(events),
             "jets": int(ak.sum(ak.num(events.FatJet))),

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import awkward as ak
 import cloudpickle
@@ -177,6 +177,8 @@ def stand_in(**submit: Any) -> Any:
 
 
 class Two(sonic.SonicProcessor):
+    own: Exception | None = None
+
     def __init__(self, *, second: Exception | None = None, own: Exception | None = None) -> None:
         self.models = {"a": stand_in(), "b": stand_in(side_effect=second)}
         self.own = own
@@ -194,9 +196,9 @@ class Two(sonic.SonicProcessor):
 
 class Blocks(Two):
     block_size = 2
+    models = MappingProxyType({"a": stand_in(), "b": stand_in()})
 
     def __init__(self) -> None:
-        super().__init__()
         self.order: list[str] = []
 
     def acquire(self, events: Any) -> dict[str, Any]:
@@ -214,6 +216,7 @@ def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> Non
     assert out["n"] == 5
     expected = ["send [1, 2]", "send [3, 4]", "use [1, 2]", "send [5]", "use [3, 4]", "use [5]"]
     assert blocks.order == expected
+    blocks.models["a"].submit.assert_called_with(ANY, on_error="raise")
     assert counts(out) == (1, 5, 6)
 
 

@@ -54,12 +54,13 @@ def triple(inputs: Any) -> dict[str, Any]:
 
 
 ALONE = sonic.Model("alone", MODEL.inputs, MODEL.outputs, one_request_per="row")
+X, Y = ({name: ("float32", (1,))} for name in "xy")  # without the axis of the rows
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     models = {
-        "alone": FakeModel.of(ALONE, double),
+        "alone": FakeModel(inputs=X, outputs=Y, function=double, max_rows=0),
         "m": FakeModel.of(MODEL, double, max_rows=4, versions=("1", "2")),
         "p": FakeModel.of(PADDED, add, max_rows=4),
         "t": FakeModel.of(TEXT, write, max_rows=4),
@@ -108,8 +109,8 @@ def test_rows_differ_whose_hashes_begin_alike(
 
 
 def test_rows_are_compared_without_a_copy_of_them_all() -> None:
-    images = np.ones((64, 3, 256, 256), np.float32)
-    model = sonic.Model("m", {"x": sonic.Dense("image", shape=(3, 256, 256))}, {"y": ["mean"]})
+    images = np.ones((16, 3, 512, 512), np.float32)  # a row is larger than a block of rows
+    model = sonic.Model("m", {"x": sonic.Dense("image", shape=(3, 512, 512))}, {"y": ["mean"]})
     answers = FakeModel.of(model, lambda inputs: {"y": inputs["x"].mean(axis=(1, 2, 3))[:, None]})
     with FakeServer({"m": answers}) as server, Pool(Settings.make(server.url)) as pool:
         objects = ak.Array({"image": images})
@@ -312,6 +313,7 @@ def test_only_new_rows_are_sent(server: FakeServer, tmp_path: Path) -> None:
         assert str(scores.type) == "3 * var * {twice: float32}"
         again = MODEL.submit(objects([[1]]), pool=pool)
         assert again.result().twice.tolist() == [[2]]
+        assert again.result().attrs["sonic"]["version"] == "2"
         assert sent(server) == 4
     assert stat.S_IMODE((tmp_path / "scores").stat().st_mode) == 0o600
 
@@ -358,11 +360,14 @@ def test_scores_are_not_kept_for_the_servers_of_before(server: FakeServer, tmp_p
         assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
 
 
-def test_scores_of_a_fallback_are_not_kept(server: FakeServer, tmp_path: Path) -> None:
-    """It may have another file, of which it says nothing."""
+@pytest.mark.parametrize(("digest", "first"), [("", 2.0001), ("one", 2.0)])
+def test_scores_of_a_fallback_are_not_kept(
+    server: FakeServer, tmp_path: Path, digest: str, first: float
+) -> None:
+    """It may have another file, of which it says nothing; or of the same, round differently."""
     say_file(server, "one")
     near = dataclasses.replace(
-        server.models["m"], digest="", function=lambda i: {"y": 2.0001 * i["x"]}
+        server.models["m"], digest=digest, function=lambda i: {"y": 2.0001 * i["x"]}
     )
     options = {"fallback_after_s": 0.1, "retry_timeout_s": 30, "cache_trusts_versions": False}
     with (
@@ -372,8 +377,8 @@ def test_scores_of_a_fallback_are_not_kept(server: FakeServer, tmp_path: Path) -
         MODEL(objects([[1]]), pool=pool)
         server.stop()
         scores = MODEL.submit(objects([[1, 5]]), pool=pool)
-        # Both rows are the fallback's: nobody says that what is kept is of the same file.
-        assert scores.result().twice.tolist() == [pytest.approx([2.0001, 10.0005])]
+        # Both rows are the fallback's if nobody says that what is kept is of the same file.
+        assert scores.result().twice.tolist() == [pytest.approx([first, 10.0005])]
         assert {one for (one, *_), _ in scores.statistics} == {local.url}
     assert kept(tmp_path) == 1
 
@@ -513,10 +518,15 @@ def rename(data: bytearray, rng: random.Random) -> None:
     data[place : place + 8] = bytes(rng.randrange(0xC0, 0x100) for _ in range(8))
 
 
+def outdate(data: bytearray, _: random.Random) -> None:
+    """Change the number of the form, which SQLite keeps for the user."""
+    data[63] ^= 1
+
+
 PAGE = 4096
 
 
-@pytest.mark.parametrize("damage", [cut, zero, flip, alter, rename])
+@pytest.mark.parametrize("damage", [cut, zero, flip, alter, rename, outdate])
 def test_damaged_files_cost_rows_and_no_scores(
     shared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any
 ) -> None:

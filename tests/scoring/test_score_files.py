@@ -294,6 +294,7 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": with_global(by, Shifting())},
         lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
+        lambda by: {"features": lambda events, own=(by,): shifted(own[0], events)},
         lambda by: {"features": by_imported(by)},
         lambda by: {"features": by_edited(by)},
         lambda by: {"features": MethodType(shifted, by)},
@@ -301,8 +302,8 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
-        *("closure", "partial", "global", "object", "own method", "arrays", "imported", "edited"),
-        *("method", "on_error", "keep"),
+        *("closure", "partial", "global", "object", "own method", "arrays", "numbers", "imported"),
+        *("edited", "method", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(

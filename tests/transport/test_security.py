@@ -21,7 +21,7 @@ from tests.network.toxics import Forwarded, ToxicProxy
 from tests.network.tritons import Triton
 from tests.ports import held_port
 from tests.scored import Scored
-from tests.transport.shared import SERVED, score, write_certificate
+from tests.transport.shared import EVENTS, MODEL, SERVED, score, write_certificate
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -120,17 +120,30 @@ def test_certificates_are_read_again_when_they_change_as_a_whole(
     front: Front, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = front.client()
-    with sonic.connect(front.url, **options) as pool:
+    with sonic.connect(front.url, channels=1, hedge_after_s=60, **options) as pool:
         score(pool)
         key = options["tls_key"].read_text()
         front.client()
         new, _ = options["tls_key"].read_text(), options["tls_key"].write_text(key)
         score(pool)
-        assert "tls_key" in caplog.text
+        score(pool)
+        (warning,) = caplog.messages
+        assert "tls_key" in warning
         assert len(set(front.shown)) == 1
         options["tls_key"].write_text(new)
         score(pool)
         assert len(set(front.shown)) == 2
+        # What is in flight meanwhile is answered.
+        front.behind.requests.clear()
+        front.behind.hold()
+        pendings = []
+        for sent in (1, 2):
+            front.client()
+            pendings.append(MODEL.submit(EVENTS, pool=pool))
+            until(lambda sent=sent: len(front.behind.requests) >= sent)
+        front.behind.release()
+        assert [len(pending.result()) for pending in pendings] == [2, 2]
+        assert pool.statistics.total().retries == 0
 
 
 def expired(front: Front) -> dict[str, Any]:

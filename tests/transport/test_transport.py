@@ -9,6 +9,7 @@ import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import awkward as ak
@@ -96,6 +97,7 @@ def test_addresses_that_are_none_are_explained(url: str, problem: str) -> None:
     with pytest.raises(errors.ConfigError, match=problem) as caught:
         Address.parse(url)
     assert str(caught.value).isprintable()
+    assert "://" not in url or "did you mean" not in str(caught.value)
 
 
 def test_loopback() -> None:
@@ -129,6 +131,13 @@ def test_why_there_is_no_connection(details: str, reason: str) -> None:
     if reason != OTHER_HOST:
         assert str(error).startswith("no connection to the server could be made: ")
         assert "sonic-coffea check" in str(error)
+
+
+def test_push_back_is_in_milliseconds() -> None:
+    code, how = grpc.StatusCode.UNAVAILABLE, {"closing": False, "early": False, "local": False}
+    for sent, expected in (("1500", 1.5), ("-1", None)):
+        error: Any = translate(code, "later", {"grpc-retry-pushback-ms": sent}, **how)
+        assert error.retry_after_s == expected
 
 
 @pytest.fixture
@@ -172,10 +181,14 @@ def test_a_server_is_asked(connection: Any, server: sonic.LocalServer) -> None:
 def test_a_connection_outlives_its_server() -> None:
     with FakeServer(SERVED) as server, connect_transport(server.url) as connection:
         before = connection.info()
+        assert len(server.calls) == 1  # what has an answer is not asked again
         server.stop()
         with pytest.raises(errors.ServerLostError) as caught:
             connection.info()
         assert caught.value.server == server.url
+        probed: SimpleQueue[Any] = SimpleQueue()
+        connection.live(probed.put)
+        assert isinstance(probed.get(timeout=30), errors.ServerLostError)
         server.start()
         until(connection.ready, what="the connection to the second")
         assert connection.info() == before
@@ -440,6 +453,8 @@ def test_what_fits_is_silent() -> None:
         ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
         ({}, {"mass": (1, np.dtype(object))}, "is declared string, the model gives float64 (FP64)"),
         ({"ids": (np.dtype(object), ())}, {}, "is BYTES [N], the model takes INT64 [N]"),
+        ({}, {"scores": ((), FLOAT)}, "with shape [N], the model gives FP32 [N, 2]"),
+        ({}, {"mass": ((7,), DOUBLE)}, "with shape [N, 7], the model gives FP64 [N]"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -447,7 +462,9 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(errors.ContractError) as caught:
         CONTRACT.check({**INPUTS, **inputs}, {**OUTPUTS, **outputs}, server="grpc://s:1")
-    assert problem in caught.value.message.partition("\n")[0]
+    found, _, table = caught.value.message.partition("\n")
+    assert problem in found
+    assert [row.split()[1] for row in table.splitlines()[1:]] == [*INPUTS, *OUTPUTS]
     assert (caught.value.server, caught.value.model) == ("grpc://s:1", "m")
     assert caught.value.version == "3"
 

@@ -405,4 +405,4 @@ class SonicFilter(SonicProcessor):
 def _cut(scores: Any, passed: ak.Array) -> Any:
     if isinstance(scores, dict):  # of variations, or of columns
         return {name: _cut(each, passed) for name, each in scores.items()}
-    return scores[passed if isinstance(scores, ak.Array) else ak.to_numpy(passed)]
+    return scores[ak.to_numpy(passed)]

@@ -305,7 +305,7 @@ def _of_server(model: str, tally: Tally, timings: ModelStatistics) -> Iterator[s
     network_s, server_s = tally.trip_s / tally.requests - queue_s - work_s, queue_s + work_s
     is_slow = waits and timings is _UNKNOWN
     has_empty_queue = waits and queue_s < 0.1 * work_s
-    is_saturated = not has_empty_queue and queue_s > 2 * work_s > 0
+    is_saturated = queue_s > 2 * work_s > 0
     is_far = network_s > 2 * server_s > 0
     p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
     yield from _that_apply(

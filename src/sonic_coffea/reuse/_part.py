@@ -273,7 +273,7 @@ class Part:
         problem: Any = None
         # What this process has loaded itself stays as it is.
         asked = [server for server in servers if not is_in_process(server)]
-        if contract.digest and asked:
+        if contract.digest:
             times = MAX_MISSES if kept else 1
             outcomes = self._pool.digests(contract, asked, times, _ASKED_WITHIN_S)
             self._check_same(outcomes)
