@@ -188,7 +188,8 @@ class Engine:
         self._fail_all(CancelledError("the pool was closed"), ConfigError(CLOSED))
         switch_as_before(self._thread)
         # At the same time, as each may block.
-        closing = [run_apart("sonic-close", sender.close) for sender in self.senders.values()]
+        close = partial(run_apart, "sonic-close", or_here=True)
+        closing = [close(sender.close) for sender in self.senders.values()]
         concurrent.futures.wait(closing)
 
     def _take(self, items: Sequence[Task | None]) -> float:
@@ -250,7 +251,7 @@ class Engine:
                 self.senders[url].renew(channel)
             case do.Close(url):
                 if (sender := self.senders.pop(url, None)) is not None:  # else it is not used yet
-                    run_apart("sonic-close", sender.close)
+                    run_apart("sonic-close", sender.close, or_here=True)
                 self._add_senders(self.settings.servers)  # it may just have been named again
 
     def _open_fallback(self) -> tuple[str, Sender]:
