@@ -104,11 +104,12 @@ class Engine:
             thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
             # If the system has no more threads, the next call tries again.
             thread.start()
+            if (path := self.settings.servers_file) is not None:
+                # On a thread of its own, as a file system may hang.
+                watch = partial(self._watch, path)
+                threading.Thread(target=watch, name="sonic-servers", daemon=True).start()
             self._thread = thread
             switch_sooner(thread)
-        if (path := self.settings.servers_file) is not None:
-            # On a thread of its own, as a file system may hang.
-            run_apart("sonic-servers", partial(self._watch, path))
 
     def post(self, task: Task) -> None:
         """Give the thread a task, unless the pool is closed."""
@@ -173,7 +174,7 @@ class Engine:
     def _run(self) -> None:
         """Handle events until the pool is closed or freed."""
         with self.lock:  # while it starts
-            if self._thread is not threading.current_thread():  # Ctrl-C came
+            if self._thread is not threading.current_thread():  # Ctrl-C, or no more threads
                 return
         items: list[Task | None] = []
         while None not in items:
