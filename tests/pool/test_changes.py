@@ -120,6 +120,26 @@ def test_servers_set_before_the_first_call_stay_until_the_file_changes(
         until(lambda: pool.settings.servers == ("grpc://s1:8001",), 10)
 
 
+def test_files_of_servers_are_watched_after_a_moment_without_threads(
+    one: ScriptedServer, two: ScriptedServer, listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+        if thread.name == "sonic-servers":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Pool(Settings.make(listed), connect=connect) as pool:
+        with monkeypatch.context() as limits:
+            limits.setattr(threading.Thread, "start", limited)
+            with pytest.raises(RuntimeError, match="new thread"):
+                MODEL(jets(1.0), pool=pool)
+        assert twice(MODEL(jets(1.0), pool=pool, timeout_s=20)) == [1.0]
+        written(listed, "grpc://s2:8001\n")
+        until(lambda: pool.settings.servers == ("grpc://s2:8001",), 10)
+        assert twice(MODEL(jets(1.0), pool=pool, timeout_s=20)) == [1.0]
+    assert [len(server.requests) for server in (one, two)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -184,6 +184,16 @@ def test_pools_recover_from_a_moment_without_threads(one: ScriptedServer) -> Non
         assert twice(MODEL(jets(*range(4)), pool=pool, timeout_s=20)) == list(range(4))
 
 
+def test_pools_close_without_threads_and_leave_none(one: ScriptedServer) -> None:
+    before = threading.active_count()
+    with pool_of(ONE) as pool:
+        assert twice(MODEL(jets(*range(4)), pool=pool)) == [0, 1, 2, 3]
+        with without_threads():
+            pool.close()
+    assert one.closed
+    until(lambda: threading.active_count() <= before)
+
+
 def test_calls_share_the_pool(one: ScriptedServer, two: ScriptedServer) -> None:
     with pool_of(ONE, TWO) as pool:
         calls = {n: MODEL.submit(jets(*range(n)), pool=pool) for n in (100, 1, 57)}

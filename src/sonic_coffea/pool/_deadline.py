@@ -79,14 +79,17 @@ NEVER = Deadline()
 """The deadline of a call without a timeout."""
 
 
-def run_apart(name: str, work: Callable[[], T]) -> Future[T]:
-    """Run work that may block on a new thread."""
+def run_apart(name: str, work: Callable[[], T], *, or_here: bool = False) -> Future[T]:
+    """Run work that may block on a new thread, `or_here` if the system has no more threads."""
     future: Future[T] = Future()
     thread = threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:  # no more threads
-        future.set_exception(error)
+        if or_here:
+            fulfil(future, work)
+        else:
+            future.set_exception(error)
     return future
 
 

@@ -104,11 +104,12 @@ class Engine:
             thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
             # If the system has no more threads, the next call tries again.
             thread.start()
+            if (path := self.settings.servers_file) is not None:
+                # On a thread of its own, as a file system may hang.
+                watch = partial(self._watch, path)
+                threading.Thread(target=watch, name="sonic-servers", daemon=True).start()
             self._thread = thread
             switch_sooner(thread)
-        if (path := self.settings.servers_file) is not None:
-            # On a thread of its own, as a file system may hang.
-            run_apart("sonic-servers", partial(self._watch, path))
 
     def post(self, task: Task) -> None:
         """Give the thread a task, unless the pool is closed."""
@@ -173,7 +174,7 @@ class Engine:
     def _run(self) -> None:
         """Handle events until the pool is closed or freed."""
         with self.lock:  # while it starts
-            if self._thread is not threading.current_thread():  # Ctrl-C came
+            if self._thread is not threading.current_thread():  # Ctrl-C, or no more threads
                 return
         items: list[Task | None] = []
         while None not in items:
@@ -188,7 +189,8 @@ class Engine:
         self._fail_all(CancelledError("the pool was closed"), ConfigError(CLOSED))
         switch_as_before(self._thread)
         # At the same time, as each may block.
-        closing = [run_apart("sonic-close", sender.close) for sender in self.senders.values()]
+        close = partial(run_apart, "sonic-close", or_here=True)
+        closing = [close(sender.close) for sender in self.senders.values()]
         concurrent.futures.wait(closing)
 
     def _take(self, items: Sequence[Task | None]) -> float:
@@ -250,7 +252,7 @@ class Engine:
                 self.senders[url].renew(channel)
             case do.Close(url):
                 if (sender := self.senders.pop(url, None)) is not None:  # else it is not used yet
-                    run_apart("sonic-close", sender.close)
+                    run_apart("sonic-close", sender.close, or_here=True)
                 self._add_senders(self.settings.servers)  # it may just have been named again
 
     def _open_fallback(self) -> tuple[str, Sender]:

@@ -94,7 +94,7 @@ class Sender:
         if channel < len(self.connections):  # else it was never used
             old = self.connections[channel]
             self.connections[channel] = self._connect()
-            run_apart("sonic-close", old.close)
+            run_apart("sonic-close", old.close, or_here=True)
 
     def probe(self) -> None:
         """Ask whether the server lives."""
