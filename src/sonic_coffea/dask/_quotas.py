@@ -162,7 +162,7 @@ class Allocator:
     @property
     def first_in_flight(self) -> int:
         """How many requests of a model a new client may have in flight until it has quotas."""
-        return max(_FIRST_IN_FLIGHT // len(self.clients), 1)
+        return max(_FIRST_IN_FLIGHT // max(len(self.clients), 1), 1)
 
     @property
     def quotas_within_s(self) -> float:
