@@ -113,6 +113,7 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
     ]
     assert bad[4].startswith("✗ connection: cannot read the token")
     assert str(token) in bad[4]
+    assert all(name in checks._repr_html_() for name in (here.host, "tcp://there"))
     assert "secret" not in json.dumps(checks.to_dict()) + repr(checks) + checks._repr_html_()
     # Another version may do; a missing package does not.
     step = Step(name="readiness", ok=True, seconds=0.0012)

@@ -217,6 +217,13 @@ def test_servers_may_come_back_before_their_model(passing: errors.SonicError) ->
     scenario.served[ONE] = contract()
     scenario.wait(2.1)
     assert waiter.outcome == contract()
+    # Once rows are answered, back-offs begin anew.
+    scenario.submit()
+    scenario.answer_all()
+    scenario.served[ONE], asked = UNLOADED, scenario.asked[KEY]
+    scenario.ask(anew=True)
+    scenario.wait(1)
+    assert scenario.asked[KEY] - asked > 3
 
 
 def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_silent() -> None:
