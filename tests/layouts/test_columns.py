@@ -16,7 +16,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import FieldError, InputError
-from sonic_coffea.layouts import bind_inputs, trace
+from sonic_coffea.layouts import bind_inputs
 from sonic_coffea.testing import FakeModel, FakeServer
 
 JETS = ak.Array([[{"m": 5.0, "pf": [{"pt": 1.0, "id": 3}]}, {"m": 3.0, "pf": []}], []])
@@ -149,7 +149,7 @@ def test_metadata_of_the_chunk_is_a_channel() -> None:
         model(sonic.Variations(nominal=events, up=other))
     traced = ak.Array(events.FatJet.layout.to_typetracer(forget_length=True), attrs=events.attrs)
     inputs = {"x": sonic.Row(["pt", year])}
-    assert str(trace(inputs, {"y": sonic.Output()}, traced).type.content) == "var * float32"
+    assert str(sonic.Model("m", inputs, {"y": None})(traced).type.content) == "var * float32"
 
 
 PADDED = sonic.Padded(["pf.pt", "m", sonic.OneHot("pf.id", [3])], 2)
@@ -175,7 +175,7 @@ TOKENS = sonic.Tokens({"pf": sonic.Padded("pf.pt", 3)}, flags="onehot")
 def test_graphs_read_the_lists_and_columns_that_are_named(layout: Any, read: set[str]) -> None:
     form = JETS.layout.form_with_key_path()
     tracer, report = ak.typetracer.typetracer_with_report(form, highlevel=True)
-    scores = trace({"x": layout}, {"y": sonic.Output(["ttH", "tt"])}, tracer)
+    scores = sonic.Model("m", {"x": layout}, {"y": ["ttH", "tt"]})(tracer)
     assert str(scores.type) == "## * var * {ttH: float32, tt: float32}"
     paths = {".".join(filter(None, ast.literal_eval(key))) for key in report.data_touched}
     assert paths - {""} == read
@@ -197,7 +197,7 @@ def test_graphs_have_the_type_of_a_property_with_none(path: str) -> None:
     array = ak.Array(records.layout, behavior={("*", "Tagged"): Tagged})
     layout = sonic.Row(path, missing=-1.0)
     tracer = ak.Array(array.layout.to_typetracer(forget_length=True), behavior=array.behavior)
-    traced = trace({"x": layout}, {"y": sonic.Output()}, tracer)
+    traced = sonic.Model("m", {"x": layout}, {"y": None})(tracer)
     rows = bind_inputs({"x": layout}, array).rows
     computed = rows.unflatten(NumpyArray(np.zeros(len(rows), np.float32)))
     assert str(traced.type.content) == str(computed.type.content)

@@ -28,7 +28,7 @@ from tests.layouts.reference import (
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import bind_inputs, trace
+from sonic_coffea.layouts import bind_inputs
 
 # Of most code, each kind of layout tries the same, so that it needs fewer cases than other tests.
 FEWER = settings.default.max_examples * 5 // 8
@@ -300,7 +300,7 @@ def structure(layout: Any, array: ak.Array) -> None:
     whole = inputs.events_of(0, len(numbers))
     assert whole == ((min(events), max(events) + 1) if events else (0, 0))
     tracer = ak.Array(array.layout.to_typetracer(forget_length=True))
-    traced = trace({"x": layout}, {"y": sonic.Output()}, tracer)
+    traced = sonic.Model("m", {"x": layout}, {"y": None})(tracer)
     blank = inputs.rows.unflatten(NumpyArray(numbers.astype(np.float32)))
     assert traced.layout.form.type == blank.layout.form.type
 

@@ -14,7 +14,7 @@ import pytest
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import ByRow, bind_inputs, trace
+from sonic_coffea.layouts import ByRow, bind_inputs
 from sonic_coffea.testing import FakeModel, FakeServer
 
 of_elements = partial(sonic.Output, per="constituent")
@@ -110,7 +110,7 @@ def test_groups_have_the_same_type_without_a_shape() -> None:
     layouts, none = {"x": sonic.Row("pt")}, array[:0]
     whole, empty = (ByRow("y", output, bind_inputs(layouts, some)) for some in (array, none))
     whole.place(slice(0, 1), 1, {"y": np.zeros((1, 3), "f4")})
-    traced = trace(layouts, {"y": output}, ak.Array(array.layout.to_typetracer()))
+    traced = sonic.Model("m", layouts, {"y": output})(ak.Array(array.layout.to_typetracer()))
     types = {str(ak.Array(scores.content()).type.content) for scores in (whole, empty)}
     assert types == {str(traced.type.content)}
 

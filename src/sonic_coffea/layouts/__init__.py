@@ -24,7 +24,7 @@ from sonic_coffea.layouts._file_positions import (
 )
 from sonic_coffea.layouts._layout import Batch, Bound, Layout
 from sonic_coffea.layouts._options import checked, dtype_name, held
-from sonic_coffea.layouts._outputs import ByRow, Output, Outputs, trace
+from sonic_coffea.layouts._outputs import ByRow, Output, Outputs
 from sonic_coffea.layouts._padding import content_of, load_loop
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._source import (

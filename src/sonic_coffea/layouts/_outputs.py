@@ -10,16 +10,15 @@ from itertools import chain
 from threading import Lock
 from typing import Any, ClassVar
 
-import awkward as ak
 import numpy as np
 from awkward import contents
 from awkward.contents import Content
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, require
-from sonic_coffea.layouts._batch import Inputs, bind_inputs
+from sonic_coffea.layouts._batch import Inputs
 from sonic_coffea.layouts._expressions import exact, expression_of, text_of
-from sonic_coffea.layouts._layout import Bound, Layout, Part
+from sonic_coffea.layouts._layout import Bound, Part
 from sonic_coffea.layouts._options import check_options, declare, equals, hashed, refuse
 from sonic_coffea.layouts._padding import Axis, Scatter, content_of, places_of
 from sonic_coffea.layouts._structure import STRING, RowSelection, Tensor, real_of, widened
@@ -644,39 +643,3 @@ def _greatest(tensor: Tensor, inside: Tensor) -> Tensor:
 def misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
     """Return the error for a tensor of another shape than expected."""
     return ResponseError(f"output {name!r} came back with shape {list(tensor.shape)} {expected}")
-
-
-def trace(
-    layouts: Mapping[str, Layout],
-    outputs: Mapping[str, Output],
-    arrays: Any,
-    *,
-    one_request_per: str | None = None,
-    optional: bool = False,
-) -> ak.Array:
-    """Touch the fields that layouts read, and return what stands for the scores.
-
-    Parameters
-    ----------
-    layouts : mapping
-        Input names and their layouts.
-    outputs : mapping
-        Output names, and what they are.
-    arrays : awkward array or dict
-        As in `bind_inputs`, without data.
-    one_request_per : {"row", "event"}, optional
-        As in `bind_inputs`.
-    optional : bool
-        Whether scores may be None where objects are not.
-
-    Raises
-    ------
-    FieldError, InputError
-        If a field is missing, or has no axis where one is needed.
-    """
-    inputs = bind_inputs(layouts, arrays, one_request_per=one_request_per)
-    content = Outputs.of(outputs, inputs).content(optional=True)
-    scores = inputs.rows.unflatten(
-        contents.UnmaskedArray.simplified(content) if optional else content
-    )
-    return ak.Array(scores.layout.to_typetracer(forget_length=True))

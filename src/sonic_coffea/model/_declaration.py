@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from numbers import Real
@@ -244,15 +243,12 @@ class Declaration(WithPool):
                 )
 
     def bind(self, objects: Any) -> Inputs:
-        """Bind the inputs to the arrays of a call."""
-        with self.hinting(objects):
-            return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+        """Bind the inputs to the arrays of a call.
 
-    @contextmanager
-    def hinting(self, objects: Any) -> Iterator[None]:
-        """Say which parts of the arrays have the fields, where these were given as a whole."""
+        If fields are missing, say which parts of the arrays have them.
+        """
         try:
-            yield
+            return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
         except FieldError as error:
             is_dict = isinstance(objects, Mapping)
             names = list(objects if is_dict else getattr(objects, "fields", ()))

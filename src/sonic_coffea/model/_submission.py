@@ -13,7 +13,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import EmptyArray, IndexedOptionArray
+from awkward.contents import EmptyArray, IndexedOptionArray, UnmaskedArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import (
@@ -43,7 +43,6 @@ from sonic_coffea.layouts import (
     lazy_file,
     load_loop,
     over_partitions,
-    trace,
 )
 from sonic_coffea.model._declaration import Declaration, warn_once
 from sonic_coffea.model._pending import Pending
@@ -269,18 +268,12 @@ class Submission:
         """Return what stands for the scores of arrays without data."""
         for array in self._arrays.values():
             ak.typetracer.touch_data(array)
-        each = []
-        for model in self.models:
-            with model.hinting(objects):
-                scores = trace(
-                    model.inputs,
-                    model.outputs,
-                    objects,
-                    one_request_per=model.one_request_per,
-                    optional=self._is_optional,
-                )
-            each.append(scores)
-        return each[0]  # outputs are in the order of the first model
+        inputs, outputs = self._bound(objects)[0]  # outputs are in the order of the first model
+        content = outputs.content(optional=True)
+        if self._is_optional:
+            content = UnmaskedArray.simplified(content)
+        scores = inputs.rows.unflatten(content)
+        return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
     def _lazy(self, objects: Any) -> Pending:
         arrays = self._packed(objects)
