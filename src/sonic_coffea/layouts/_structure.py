@@ -122,15 +122,6 @@ class Structure:
             content = contents.RegularArray(content, self.size, zeros_length=len(self.offsets) - 1)
         return self.outer.unflatten(content, attrs)
 
-    def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
-        """Return `content` with None at the rows that are masked."""
-        if not masked:
-            return content
-        present = np.ones(len(self), np.int8)
-        for rows in masked:
-            present[rows] = 0
-        return contents.ByteMaskedArray(Index8(present), content, valid_when=True)
-
     def event_of(self, row: int) -> int:
         """Return the event that a row belongs to."""
         return int(self.event_numbers()[row])

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import awkward as ak
@@ -51,8 +50,10 @@ class Pending:
         The number of each row's model, and -1 for none. By default, all models score all rows.
     is_mean : bool
         Whether the scores are the mean of all models; a row that has it then has the number 0.
-    options : mapping
-        Options of `chosen`.
+    is_optional : bool
+        Whether there may be None, by the types of the options.
+    default : float, optional
+        The score of rows without a model.
     ready : array, optional
         A placeholder of scores that are computed later, or never: a lazy array, or a typetracer.
 
@@ -79,15 +80,17 @@ class Pending:
         numbers: Int64 | None = None,
         *,
         is_mean: bool = True,
-        options: Mapping[str, Any] = MappingProxyType({}),
+        is_optional: bool = False,
+        default: float | None = None,
         ready: Any = None,
     ) -> None:
         # The models may be changed before the scores are there.
         self._models = [(model.name, model.version, model.config_hash) for model in models]
         self._name = ", ".join(name for name, _, _ in self._models)
         self.rows = Structure(np.zeros(2, np.int64)) if rows is None else rows
-        self._outputs, self._numbers, self._is_mean = outputs, numbers, is_mean
-        self._options, self._ready = options, ready
+        self._numbers = np.zeros(len(self.rows), np.int64) if numbers is None else numbers
+        self._outputs, self._is_mean = outputs, is_mean
+        self._is_optional, self._default, self._ready = is_optional, default, ready
         self._content: Content | None = None
         self.lost: list[RowSelection] = []
         self.unsent = Statistics()
@@ -212,22 +215,34 @@ class Pending:
         )
 
     def _joined(self, outputs: Sequence[Outputs]) -> Content:
-        """Return the score of each row: that of its model, or the mean of all."""
-        lost = [*self.lost, *(rows for part in self.parts for rows in part.call.lost)]
-        used, numbers = outputs, self._numbers
-        if numbers is not None and not self._is_mean:
+        """Return the score of each row: that of its model, or the mean of all.
+
+        It is the default where there is no model, and None where it is lost.
+        """
+        used, numbers, default = outputs, self._numbers, self._default
+        if not self._is_mean:
             # Models without rows do not know the shape of outputs that declare none.
             used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
         different = list(dict.fromkeys(used))
-        each = [self.rows.without(one.content(), lost) for one in different]
+        each = [one.content() for one in different]
         if len(each) > 1:
             _check_types(each)
         if self._is_mean and len(each) > 1:
             each = [ak.transform(_mean, *each, highlevel=False)]
-        if numbers is None:
-            return each[0]
         places = [different.index(o) if o in different else -1 for o in outputs]
-        return chosen(np.asarray([*places, -1])[numbers], each, **self._options)
+        numbers = np.asarray([*places, -1])[numbers]
+        if default is not None:
+            numbers[numbers < 0] = len(each)
+            filled = partial(_filled, default=default)
+            each = [*each, ak.transform(filled, each[0], highlevel=False)]
+        for rows in (*self.lost, *(rows for part in self.parts for rows in part.call.lost)):
+            numbers[rows] = -1
+        is_optional = self._is_optional or bool(np.any(numbers < 0))
+        if len(each) == 1 and not is_optional:
+            return each[0]
+        whole = ak.concatenate([ak.Array(content) for content in each]).layout
+        index = np.where(numbers < 0, -1, numbers * len(numbers) + np.arange(len(numbers)))
+        return IndexedOptionArray.simplified(Index64(index), whole) if is_optional else whole[index]
 
     def provenance(self, numbers: Collection[int] | None = None) -> dict[str, Any]:
         """Return the provenance of the scores: models, versions, servers, declarations' hashes.
@@ -296,42 +311,10 @@ def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
 
 def _check_types(each: Sequence[Content]) -> None:
     """Refuse scores of different types, of which awkward would take a number for each row's."""
-    # Masked rows make an option of any type.
+    # Elements that were truncated make an option of any type.
     types = dict.fromkeys(re.sub(r"option\[|[]?]", "", str(one.form.type)) for one in each)
     if len(types) > 1:
         raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
-
-
-def chosen(
-    numbers: Int64, each: Sequence[Content], *, optional: bool, default: float | None
-) -> Content:
-    """Return the scores of each row's model; None, or the default, where there is no model.
-
-    Parameters
-    ----------
-    numbers : array of int64
-        The place in `each` of the row's scores; -1 for none.
-    each : sequence
-        Scores of all rows.
-    optional : bool
-        Whether there may be None, by the type of the numbers.
-    default : float or None
-        The score of rows without a model.
-
-    Raises
-    ------
-    ConfigError
-        If the scores have no numbers that the default could be.
-    """
-    optional = optional or (default is None and bool(np.any(numbers < 0)))
-    if default is not None:  # rows without a model are not masked, but have a number of any kind
-        numbers = np.where(numbers < 0, len(each), numbers)
-        each = [*each, ak.transform(partial(_filled, default=default), each[0], highlevel=False)]
-    if len(each) == 1 and not optional:
-        return each[0]
-    whole = ak.concatenate([ak.Array(content) for content in each]).layout
-    index = np.where(numbers < 0, -1, numbers * len(numbers) + np.arange(len(numbers)))
-    return IndexedOptionArray.simplified(Index64(index), whole) if optional else whole[index]
 
 
 def _filled(content: Content, default: float, **_: Any) -> Content | None:
@@ -348,7 +331,7 @@ def _filled(content: Content, default: float, **_: Any) -> Content | None:
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
-    """Return the mean of numbers, for `ak.transform`; it is None where one of them is None."""
+    """Return the mean of numbers, for `ak.transform`."""
     if not all(content.is_numpy for content in contents):
         return None
     numbers = [np.asarray(content.data) for content in contents]

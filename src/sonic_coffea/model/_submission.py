@@ -158,7 +158,8 @@ class Submission:
             [outputs for _, outputs in bound],
             numbers,
             is_mean=self.case is None,
-            options={"optional": self._is_optional, "default": self.default},
+            is_optional=self._is_optional,
+            default=self.default,
         )
         try:
             for number, (inputs, outputs) in enumerate(bound):
