@@ -157,7 +157,7 @@ class Choice:
         else:
             case = self._numbered(by, None)
         chosen = {"case": case, "case_name": self._what, "deadline": deadline}
-        return Submission.of(*self.models, options=how, **chosen).send(objects)
+        return Submission.of(objects, *self.models, options=how, **chosen).send()
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():

@@ -356,8 +356,8 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission.of(self, options=options, deadline=deadline)
-        return call.send(objects).result_by(deadline)
+        call = Submission.of(objects, self, options=options, deadline=deadline)
+        return call.send().result_by(deadline)
 
     @brief
     def submit(
@@ -420,4 +420,4 @@ class Model(Declaration):
         """
         how: dict[str, Any] = {"pool": pool, "on_error": on_error, "version": version}
         how |= {"deduplicate": deduplicate, "mask": mask, "default": default}
-        return Submission((self,), **how).send(objects)
+        return Submission((self,), objects, **how).send()

@@ -82,10 +82,12 @@ def recorded(calls: list[Pending]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """Models, and the options of `Model.submit` with which objects are sent.
+    """Objects, the models that score them, and the options of `Model.submit`.
 
     Attributes
     ----------
+    objects : ak.Array, dict or Variations
+        The objects, which are in memory, lazy, traced, or variations of each other.
     version : str, int or array, optional
         The version that scores the rows, or that of each event or object.
     mask : array, optional
@@ -102,6 +104,7 @@ class Submission:
     """
 
     models: tuple[Declaration, ...]
+    objects: Any
     pool: Pool | None = None
     on_error: str = "raise"
     version: Any = None
@@ -114,13 +117,15 @@ class Submission:
     of_partition: bool = False
 
     @classmethod
-    def of(cls, *models: Declaration, options: Mapping[str, Any], **others: Any) -> Submission:
-        """Return models with the options of `Model.submit` that a user gave, and others."""
+    def of(
+        cls, objects: Any, *models: Declaration, options: Mapping[str, Any], **others: Any
+    ) -> Submission:
+        """Return objects and models with the options of `Model.submit` that a user gave."""
         require(options, _OPTIONS, "submit has no option")
-        return cls(models, **options, **others)
+        return cls(models, objects, **options, **others)
 
-    def send(self, objects: Any) -> Pending:
-        """Send objects that are in memory, lazy, traced, or variations of each other."""
+    def send(self) -> Pending:
+        """Send the objects."""
         require([self.on_error], ON_ERROR, "no on_error")
         for model in self.models:
             if self.version is not None and model.version is not None:
@@ -130,26 +135,17 @@ class Submission:
             checked("number", self.default, "expected default to be")
             if self.mask is None and self.case is None:
                 raise ConfigError("default= is the score of objects that mask= leaves out")
-        if isinstance(objects, Variations):
-            pending = self._send_variations(objects)
-            pending.give_back = {name: giving_back(each) for name, each in objects.items()}
-        else:
-            check_index(self._packed(objects))
-            pending = self._send(objects)
-            pending.give_back = giving_back(objects)
-        for calls in _recorded.lists:
-            calls.append(pending)
-        return pending
+        if isinstance(self.objects, Variations):
+            return self._send_variations(self.objects)
+        arrays = self._packed(self.objects)
+        if is_lazy(arrays):
+            return self._lazy(arrays)
+        if is_tracer(self.objects):
+            return Pending(self.models, ready=self._trace())
+        return self._send_in_memory()
 
-    def _send(self, objects: Any) -> Pending:
-        if is_lazy(self._packed(objects)):
-            return self._lazy(objects)
-        if is_tracer(objects):
-            return Pending(self.models, ready=self._trace(objects))
-        return self._send_in_memory(objects)
-
-    def _send_in_memory(self, objects: Any) -> Pending:
-        bound = self._bound(objects)
+    def _send_in_memory(self) -> Pending:
+        bound = self._bound()
         rows = bound[0][0].rows
         numbers = self._numbers(rows)
         pending = Pending(
@@ -171,9 +167,12 @@ class Submission:
         except BaseException:
             pending.cancel()
             raise
+        pending.give_back = giving_back(self.objects)
+        for calls in _recorded.lists:
+            calls.append(pending)
         return pending
 
-    def _bound(self, objects: Any) -> list[tuple[Inputs, Outputs]]:
+    def _bound(self) -> list[tuple[Inputs, Outputs]]:
         """Return the inputs and outputs of each model, which models share where they are equal."""
         bound: list[tuple[Inputs, Outputs]] = []
         first = self.models[0]
@@ -181,7 +180,7 @@ class Submission:
             # In the same order, too: a `Mask`, or an output, may belong to the first of them.
             is_same = [*model.inputs.items()] == [*first.inputs.items()]
             is_same = is_same and model.one_request_per == first.one_request_per
-            inputs = bound[0][0] if bound and is_same else model.bind(objects)
+            inputs = bound[0][0] if bound and is_same else model.bind(self.objects)
             if bound and not is_same:
                 names = f"model {first.name!r}", f"model {model.name!r}"
                 bound[0][0].rows.check_same(inputs.rows, names)
@@ -230,34 +229,30 @@ class Submission:
             if is_each:
                 require([variation], array, f"no {what} for variation", InputError)
             packed[f"the {what}s"] = array[variation] if is_each else array
+        check_index(packed)
         return packed
 
-    def _unpacked(self, arrays: dict[Any, Any]) -> tuple[Submission, Any]:
-        """Return what `_packed` had: the same with arrays as options, and the objects."""
+    def _with(self, arrays: dict[Any, Any]) -> Submission:
+        """Return the same with other objects and options, which are packed."""
         names = {"case": self.case_name, "mask": "mask", "version": "version"}
         keys = {option: f"the {name}s" for option, name in names.items()}
         own = {option: arrays.pop(key) for option, key in keys.items() if key in arrays}
-        return replace(self, **own), arrays.get(OBJECTS, arrays)
+        return replace(self, objects=arrays.get(OBJECTS, arrays), **own)
 
     def _send_variations(self, objects: Variations) -> Pending:
         for what, array in self._arrays.items():
             if isinstance(array, Mapping):
                 require(array, objects, f"{what} is of no variation", InputError)
         packed = Variations({name: self._packed(each, name) for name, each in objects.items()})
-        for arrays in packed.values():
-            check_index(arrays)
         if packed.deferred:
             # Their numbers of events are not known, so that they cannot be sent together.
-            each = {}
-            for name, arrays in packed.items():
-                alone, varied = self._unpacked(arrays)
-                each[name] = alone._send(varied).result()  # noqa: SLF001
+            each = {name: self._with(arrays).send().result() for name, arrays in packed.items()}
             return Pending(self.models, ready=each)
         joined, lengths = packed.together(self._layouts)
-        alone, together = self._unpacked(joined)
         equal_once = self.deduplicate or not any(map(_joint_tensor, self.models))
-        pending = replace(alone, deduplicate=equal_once)._send(together)  # noqa: SLF001
+        pending = replace(self._with(joined), deduplicate=equal_once).send()
         pending.lengths = lengths
+        pending.give_back = {name: giving_back(each) for name, each in objects.items()}
         return pending
 
     @property
@@ -265,25 +260,23 @@ class Submission:
         """The layouts of all models, by the names of their inputs."""
         return [named for model in self.models for named in model.inputs.items()]
 
-    def _trace(self, objects: Any) -> ak.Array:
+    def _trace(self) -> ak.Array:
         """Return what stands for the scores of arrays without data."""
         for array in self._arrays.values():
             ak.typetracer.touch_data(array)
-        inputs, outputs = self._bound(objects)[0]  # outputs are in the order of the first model
+        inputs, outputs = self._bound()[0]  # outputs are in the order of the first model
         content = outputs.content(optional=True)
         if self._is_optional:
             content = UnmaskedArray.simplified(content)
         scores = inputs.rows.unflatten(content)
         return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
-    def _lazy(self, objects: Any) -> Pending:
-        arrays = self._packed(objects)
+    def _lazy(self, arrays: dict[Any, Any]) -> Pending:
         # The models may be changed, and others connected, before the scores are computed.
         models = tuple(map(copy, self.models))
-        version = self.version if _is_single(self.version) else None
-        alone = replace(self, case=None, mask=None, version=version)
+        alone = self._with(dict.fromkeys(arrays))
         alone = replace(alone, models=models, pool=None, deadline=NEVER, of_partition=True)
-        options = (self.on_error, version, self.deduplicate, self.default)
+        options = (self.on_error, alone.version, self.deduplicate, self.default)
         servers = list[Any]()  # what is persisted under a key has the scores of its servers
         try:
             for model in models:
@@ -295,7 +288,7 @@ class Submission:
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *servers]))
         if any(follows_index(layout) for _, layout in self._layouts):
-            given = objects.values() if isinstance(objects, dict) else [objects]
+            given = self.objects.values() if isinstance(self.objects, dict) else [self.objects]
             files = [file for file in map(lazy_file, given) if file is not None]
             arrays |= {_FILE: files[0]} if files else {}
         label = f"sonic-{', '.join(model.name for model in self.models)}"
@@ -307,8 +300,7 @@ class Submission:
         if (file := arrays.pop(_FILE, None)) is not None:
             attrs = {"@original_array": file}
             arrays = {name: ak.Array(array, attrs=attrs) for name, array in arrays.items()}
-        alone, objects = self._unpacked(arrays)
-        return alone.send(objects).result()
+        return self._with(arrays).send().result()
 
     def _submit(self, pending: Pending, number: int, inputs: Inputs, outputs: Outputs) -> None:
         """Send the rows of a model, by versions."""
