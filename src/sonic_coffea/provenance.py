@@ -106,16 +106,21 @@ def write_parquet(
     arrays: Iterable[ak.Array], path: str | os.PathLike[str], *scores: ak.Array | Mapping[str, Any]
 ) -> None:
     """Write arrays of one type, one after another, as `to_parquet` does; of each, a row group."""
+    tables = (ak.to_arrow_table(ak.transform(_backed, a), extensionarray=False) for a in arrays)
+    write_tables(tables, Path(path), of_scores(*scores))
+
+
+def write_tables(tables: Iterable[Any], path: Path, record: Mapping[str, Any]) -> None:
+    """Write Arrow tables to a Parquet file, with a provenance that is known."""
     with needed("score", "writing Parquet files"):
         import pyarrow.parquet as pq
 
-    record = {KEY: json.dumps(of_scores(*scores))}
-    with replacing(Path(path)) as half, contextlib.ExitStack() as stack:
+    with replacing(path) as half, contextlib.ExitStack() as stack:
         writer = None
-        for array in arrays:
-            table = ak.to_arrow_table(ak.transform(_backed, array), extensionarray=False)
+        for table in tables:
             if writer is None:
-                schema = table.schema.with_metadata({**(table.schema.metadata or {}), **record})
+                known = {**(table.schema.metadata or {}), KEY: json.dumps(record)}
+                schema = table.schema.with_metadata(known)
                 writer = stack.enter_context(pq.ParquetWriter(half, schema))
             writer.write_table(table)
 

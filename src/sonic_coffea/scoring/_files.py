@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -266,19 +265,21 @@ def _join(
     import pyarrow.compute as pc
 
     rows = scored = 0
-    try:
+
+    def tables() -> Iterator[Any]:
+        nonlocal rows, scored
         schema = _schema(parts)
-        with (
-            replacing(target) as half,
-            _writing(half, target.suffix, schema, made_by) as write,
-        ):
-            for part in parts:
-                table = _table(part, schema)
-                rows += len(table)
-                scores = [table[name] for name in schema.names if name not in beside]
-                is_scored = reduce(pc.or_, map(pc.is_valid, scores), pa.scalar(value=False))
-                scored += pc.sum(is_scored, min_count=0).as_py()
-                write(table)
+        for part in parts:
+            table = _table(part, schema)
+            scores = [table[name] for name in schema.names if name not in beside]
+            is_scored = reduce(pc.or_, map(pc.is_valid, scores), pa.scalar(value=False))
+            scored += pc.sum(is_scored, min_count=0).as_py()
+            rows += len(table)
+            yield table
+
+    write = _write_root if target.suffix == ".root" else provenance.write_tables
+    try:
+        write(tables(), target, made_by)
     except pa.ArrowException as error:
         raise ConfigError(
             f"the columns of the files do not fit into one file: {error}; score each into its own"
@@ -286,27 +287,17 @@ def _join(
     return rows, scored
 
 
-@contextlib.contextmanager
-def _writing(path: Path, suffix: str, schema: Any, made_by: Any) -> Iterator[Callable[[Any], None]]:
-    """Yield what writes tables to a file; ROOT has no None, and so no rows that have one."""
-    if suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        schema = schema.with_metadata({provenance.KEY: json.dumps(made_by)})
-        with pq.ParquetWriter(path, schema) as writer:
-            yield writer.write_table
-        return
+def _write_root(tables: Iterable[Any], path: Path, made_by: Mapping[str, Any]) -> None:
+    """Write tables to a ROOT file, which has no None, and so no rows that have one."""
     import uproot
 
-    with uproot.recreate(path) as file:
-        columns = {field.name: field.type.to_pandas_dtype() for field in schema}
-        tree = file.mktree("Scores", columns)
-
-        def write(table: Any) -> None:
-            table = table.drop_null()
-            tree.extend({name: table[name].to_numpy() for name in columns})
-
-        yield write
+    with replacing(path) as half, uproot.recreate(half) as file:
+        tree = None
+        for table in tables:
+            columns = {field.name: field.type.to_pandas_dtype() for field in table.schema}
+            tree = file.mktree("Scores", columns) if tree is None else tree
+            whole = table.drop_null()
+            tree.extend({name: whole[name].to_numpy() for name in columns})
         provenance.to_root(file, made_by)
 
 
