@@ -59,9 +59,8 @@ class Choice:
     _what = "case"
 
     def __init__(self, models: Mapping[Any, Model], by: str) -> None:
-        kind, expected = type(self).__name__, "a dict of two models or more"
-        expect(isinstance(models, Mapping), expected, models, kind)
-        expect(len(models) > 1, expected, models, kind)
+        kind, is_dict = type(self).__name__, isinstance(models, Mapping)
+        expect(is_dict and len(models) > 1, "a dict of two models or more", models, kind)
         first = next(iter(models.values()))
         for model in models.values():
             expect(isinstance(model, Model), "models", model, kind)
@@ -223,9 +222,8 @@ class Folds(Choice):
     _what = "fold"
 
     def __init__(self, models: Sequence[Model], fold: str | None = _UNSAID) -> None:
-        expected = "a list of two models or more"
-        expect(isinstance(models, Sequence), expected, models, "Folds")
-        expect(len(models) > 1, expected, models, "Folds")
+        is_list = isinstance(models, Sequence)
+        expect(is_list and len(models) > 1, "a list of two models or more", models, "Folds")
         is_said = fold is not None and fold is not _UNSAID
         # Any expression passes the checks in the place of none.
         super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]

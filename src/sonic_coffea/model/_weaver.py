@@ -22,6 +22,10 @@ _NO_LIMIT = 1e32
 # What weaver writes of a variable.
 _OF_VARIABLE = "median", "norm_factor", "replace_inf_value", "lower_bound", "upper_bound", "pad"
 
+# What values of the file may be.
+_OBJECT, _NAMES = (Mapping, "an object"), ((list, tuple), "a list of names")
+_NUMBER, _WHOLE = ((int, float), "a number"), (int, "a whole number")
+
 # Stands for classes that weaver derives from a variable; the file does not name them.
 _CLASSES = "truth_label"
 
@@ -67,9 +71,10 @@ def read(
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
         content = read_json(content, "the preprocessing file")
-    groups = {name: _get(content, name, file) for name in _get(content, "input_names", file, list)}
+    listed = _get(content, "input_names", file, _NAMES)
+    groups = {name: _get(content, name, file) for name in listed}
     variables_of = {
-        name: _get(group, "var_names", f"input {name!r} of {file}", list)
+        name: _get(group, "var_names", f"input {name!r} of {file}", _NAMES)
         for name, group in groups.items()
     }
     known = [*groups, *sorted({v for variables in variables_of.values() for v in variables})]
@@ -88,7 +93,7 @@ def read(
             what = f"variable {variable!r} of {where}"
             path = prefixes[name] + names.get(variable, variable)
             features.append(_feature(path, info, what, order))
-            fills.append(_get(info, "pad", what, float, 0.0))
+            fills.append(_get(info, "pad", what, _NUMBER, 0.0))
         layouts[name] = _layout(features, fills, lengths.get(name), pad_mode)
     others = [name for name, layout in layouts.items() if layout.jagged]
     for name in [name for name, layout in layouts.items() if isinstance(layout, Mask)]:
@@ -126,14 +131,13 @@ def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dic
     return {name: prefix.get(name, prefix.get(group_of(name), "")) for name in groups}
 
 
-def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | None) -> list[str]:
+def _labels(content: Mapping[str, Any], labels: Any) -> list[str]:
     if isinstance(labels, (str, Path)):
         lines = read_text(labels, "the labels in").split("\n")
         return [line.strip() for line in lines if line.strip()]
     if labels is not None:
-        expected = "labels as a file or a list of names"
-        expect(isinstance(labels, Sequence), expected, labels)
-        expect(all(isinstance(name, str) for name in labels), expected, labels)
+        are_names = isinstance(labels, Sequence) and all(isinstance(name, str) for name in labels)
+        expect(are_names, "labels as a file or a list of names", labels)
         return list(labels)
     names = content.get("output_names")
     names = content.get("flav_names") if names is None else names
@@ -169,11 +173,11 @@ def _counted(mask: str, others: list[str]) -> str:
 
 
 def _feature(name: str, info: Any, where: str, order: str) -> Feature:
-    shift = _get(info, "median", where, float, 0.0)
+    shift = _get(info, "median", where, _NUMBER, 0.0)
     require(info, _OF_VARIABLE, f"{where} has a key that weaver does not write,")
-    scale = _get(info, "norm_factor", where, float, 1.0)
-    lower = _get(info, "lower_bound", where, float, -_NO_LIMIT)
-    upper = _get(info, "upper_bound", where, float, _NO_LIMIT)
+    scale = _get(info, "norm_factor", where, _NUMBER, 1.0)
+    lower = _get(info, "lower_bound", where, _NUMBER, -_NO_LIMIT)
+    upper = _get(info, "upper_bound", where, _NUMBER, _NO_LIMIT)
     is_transformed = scale != 1.0 or lower > -_NO_LIMIT or upper < _NO_LIMIT
     if info.get("median", 0.0) is None and is_transformed:
         raise ConfigError(
@@ -186,7 +190,7 @@ def _feature(name: str, info: Any, where: str, order: str) -> Feature:
         scale=scale,
         lower=None if lower <= -_NO_LIMIT else lower,
         upper=None if upper >= _NO_LIMIT else upper,
-        nonfinite=_get(info, "replace_inf_value", where, float, 0.0),
+        nonfinite=_get(info, "replace_inf_value", where, _NUMBER, 0.0),
         nonfinite_last=order == "weaver",
     )
 
@@ -202,8 +206,8 @@ def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
         key = "var_length" if "var_length" in group else "max_length"
         if key not in group:
             raise ConfigError(f"{where} has no var_length or max_length")
-        most = _get(group, key, where, int, 0)
-        least = most if key == "var_length" else _get(group, "min_length", where, int, most)
+        most = _get(group, key, where, _WHOLE, 0)
+        least = most if key == "var_length" else _get(group, "min_length", where, _WHOLE, most)
         if group[key] is not None:
             expect(most >= 1, f"{key} to be at least 1", most, where)
             ranges[name] = max(1, least), max(1, least, most)
@@ -219,23 +223,16 @@ def _lengths(groups: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _get(
-    content: Any, key: str, where: str, kind: type = object, default: float | None = None
+    content: Any, key: str, where: str, kind: tuple[Any, str] = _OBJECT, default: Any = None
 ) -> Any:
-    """Return a value of the file, of a type; null is as good as none where there is a default."""
-    expect(isinstance(content, Mapping), f"an object that has {key!r}", content, where)
+    """Return a value of the file, of a kind; null is as good as none where there is a default."""
     if default is None:
         require([key], content, f"{where} has no")
     value: Any = content.get(key)
     if value is None and default is not None:
         return default
-    kinds: dict[type, tuple[Any, str]] = {
-        float: ((int, float), "a number"),
-        int: (int, "a whole number"),
-        list: ((list, tuple), "a list of names"),
-        object: (object, "anything"),
-    }
-    types, expected = kinds[kind]
-    fits = isinstance(value, types) and not (kind in (int, float) and isinstance(value, bool))
-    fits = fits and (kind is not list or all(isinstance(name, str) for name in value))
-    expect(fits, f"{key} to be {expected}", value, where)
-    return float(value) if kind is float else value
+    types, expected = kind
+    fits = isinstance(value, types) and not isinstance(value, bool)
+    fits = fits and (kind is not _NAMES or all(isinstance(name, str) for name in value))
+    expect(fits, f"{key!r} to be {expected}", value, where)
+    return float(value) if kind is _NUMBER else value
