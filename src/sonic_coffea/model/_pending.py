@@ -7,7 +7,6 @@ import contextlib
 import re
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, NoReturn
 
 import awkward as ak
@@ -184,11 +183,8 @@ class Pending:
         scores = self.rows.unflatten(content, attrs=attributes(record, made_by))
         if self.lengths is None:
             return self.give_back(scores)
-        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
-        return {
-            name: self.give_back[name](scores[stop - length : stop])
-            for (name, length), stop in stops
-        }
+        each = zip(self.lengths, ak.unflatten(scores, [*self.lengths.values()]), strict=True)
+        return {name: self.give_back[name](varied) for name, varied in each}
 
     def _wait(self, deadline: Deadline, *, progress: bool) -> None:
         """Wait until all rows are scored, and settle which files made the scores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from types import MappingProxyType
 from typing import Any
@@ -179,13 +179,11 @@ class SonicProcessor(WithPool):
     @brief
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
-        with using(self.pool_of_pickle, of_processor=True):
-            return self._process(events)
-
-    def _process(self, events: Any) -> Any:
-        blocks = [SonicProcessor._score(*each) for each in _blocks(self, events)]
         outputs: list[Any] = []
-        try:
+        with using(self.pool_of_pickle, of_processor=True), ExitStack() as stack:
+            blocks = [SonicProcessor._score(*each) for each in _blocks(self, events)]
+            for block in blocks:
+                stack.enter_context(closing(block))
             # The next block is sent before the scores of this one are waited for.
             for sent, due in zip([*blocks, None], [None, *blocks], strict=True):
                 if sent is not None:
@@ -193,9 +191,6 @@ class SonicProcessor(WithPool):
                 if due is not None:
                     outputs.append(next(due))
                     due.close()
-        finally:
-            for block in blocks:
-                block.close()
         if len(outputs) == 1:
             return outputs[0]
         from coffea.processor import accumulate
