@@ -272,12 +272,32 @@ def by_edited(by: float) -> Any:
     return importlib.import_module("shifts_by_day").shift
 
 
+@cache
+def offset() -> float:
+    return OFFSET
+
+
+def by_cached(events: Any) -> Any:
+    return shifted(offset(), events)
+
+
 class Shifting:
+    by = 0.0
+
     def __call__(self, events: Any) -> Any:
         return self.own(events)
 
     def own(self, events: Any) -> Any:
         return by_global(events)
+
+
+def by_class(events: Any) -> Any:
+    return shifted(Shifting.by, events)
+
+
+def with_attribute(by: float, function: Any) -> Any:
+    Shifting.by = by
+    return function
 
 
 def with_global(by: float, function: Any) -> Any:
@@ -291,6 +311,8 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": lambda events: shifted(by, events)},
         lambda by: {"features": partial(shifted, by)},
         lambda by: {"features": with_global(by, by_global)},
+        lambda by: {"features": with_global(by, by_cached)},
+        lambda by: {"features": with_attribute(by, by_class)},
         lambda by: {"features": with_global(by, Shifting())},
         lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
@@ -302,8 +324,8 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
-        *("closure", "partial", "global", "object", "own method", "arrays", "numbers", "imported"),
-        *("edited", "method", "on_error", "keep"),
+        *("closure", "partial", "global", "cached", "class", "object", "own method", "arrays"),
+        *("numbers", "imported", "edited", "method", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(

@@ -260,8 +260,7 @@ def identity(function: Callable[..., Any]) -> str:
         elif id(value) not in seen:
             seen.add(id(value))
             yield _source(value)
-            is_written = inspect.isfunction(value) or isinstance(value, type)
-            if is_written and value.__module__ == home:
+            if getattr(value, "__module__", None) == home:
                 used = _used(value)
         for each in used:
             yield from texts(each)
@@ -275,14 +274,18 @@ def _is_unlike(value: Any) -> bool:
 
 
 def _used(function: Any) -> Iterator[Any]:
-    """Yield the values that a function reads beside its arguments, or the methods of a class."""
+    """Yield the values that a function reads beside its arguments, or what a class has."""
     if isinstance(function, type):
-        methods = inspect.getmembers(function, lambda each: hasattr(each, "__code__"))
-        yield from (method for _, method in methods)
+        for name, member in inspect.getmembers(function):
+            is_value = not name.startswith("__") and not hasattr(member, "__get__")
+            if is_value or hasattr(member, "__code__"):
+                yield member
+        return
+    yield getattr(function, "__wrapped__", None)
+    if not inspect.isfunction(function):  # as of functools.lru_cache
         return
     yield function.__defaults__
     yield function.__kwdefaults__
-    yield getattr(function, "__wrapped__", None)
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
