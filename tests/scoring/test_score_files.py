@@ -249,7 +249,11 @@ def arrays(by: float) -> Any:
 
 def write_module(by: float) -> None:
     """Write a file as a user edits it, somewhere beside the function."""
-    Path("shifts_by_day.py").write_text(f"# {by}\ndef shift(events): return events.FatJet.mass")
+    Path("shifts_by_day.py").write_text(
+        f"# {by}\nfrom functools import wraps\n\n"
+        "def shift(events): return events.FatJet.mass\n\n"
+        "def shifting(function): return wraps(function)(lambda events: function(events))\n"
+    )
     importlib.invalidate_caches()
     linecache.checkcache()
 
@@ -266,10 +270,10 @@ def by_imported(by: float) -> Any:
     return imported
 
 
-def by_edited(by: float) -> Any:
+def edited(by: float) -> Any:
     write_module(by)
     sys.modules.pop("shifts_by_day", None)
-    return importlib.import_module("shifts_by_day").shift
+    return importlib.import_module("shifts_by_day")
 
 
 @cache
@@ -318,14 +322,15 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": arrays(by)},
         lambda by: {"features": lambda events, own=(by,): shifted(own[0], events)},
         lambda by: {"features": by_imported(by)},
-        lambda by: {"features": by_edited(by)},
+        lambda by: {"features": edited(by).shift},
+        lambda by: {"features": edited(by).shifting(by_global)},
         lambda by: {"features": MethodType(shifted, by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
         *("closure", "partial", "global", "cached", "class", "object", "own method", "arrays"),
-        *("numbers", "imported", "edited", "method", "on_error", "keep"),
+        *("numbers", "imported", "edited", "decorated", "method", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(

@@ -312,8 +312,8 @@ def _text_of_module(name: str) -> str | None:
 
 def _source(value: Any) -> str:
     """Return the text of a value's module, or its own in a notebook."""
-    for written in (inspect.getmodule(value), value):
+    written = getattr(value, "__code__", value)  # which knows the file, also after functools.wraps
+    for each in (inspect.getmodule(written), written):
         with contextlib.suppress(OSError, TypeError):
-            return inspect.getsource(written)  # type: ignore[arg-type]
-    code = getattr(value, "__code__", None)
-    return repr(value) if code is None else marshal.dumps(code).hex()
+            return inspect.getsource(each)  # type: ignore[arg-type]
+    return repr(value) if written is value else marshal.dumps(written).hex()
