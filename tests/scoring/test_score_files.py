@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -285,7 +286,7 @@ def by_cached(events: Any) -> Any:
     return shifted(offset(), events)
 
 
-class Shifting:
+class Shifting(ABC):  # noqa: B024  of which dask cannot hash an attribute
     by = 0.0
 
     def __call__(self, events: Any) -> Any:
@@ -302,6 +303,13 @@ def by_class(events: Any) -> Any:
 def with_attribute(by: float, function: Any) -> Any:
     Shifting.by = by
     return function
+
+
+def with_layout(by: float) -> sonic.Model:
+    class Own(sonic.Row):
+        shift = by
+
+    return sonic.Model("mass", {"x": Own(["pt", "mass"])}, {"y": ["qcd", "top"]})
 
 
 def with_global(by: float, function: Any) -> Any:
@@ -325,12 +333,13 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": edited(by).shift},
         lambda by: {"features": edited(by).shifting(by_global)},
         lambda by: {"features": MethodType(shifted, by)},
+        lambda by: {"features": None, "model": with_layout(by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
         *("closure", "partial", "global", "cached", "class", "object", "own method", "arrays"),
-        *("numbers", "imported", "edited", "decorated", "method", "on_error", "keep"),
+        *("numbers", "imported", "edited", "decorated", "method", "layout", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(
@@ -340,7 +349,8 @@ def test_chunks_of_other_options_have_other_files(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     first, same, other = (
-        Scoring(MODEL, tmp_path, "FatJet", **options(by)).digest for by in (0.0, 0.0, 1.0)
+        Scoring(**{"model": MODEL, "parts": tmp_path, "collection": "FatJet"} | options(by)).digest
+        for by in (0.0, 0.0, 1.0)
     )
     assert first == same != other
 

@@ -54,7 +54,9 @@ class Scoring(SonicProcessor):
         self.models = {"scores": self.model}
         used = None if self.features is None else identity(self.features)
         of_model, self.keep = self.model.config_hash, tuple(self.keep)  # of an iterator, too
-        declared = (__version__, of_model, self.collection, self.keep, self.on_error, used)
+        layouts = [type(of) for each in declarations_of(self.model) for of in each.inputs.values()]
+        own = [identity(of) for of in layouts if not of.__module__.startswith("sonic_coffea.")]
+        declared = (__version__, of_model, own, self.collection, self.keep, self.on_error, used)
         self.digest = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
@@ -277,8 +279,9 @@ def _used(function: Any) -> Iterator[Any]:
     """Yield the values that a function reads beside its arguments, or what a class has."""
     if isinstance(function, type):
         for name, member in inspect.getmembers(function):
-            is_value = not name.startswith("__") and not hasattr(member, "__get__")
-            if is_value or hasattr(member, "__code__"):
+            # Of abc, a value that is different each time.
+            is_own = not name.startswith("__") and name != "_abc_impl"
+            if hasattr(member, "__code__") or (is_own and not hasattr(member, "__get__")):
                 yield member
         return
     yield getattr(function, "__wrapped__", None)
