@@ -163,7 +163,7 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
         info = np.iinfo(target)
         # As a float, the largest of 64 bits is one more than that.
         whole = int(value)
-        if (exact and whole != value) or value < info.min or whole > info.max:
+        if whole != value or value < info.min or whole > info.max:
             raise Refused(f"{target} cannot hold {value}")
         if not exact and isinstance(value, float) and abs(value) >= 2**53:
             raise Refused(f"{value} may be rounded")

@@ -138,6 +138,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (PADDED, x([[1.0], [1e300]]), r"is 1e\+300 in event 1, which float32 cannot hold"),
     (IN_16, LEADING, r"'Jet\[0\].pt' is 1000000000.0 in event 2.*int16 cannot"),
     (TIMES_100, x([[1], [-5]]), "is -500.0 after its transformation in event 1, which int8 cannot"),
+    (TIMES_100, x([[0.3], [0.29]]), "is 28.9.* in event 1, which int8 .* as in expression='round"),
     (sonic.Row(feature(nonfinite=NAN, scale=1e38)), x([1e3]), "float32 cannot hold"),
     # numpy's type for both is a float, which rounds them.
     (sonic.Row("x", "int64"), x(NO_TYPE), "field 'x' mixes types .*uint64.*int64"),

@@ -119,6 +119,11 @@ def test_threads_stay_connected_to_the_servers_that_they_named_last(
 
     sonic.connect(one.url)
     sonic.connect(other.url)
+    with sonic.connect(one.url):
+        assert factor(MODEL(JETS)) == 2
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: factor(MODEL(JETS))).result() == 3
+    assert factor(MODEL(JETS)) == 3
     connect(one.url)
     assert factor(MODEL(JETS)) == 3
     connect(*(f"grpc://127.0.0.1:{port}" for port in range(1, 9)))

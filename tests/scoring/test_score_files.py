@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -249,7 +250,11 @@ def arrays(by: float) -> Any:
 
 def write_module(by: float) -> None:
     """Write a file as a user edits it, somewhere beside the function."""
-    Path("shifts_by_day.py").write_text(f"# {by}\ndef shift(events): return events.FatJet.mass")
+    Path("shifts_by_day.py").write_text(
+        f"# {by}\nfrom functools import wraps\n\n"
+        "def shift(events): return events.FatJet.mass\n\n"
+        "def shifting(function): return wraps(function)(lambda events: function(events))\n"
+    )
     importlib.invalidate_caches()
     linecache.checkcache()
 
@@ -266,18 +271,45 @@ def by_imported(by: float) -> Any:
     return imported
 
 
-def by_edited(by: float) -> Any:
+def edited(by: float) -> Any:
     write_module(by)
     sys.modules.pop("shifts_by_day", None)
-    return importlib.import_module("shifts_by_day").shift
+    return importlib.import_module("shifts_by_day")
 
 
-class Shifting:
+@cache
+def offset() -> float:
+    return OFFSET
+
+
+def by_cached(events: Any) -> Any:
+    return shifted(offset(), events)
+
+
+class Shifting(ABC):  # noqa: B024  of which dask cannot hash an attribute
+    by = 0.0
+
     def __call__(self, events: Any) -> Any:
         return self.own(events)
 
     def own(self, events: Any) -> Any:
         return by_global(events)
+
+
+def by_class(events: Any) -> Any:
+    return shifted(Shifting.by, events)
+
+
+def with_attribute(by: float, function: Any) -> Any:
+    Shifting.by = by
+    return function
+
+
+def with_layout(by: float) -> sonic.Model:
+    class Own(sonic.Row):
+        shift = by
+
+    return sonic.Model("mass", {"x": Own(["pt", "mass"])}, {"y": ["qcd", "top"]})
 
 
 def with_global(by: float, function: Any) -> Any:
@@ -291,19 +323,23 @@ def with_global(by: float, function: Any) -> Any:
         lambda by: {"features": lambda events: shifted(by, events)},
         lambda by: {"features": partial(shifted, by)},
         lambda by: {"features": with_global(by, by_global)},
+        lambda by: {"features": with_global(by, by_cached)},
+        lambda by: {"features": with_attribute(by, by_class)},
         lambda by: {"features": with_global(by, Shifting())},
         lambda by: {"features": with_global(by, Shifting().own)},
         lambda by: {"features": arrays(by)},
         lambda by: {"features": lambda events, own=(by,): shifted(own[0], events)},
         lambda by: {"features": by_imported(by)},
-        lambda by: {"features": by_edited(by)},
+        lambda by: {"features": edited(by).shift},
+        lambda by: {"features": edited(by).shifting(by_global)},
         lambda by: {"features": MethodType(shifted, by)},
+        lambda by: {"features": None, "model": with_layout(by)},
         lambda by: {"features": None, "on_error": "mask" if by else "raise"},
         lambda by: {"features": None, "keep": iter(["eta"] if by else [])},
     ],
     ids=[
-        *("closure", "partial", "global", "object", "own method", "arrays", "numbers", "imported"),
-        *("edited", "method", "on_error", "keep"),
+        *("closure", "partial", "global", "cached", "class", "object", "own method", "arrays"),
+        *("numbers", "imported", "edited", "decorated", "method", "layout", "on_error", "keep"),
     ],
 )
 def test_chunks_of_other_options_have_other_files(
@@ -313,7 +349,8 @@ def test_chunks_of_other_options_have_other_files(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     first, same, other = (
-        Scoring(MODEL, tmp_path, "FatJet", **options(by)).digest for by in (0.0, 0.0, 1.0)
+        Scoring(**{"model": MODEL, "parts": tmp_path, "collection": "FatJet"} | options(by)).digest
+        for by in (0.0, 0.0, 1.0)
     )
     assert first == same != other
 

@@ -286,8 +286,9 @@ class Elements:
         if target.kind not in "iub" and not np.isfinite(feature.nonfinite or 0.0):
             wrong &= finite
         cannot = f"which {target.name} cannot hold; declare a wider dtype for the layout"
-        if not feature.plain and target.name in ("int64", "uint64"):
-            cannot = f"which {target.name} cannot hold, or float64 rounds; transform it before"
+        if not feature.plain and target.kind in "iu":
+            transform = "transform it before, as in expression='round(100 * pt)'"
+            cannot = f"which {target.name} cannot hold, or float64 rounds; {transform}"
         message = f"{what} {{value}}{'' if feature.plain else after} in event {{event}}, {cannot}"
         self.refuse(wrong, message, values, absent)
 
@@ -360,8 +361,9 @@ def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
         return np.asarray((sent < limits.min) | (sent > limits.max))
     # As a float, the largest of 64 bits is one more than that.
     fits = (sent >= limits.min) & (sent < limits.max + 1.0)
-    # A fraction that a transformation leaves is dropped; one in the file is a mistake.
-    exact = np.trunc(sent) == sent if feature.plain else np.abs(sent) < _WHOLE
+    exact = np.trunc(sent) == sent  # 100 * 0.29 is 28.999…, which would become 28
+    if not feature.plain:
+        exact &= np.abs(sent) < _WHOLE
     return np.asarray(~(fits & exact))
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.reporting import Statistics, tables
 from sonic_coffea.transport import Contract, ModelStatistics, Transport
 
+# Of a `connect`: its number among all of this process, and its thread. A thread's own number may be
+# that of a later thread.
+Claim = tuple[int, threading.Thread]
+_numbers = count(1)
+
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -47,6 +52,7 @@ class Block:
     entered: bool
     of_processor: bool = False
     over: bool = False
+    claim: Claim | None = None
     thread: threading.Thread = field(default_factory=threading.current_thread)
 
     @property
@@ -110,9 +116,8 @@ class Pool:
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
         self.plugin: str | None = None
         self.take_turns: Callable[[Pool], None] = lambda _: None
-        # The threads of `connect` calls whose pool was not entered, and the blocks that entered it.
-        # Not their numbers, which later threads may have.
-        self._claims, self._entered = list[threading.Thread](), list[Block]()
+        # Of `connect` calls whose pool was not entered, and the blocks that entered it.
+        self._claims, self._entered = list[Claim](), list[Block]()
         self._connect = connect or open_transport
         self._begin(settings)
 
@@ -152,7 +157,7 @@ class Pool:
         with self._engine.lock:
             if self.closed:
                 return False
-            self._claims.append(threading.current_thread())
+            self._claims.append((next(_numbers), threading.current_thread()))
             return True
 
     @property
@@ -161,19 +166,26 @@ class Pool:
         return bool(self._claims or self._entered)
 
     @property
-    def connected_here(self) -> bool:
-        """Whether it is the pool of a `connect` of this thread."""
-        return threading.current_thread() in self._claims
+    def connected(self) -> int:
+        """The number of its last `connect`, without blocks that have ended; 0 if there is none."""
+        entered = [block.claim for block in tuple(self._entered) if block.claim]
+        return max((number for number, _ in (*self._claims, *entered)), default=0)
+
+    @property
+    def connected_here(self) -> int:
+        """The number of the last `connect` of this thread whose pool was not entered, or 0."""
+        here = threading.current_thread()
+        return max((number for number, thread in (*self._claims,) if thread is here), default=0)
 
     def __enter__(self) -> Pool:
         named = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
         block = named[0] if named else enter(self)
         block.entered = True
         with self._engine.lock:
-            own = [claim for claim in self._claims if claim is block.thread]
-            for claim in (own or self._claims)[-1:]:
-                self._claims.remove(claim)
+            own = [claim for claim in self._claims if claim[1] is block.thread]
             self._entered.append(block)
+            for block.claim in (own or self._claims)[-1:]:
+                self._claims.remove(block.claim)
         self.take_turns(self)
         return self
 

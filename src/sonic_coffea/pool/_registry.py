@@ -232,13 +232,15 @@ def entered_elsewhere() -> list[Pool]:
 
 def _open() -> list[Pool]:
     with _lock:
-        return [pool for pool in _connected if not pool.closed]
+        pools = [pool for pool in _connected if not pool.closed]
+    return sorted(pools, key=lambda pool: pool.connected)
 
 
 def _own() -> list[Pool]:
     """Return the pools that this thread was connected to, in this order."""
     pools: list[Pool] = vars(_of_thread).get("pools", [])
-    return [pool for pool in pools if pool.connected_here and not pool.closed]
+    pools = [pool for pool in pools if pool.connected_here and not pool.closed]
+    return sorted(pools, key=lambda pool: pool.connected_here)
 
 
 def _default() -> Pool | None:

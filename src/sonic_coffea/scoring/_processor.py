@@ -54,7 +54,9 @@ class Scoring(SonicProcessor):
         self.models = {"scores": self.model}
         used = None if self.features is None else identity(self.features)
         of_model, self.keep = self.model.config_hash, tuple(self.keep)  # of an iterator, too
-        declared = (__version__, of_model, self.collection, self.keep, self.on_error, used)
+        layouts = [type(of) for each in declarations_of(self.model) for of in each.inputs.values()]
+        own = [identity(of) for of in layouts if not of.__module__.startswith("sonic_coffea.")]
+        declared = (__version__, of_model, own, self.collection, self.keep, self.on_error, used)
         self.digest = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
@@ -260,8 +262,7 @@ def identity(function: Callable[..., Any]) -> str:
         elif id(value) not in seen:
             seen.add(id(value))
             yield _source(value)
-            is_written = inspect.isfunction(value) or isinstance(value, type)
-            if is_written and value.__module__ == home:
+            if getattr(value, "__module__", None) == home:
                 used = _used(value)
         for each in used:
             yield from texts(each)
@@ -275,14 +276,19 @@ def _is_unlike(value: Any) -> bool:
 
 
 def _used(function: Any) -> Iterator[Any]:
-    """Yield the values that a function reads beside its arguments, or the methods of a class."""
+    """Yield the values that a function reads beside its arguments, or what a class has."""
     if isinstance(function, type):
-        methods = inspect.getmembers(function, lambda each: hasattr(each, "__code__"))
-        yield from (method for _, method in methods)
+        for name, member in inspect.getmembers(function):
+            # Of abc, a value that is different each time.
+            is_own = not name.startswith("__") and name != "_abc_impl"
+            if hasattr(member, "__code__") or (is_own and not hasattr(member, "__get__")):
+                yield member
+        return
+    yield getattr(function, "__wrapped__", None)
+    if not inspect.isfunction(function):  # as of functools.lru_cache
         return
     yield function.__defaults__
     yield function.__kwdefaults__
-    yield getattr(function, "__wrapped__", None)
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
@@ -309,8 +315,8 @@ def _text_of_module(name: str) -> str | None:
 
 def _source(value: Any) -> str:
     """Return the text of a value's module, or its own in a notebook."""
-    for written in (inspect.getmodule(value), value):
+    written = getattr(value, "__code__", value)  # which knows the file, also after functools.wraps
+    for each in (inspect.getmodule(written), written):
         with contextlib.suppress(OSError, TypeError):
-            return inspect.getsource(written)  # type: ignore[arg-type]
-    code = getattr(value, "__code__", None)
-    return repr(value) if code is None else marshal.dumps(code).hex()
+            return inspect.getsource(each)  # type: ignore[arg-type]
+    return repr(value) if written is value else marshal.dumps(written).hex()
