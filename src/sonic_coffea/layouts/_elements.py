@@ -95,23 +95,26 @@ class Columns:
         """Return the numbers of some rows."""
         return np.arange(*rows.indices(len(self.rows))) if isinstance(rows, slice) else rows
 
-    def order(self, rows: RowSelection) -> Int64 | None:
-        """Return the index in its row of each element, as sorted, stable; None if unsorted."""
+    def chosen(self, rows: RowSelection, firsts: Int64, kept: Int64) -> Int64:
+        """Return ``first + index`` of the elements kept of each row, by their index in its list.
+
+        They are the first ones in the order of the key, which is stable.
+        """
         key = self.key
-        if key is None or self.offsets is None:
-            return None
+        if key is None:
+            return ranges(firsts, kept)
         elements = Elements(replace(self, key=None, missing=()), rows)
         keys, absent = elements.raw(key)
         with np.errstate(all="ignore"):
-            keys = key.transformed(keys)
+            keys = widened(key.transformed(keys))
         wrong = ~np.isfinite(keys) if absent is None else absent | ~np.isfinite(keys)
         what = f"field {key.text!r}, by which constituents are sorted, is None, NaN or infinite"
         elements.refuse(wrong, f"{what} in event {{event}}", keys)
-        dtype = keys.dtype if keys.dtype.kind in "iub" else real_of(keys.dtype)
-        numbers = NumpyArray(np.ascontiguousarray(keys, dtype.newbyteorder("=")))
+        numbers = NumpyArray(np.ascontiguousarray(keys, keys.dtype.newbyteorder("=")))
         lists = ak.Array(ListOffsetArray(Index64(offsets_of(elements.counts)), numbers))
         order = ak.argsort(lists, axis=1, ascending=False, stable=True).layout
-        return np.asarray(read(order.to_ListOffsetArray64(start_at_zero=True).content), np.int64)
+        index = read(order.to_ListOffsetArray64(start_at_zero=True).content)
+        return np.repeat(firsts, kept) + index[ranges(offsets_of(elements.counts)[:-1], kept)]
 
     def blocks(
         self, rows: RowSelection, bytes_each: int, longest: int | None = None
@@ -153,7 +156,7 @@ class Elements:
 
     def __init__(self, columns: Columns, rows: RowSelection, longest: int | None = None) -> None:
         self.columns, self.rows, self._longest = columns, rows, longest
-        self.counts, order = columns.counts(rows), columns.order(rows)
+        self.counts = columns.counts(rows)
         self.at: RowSelection = rows
         self.size = len(self.counts)
         self._indexes: dict[tuple[int, bool], tuple[Int64, Tensor | None]] = {}
@@ -161,15 +164,12 @@ class Elements:
             return
         firsts = columns.offsets[:-1][rows]
         kept = self.counts if longest is None else np.minimum(self.counts, longest)
-        if order is None and isinstance(rows, slice) and len(firsts) > 0:
+        if columns.key is None and isinstance(rows, slice) and len(firsts) > 0:
             first, stop = int(firsts[0]), int(firsts[-1] + self.counts[-1])
             if 2 * kept.sum() >= stop - first:  # most are sent
                 self.at, self.size, self.starts = slice(first, stop), stop - first, firsts - first
                 return
-        self.at, self.starts = ranges(firsts, kept), offsets_of(kept)[:-1]
-        if order is not None:
-            sent = ranges(np.cumsum(self.counts) - self.counts, kept)
-            self.at = np.repeat(firsts, kept) + order[sent]
+        self.at, self.starts = columns.chosen(rows, firsts, kept), offsets_of(kept)[:-1]
         self.counts, self.size = kept, len(self.at)
 
     def take(self, column: Column) -> tuple[Tensor, Tensor | None]:

@@ -38,30 +38,32 @@ def declare(self: Any, **values: Any) -> None:
         object.__setattr__(self, name, value)
 
 
+def _demand(*holds: Any) -> None:
+    """Raise a TypeError unless all hold; `checked` says what was expected."""
+    if not all(holds):
+        raise TypeError
+
+
 def several(values: Any) -> tuple[Any, ...]:
     """Return several values in their order; TypeError if they have none, or are no list."""
-    if isinstance(values, (str, bytes, AbstractSet, Mapping)):
-        raise TypeError
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise TypeError
+    _demand(not isinstance(values, (str, bytes, AbstractSet, Mapping)))
+    _demand(not isinstance(values, np.ndarray) or values.ndim == 1)
     return tuple(values)
 
 
 def _one(kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise TypeError
+        _demand(isinstance(value, kind))
         return value
 
     return convert
 
 
 def _number(value: Any) -> float:
-    value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, (int, float)):
-        raise TypeError
-    float(value)  # of an integer, it may be too large
-    return value
+    number: float = value.item() if isinstance(value, np.generic) else value
+    _demand(isinstance(number, (int, float)))
+    float(number)  # of an integer, it may be too large
+    return number
 
 
 def _real(value: Any) -> float:
@@ -69,8 +71,7 @@ def _real(value: Any) -> float:
 
 
 def _finite(value: Any) -> float:
-    if not math.isfinite(_number(value)):
-        raise TypeError
+    _demand(math.isfinite(_number(value)))
     return float(value)
 
 
@@ -80,8 +81,7 @@ def _whole(value: Any) -> float:
 
 
 def _length(value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise TypeError
+    _demand(isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1)
     return int(value)
 
 
@@ -91,8 +91,7 @@ def _shape(values: Any) -> tuple[int, ...]:
 
 def _lengths(values: Any) -> tuple[int, ...]:
     lengths = _shape(values if isinstance(values, Iterable) else (values,))
-    if not lengths or list(lengths) != sorted(set(lengths)):
-        raise TypeError
+    _demand(len(lengths) > 0, list(lengths) == sorted(set(lengths)))
     return lengths
 
 
@@ -104,8 +103,7 @@ def _name(name: Any) -> str | tuple[str | int, ...]:
     if isinstance(name, str):
         return name
     steps = [step.item() if isinstance(step, np.generic) else step for step in _one(tuple)(name)]
-    if not {*map(type, steps)} <= {str, int}:
-        raise TypeError
+    _demand({*map(type, steps)} <= {str, int})
     return tuple(steps)
 
 
@@ -113,15 +111,13 @@ def _pairs(pairs: Any) -> tuple[tuple[float | None, float], ...]:
     """Return numbers by numbers, or by None for all others."""
     items = [(k if k is None else _whole(k), _whole(v)) for k, v in dict(pairs).items()]
     keys = [key for key, _ in items if key is not None]
-    if not keys or any(map(math.isnan, keys)):  # no number equals NaN
-        raise TypeError
+    _demand(len(keys) > 0, not any(map(math.isnan, keys)))  # no number equals NaN
     return tuple(items)
 
 
 def _limits(within: Any) -> tuple[float | None, float | None]:
     least, most = (x if x is None else _real(x) for x in several(within))
-    if not (-math.inf if least is None else least) <= (math.inf if most is None else most):
-        raise TypeError
+    _demand((-math.inf if least is None else least) <= (math.inf if most is None else most))
     return least, most
 
 
@@ -130,15 +126,13 @@ def _members(members: Any) -> Any:
         members.indices(0)  # raises if its ends are no numbers, or its step is 0
         return members
     each = [members] if isinstance(members, (str, int)) else several(members)
-    if not each or not all(isinstance(member, (str, int, np.integer)) for member in each):
-        raise TypeError
+    _demand(len(each) > 0, all(isinstance(member, (str, int, np.integer)) for member in each))
     return tuple(member if isinstance(member, str) else int(member) for member in each)
 
 
 def _groups(groups: Any) -> tuple[tuple[str, Any], ...]:
     named = tuple((_one(str)(name), _members(members)) for name, members in dict(groups).items())
-    if not named:
-        raise TypeError
+    _demand(len(named) > 0)
     return named
 
 
@@ -148,8 +142,7 @@ def _target(dtype: Any) -> DType:
         dtype = ml_dtypes.bfloat16
     is_string = dtype is str or (isinstance(dtype, str) and dtype == "string")
     target = STRING if is_string else np.dtype(dtype).newbyteorder("=")
-    if target != STRING and target.name not in TARGETS:
-        raise TypeError
+    _demand(target == STRING or target.name in TARGETS)
     return target
 
 

@@ -82,16 +82,13 @@ def places_of(axis: Axis, rows: RowSelection, number: int, length: int) -> Int64
     bound, before, after = axis
     if bound is None:
         return np.broadcast_to(np.arange(length), (number, length))
-    columns = bound.columns
-    counts, order = columns.counts(rows), columns.order(rows)
+    columns, counts = bound.columns, bound.columns.counts(rows)
     index = np.full((number, length), -1)
     index[:, :before] = np.arange(before)
     index[:, length - after :] = counts[:, np.newaxis] + before + np.arange(after)
     inner = index[:, before : length - after]
     present = columns.present(rows, inner.shape[1])
-    firsts = np.zeros_like(counts) if order is None else np.cumsum(counts) - counts
-    elements = ranges(firsts, present.sum(axis=1))
-    inner[present] = before + (elements if order is None else order[elements])
+    inner[present] = columns.chosen(rows, np.full_like(counts, before), present.sum(axis=1))
     return index
 
 

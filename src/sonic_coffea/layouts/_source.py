@@ -14,7 +14,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, EmptyArray, IndexedOptionArray, ListOffsetArray, NumpyArray
+from awkward.contents import Content, IndexedOptionArray, ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
@@ -120,8 +120,10 @@ class Source:
             return self._constant(text_of(path))
         full = self._full(path)
         if self._is_traced:
-            names = tuple(step for step in full if isinstance(step, str))
-            self._touch(names, lists=lists or reduction == "num")
+            column = self._column(tuple(step for step in full if isinstance(step, str)))
+            if (lists or reduction == "num") and (depth := _layout(column).purelist_depth) > 1:
+                column = ak.num(column, axis=depth - 1)
+            ak.typetracer.touch_data(column)
         place = self._place(full)
         return _reduced(place, reduction) if reduction else place
 
@@ -143,11 +145,6 @@ class Source:
                 "fileset's metadata, such as 'era': 1"
             ) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
-
-    def _touch(self, names: Path, *, lists: bool) -> None:
-        """Touch a column of typetracers, or for `lists` what is above it."""
-        layout = _layout(self._column(names))
-        ak.typetracer.touch_data(ak.Array(_without_leaves(layout) if lists else layout))
 
     def _column(self, path: Path) -> Any:
         """Return the array at a path of names, in its lists: a behaviour may compute over them."""
@@ -289,22 +286,20 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
     import dask_awkward
     from dask.base import tokenize
 
-    each = (arrays,)
-    if isinstance(arrays, dict):
-        for name, array in arrays.items():
-            if not is_lazy(array):
-                raise InputError(f"array {name!r} is not lazy, as others are; compute all or none")
-        counts = {name: array.npartitions for name, array in arrays.items()}
-        if len(set(counts.values())) > 1:  # dask would repeat a single one for all others
-            listed = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise InputError(
-                f"lazy arrays have different numbers of partitions ({listed}); call this with all "
-                "partitions, and choose some of the result, such as result.partitions[0]"
-            )
-        function, each = partial(_of_dict, function, tuple(arrays)), tuple(arrays.values())
-    names = tuple(arrays) if isinstance(arrays, dict) else ()
-    key = tokenize(token, names, *(array.name for array in each))
-    return dask_awkward.map_partitions(function, *each, label=label, token=key)
+    named = {**arrays} if isinstance(arrays, dict) else {"": arrays}
+    for name, array in named.items():
+        if not is_lazy(array):
+            raise InputError(f"array {name!r} is not lazy, as others are; compute all or none")
+    counts = {name: array.npartitions for name, array in named.items()}
+    if len(set(counts.values())) > 1:  # dask would repeat a single one for all others
+        listed = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        raise InputError(
+            f"lazy arrays have different numbers of partitions ({listed}); call this with all "
+            "partitions, and choose some of the result, such as result.partitions[0]"
+        )
+    each = named if isinstance(arrays, dict) else arrays
+    key = tokenize(token, tuple(named), *(array.name for array in named.values()))
+    return dask_awkward.map_partitions(function, each, label=label, token=key)
 
 
 def lazy_file(array: Any) -> Any:
@@ -333,19 +328,6 @@ def lazy_file(array: Any) -> Any:
     if getattr(source, "return_report", False):  # beside the events, of files that cannot be read
         return file.map_partitions(itemgetter(0), meta=meta)
     return file
-
-
-def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: Any) -> Any:
-    return function(dict(zip(names, arrays, strict=True)))
-
-
-def _without_leaves(node: Content) -> Content:
-    """Return the lists and options of a column."""
-    if node.is_list or node.is_option or node.is_indexed:
-        is_last = node.is_list and node.content.purelist_depth == 1
-        below = EmptyArray().to_typetracer() if is_last else _without_leaves(node.content)
-        return node.copy(content=below)
-    return node
 
 
 def _layout(array: Any) -> Content:
