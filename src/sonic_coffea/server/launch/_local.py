@@ -153,9 +153,8 @@ class LocalServer:
         self._life_cycle = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
         self._name = f"triton-{secrets.token_hex(4)}"
         self._starting = threading.Lock()
-        # As its supervisor reports it; and whether the server runs or is over.
+        # As its supervisor reports it.
         self._state, self._report = "stopped", dict[str, Any]()
-        self._settled = threading.Event()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listening: threading.Thread | None = None
         self._folder: Path | None = None
@@ -185,7 +184,8 @@ class LocalServer:
             if not self._supervised:
                 self._launch(progress)
             try:
-                self._settled.wait()
+                while self._supervised and not self.running:
+                    time.sleep(0.02)
             except BaseException:  # such as Ctrl-C
                 self.stop()
                 raise
@@ -232,7 +232,6 @@ class LocalServer:
             )
             # First: if the supervisor ends at once, the thread says so at once.
             self._state, self._error = "starting", None
-            self._settled.clear()
             listening.start()
             self._listening = listening
             # Last: a server that nobody listens to could not be stopped.
@@ -308,7 +307,6 @@ class LocalServer:
             folders.remove_folder(folder)
             if self._state != "stopped":
                 self._state = "ended"
-            self._settled.set()
 
     def _take(self, report: dict[str, Any]) -> None:
         """Log what has led to a new state; keep it as an error if the server did not start."""
@@ -336,10 +334,6 @@ class LocalServer:
             self._tell("")
             return
         self._state = state
-        if state == "running":
-            self._settled.set()
-        else:
-            self._settled.clear()
 
     def _errors(self, since: int) -> str:
         """Return the last errors in the log, each line once; of a log without any, its end."""
