@@ -158,8 +158,8 @@ class LocalServer:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listening: threading.Thread | None = None
         self._folder: Path | None = None
-        # What `local_servers` lists of it, from its first start on.
-        self._record = dict[str, str]()
+        # What `local_servers` lists of it; from its first start on, its URL and log, too.
+        self._record = {"repository": str(self.repository)}
         self._error: ServerStartError | None = None
 
     def start(self, *, progress: Callable[[str], None] = print_stage) -> LocalServer:
@@ -205,8 +205,7 @@ class LocalServer:
         try:
             self._folder = folder
             address, url, arguments = self._listen_at(folder)
-            paths = {"repository": str(self.repository), "log": str(folders.new_log())}
-            self._record = {"url": url, **paths}
+            self._record |= {"url": url, "log": str(folders.new_log())}
             job = {
                 **launch(self.repository, folder, [*arguments, *self._arguments], self._env),
                 **self._life_cycle,
@@ -353,7 +352,7 @@ class LocalServer:
         return self._recorded("url")
 
     def _recorded(self, entry: str) -> str:
-        if not self._record:
+        if entry not in self._record:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._record[entry]
 
@@ -451,14 +450,11 @@ class LocalServer:
         return f"<LocalServer {state} repository={str(self.repository)!r}>"
 
     def _repr_html_(self) -> str:
-        rows: list[tuple[str, Any]] = [("state", self._state)]
+        shown: dict[str, Any] = {"state": self._state, **self._record}
         if self.running:
             models = ", ".join(f"{m.name} v{m.version} {m.state}" for m in self.metadata.models)
-            rows += [("url", self.url), ("models", models or "none"), ("pid", self.pid)]
-        rows.append(("repository", self.repository))
-        if self._record:
-            rows.append(("log", self.log_path))
-        return tables.html(tables.described("LocalServer", rows))
+            shown |= {"models": models or "none", "pid": self.pid}
+        return tables.html(tables.described("LocalServer", shown.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
