@@ -45,9 +45,10 @@ from .support import (
     [
         ("", "nonsense {", [], "config.pbtxt"),
         ("raise OSError('no luck')", None, [], "no luck"),
-        ("", None, ["--no-such-option"], "no-such-option"),
+        ("", None, ["--no-such-option"], "unrecognized option '--no-such-option'"),
+        ("", None, ["--log-verbose=x"], 'Bad option: "--log-verbose"'),
     ],
-    ids=["bad configuration", "failing code", "bad argument"],
+    ids=["bad configuration", "failing code", "no argument", "bad argument"],
 )
 def test_failed_starts_quote_the_server(tmp_path, serve, code, configuration, arguments, quoted):
     source = function(tmp_path / "f.py", f"{code}\ndef f(x): return {{'y': x}}\n")
@@ -91,7 +92,7 @@ def test_files_that_are_replaced_while_a_server_runs_are_never_served(tmp_path, 
 
 def test_starts_that_take_too_long_are_given_up(never_ready, serve, caplog):
     server = serve(never_ready, startup_timeout_s=1.0, stop_timeout_s=1.0)
-    with pytest.raises(ServerStartError, match=r"not ready after 1 s"):
+    with pytest.raises(ServerStartError, match=r"(?s)not ready after 1 s.*loading: wait:1"):
         server.start()
     assert shared_memory(server.url) == []
     # That it was killed, as it did not end in time, is no crash.
@@ -244,23 +245,24 @@ ENDS = {
     # Forked children hold the owner's pipes open: the supervisor must not go by these alone.
     "killed with children": (
         "import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()",
-        -signal.SIGKILL,
+        os.kill,
     ),
-    "just exits": ("announce()\nsys.stdin.readline()", 0),
+    "killed as a group": ("announce()\nrest()", os.killpg),
+    "just exits": ("announce()\nsys.stdin.readline()", None),
 }
 
 
-@pytest.mark.parametrize(("then", "code"), ENDS.values(), ids=ENDS)
-def test_no_server_outlives_its_owner(own, then, code):
+@pytest.mark.parametrize(("then", "kill"), ENDS.values(), ids=ENDS)
+def test_no_server_outlives_its_owner(own, then, kill):
     owner = own(then)
     below = psutil.Process(owner.process.pid).children()
     children = [process for process in below if process.pid != owner.supervisor]
     assert len(children) == ("fork" in then)
-    if code:
-        owner.process.kill()
+    if kill:
+        kill(owner.process.pid, signal.SIGKILL)
     else:
         print(file=owner.process.stdin, flush=True)
-    assert owner.process.wait(20.0) == code
+    assert owner.process.wait(20.0) == (-signal.SIGKILL if kill else 0)
     owner.expect_nothing_left()
     assert not any(is_gone(process.pid) for process in children)
 
@@ -283,6 +285,20 @@ time.sleep(600)
         owner.kill()
     for pid in pids:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+
+
+def test_ctrl_c_ends_a_server_that_starts(never_ready, serve):
+    server = serve(never_ready)
+
+    def press():
+        until(lambda: "loading" in server.logs)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as thread:
+        thread.submit(press)
+        with pytest.raises(KeyboardInterrupt):
+            server.start()
+    assert not socket_folder(server.url).exists()
 
 
 def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
