@@ -181,10 +181,9 @@ class Supervisor:
         server, self.server = self.server, None
         if server is None:
             return
-        if server.poll() is None:
-            server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(self.job["stop_timeout_s"])
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(self.job["stop_timeout_s"])
         # The group and not the process: model processes of a server that died outlive it a while,
         # and could still create regions in shared memory.
         with contextlib.suppress(ProcessLookupError, PermissionError):
