@@ -141,6 +141,22 @@ def test_a_server_whose_port_was_taken_by_another_one_ends(light, serve_again, c
     assert f"another server has taken port {port}; port=0 takes a free one" in caplog.text
 
 
+def test_each_start_has_the_whole_time(serve_again, tmp_path, caplog):
+    marker = tmp_path / "late"
+    code = f"""
+import pathlib, time
+while pathlib.Path({str(marker)!r}).exists(): time.sleep(0.05)
+def f(x): return {{'y': x}}
+"""
+    path = build_repository(tmp_path / "repository", {"f": function(tmp_path / "f.py", code)})
+    with serve_again(path, 0.001, startup_timeout_s=6.0) as server:
+        marker.touch()
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: "was not ready after 6 s, and is started again" in caplog.text)
+        marker.unlink()
+        assert server.start().running
+
+
 def test_servers_are_restarted_five_times(light, serve_again, tmp_path, caplog):
     repository = shutil.copytree(light, tmp_path / "repository")
     with serve_again(repository, 0.001) as server:
@@ -173,7 +189,9 @@ def test_servers_that_end_by_themselves_are_restarted(light, serve, caplog):
         assert server.url == url
         assert server.metadata.name == "triton"
         assert "was ended by SIGKILL, and is started again in 0.5 s" in caplog.text
-        os.kill(supervisor(server), signal.SIGTERM)
+        # As of a terminal or a batch system; the owner decides what they mean.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(supervisor(server), number)
         server.wait()
         assert server.ended_on_request
     assert not server.running

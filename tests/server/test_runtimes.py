@@ -11,6 +11,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import dask.config
 import pytest
 from tests.scripts import python
 
@@ -70,6 +71,8 @@ def wheels(tmp_path_factory) -> Path:
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "servers"))
+    # Otherwise other tests would take backends of theirs from these installations.
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "servers"
 
 
@@ -390,7 +393,8 @@ def test_images_that_cannot_be_fetched_are_named(engines, engine):
 def test_containers_that_crash_as_they_start_are_tried_again(engines, tmp_path, light, caplog):
     tried = tmp_path / "tried"
     engines("apptainer", script=f"[ -e {tried} ] && exit 3\n: > {tried}\nexit 134\n")
-    with pytest.raises(ServerStartError, match="ended with exit status 3"):
+    elsewhere = dask.config.set({"sonic.local": {"runtime": "pip", "image": "none"}})
+    with elsewhere, pytest.raises(ServerStartError, match="ended with exit status 3"):
         LocalServer(light, runtime="apptainer", image=str(tmp_path)).start()
     assert "was ended by SIGABRT, and is started again" in caplog.text
 
