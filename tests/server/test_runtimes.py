@@ -93,7 +93,7 @@ def test_installations_are_used_again(installation):
     assert (installation.backend_directory / "python" / "triton_python_backend_stub").exists()
 
 
-def test_concurrent_callers_install_once(index):
+def test_concurrent_callers_install_once(index, monkeypatch):
     stages = []
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(install.ensure, [stages.append] * 4))
@@ -101,17 +101,27 @@ def test_concurrent_callers_install_once(index):
     (installing,) = (stage for stage in stages if stage.startswith("installing"))
     assert installing.startswith("installing Triton 2.51.0 and onnxruntime")
     assert install.find() == results[0]
+    # What is there is used, whether or not it could be installed again.
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    assert choose("pip") == "pip"
 
 
-@pytest.mark.parametrize("part", ["sonic-coffea.json", "bin/python3"])
+@pytest.mark.parametrize(
+    "part",
+    ["sonic-coffea.json", "bin/python3", "lib-python/libpython*", f"lib/*/*/{BUNDLE}/bin/*"],
+)
 def test_incomplete_installations_are_redone(index, part):
     installed = install.ensure()
     leftover = installed.root / "leftover"
     leftover.write_text("")
-    (installed.root / part).unlink()
+    (path,) = installed.root.glob(part)
+    path.unlink()
     assert install.find() is None
     assert install.ensure() == install.find() == installed
     assert not leftover.exists()
+    for marker in ("", '{"requirements": []}'):
+        (installed.root / "sonic-coffea.json").write_text(marker)
+        assert install.find() is None
 
 
 # Without the capability, root too may only write what the modes allow.
@@ -332,6 +342,10 @@ def test_empty_variables_hide_the_gpus(engines, gpus, monkeypatch):
     gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--gpus=all" not in launched("docker", "site/triton:1")["argv"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    job = launched("docker", "site/triton:1")
+    assert "--gpus=all" in job["argv"]
+    assert "CUDA_VISIBLE_DEVICES" not in job["env"]
 
 
 def test_the_binary_is_preferred_where_it_runs(engines, gpus, monkeypatch):
@@ -343,11 +357,15 @@ def test_the_binary_is_preferred_where_it_runs(engines, gpus, monkeypatch):
     assert (choose("auto"), choose("auto", image)) == ("pip", "apptainer")
 
 
-def test_containers_replace_a_binary_that_does_not_run(engines, old):
+def test_containers_replace_a_binary_that_does_not_run(engines, old, tmp_path, monkeypatch):
     engines("docker", "apptainer")
     assert choose("auto", "docker://site/triton") == "apptainer"
-    with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        launched("auto", "/cvmfs/site/triton")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for image in ("/cvmfs/site/triton", "./triton.sif", "~/triton.sif"):
+        with pytest.raises(ConfigError, match=f"no image at {image}"):
+            launched("auto", image)
+    (tmp_path / "triton.sif").touch()
+    assert str(tmp_path / "triton.sif") in launched("auto", "~/triton.sif")["argv"]
 
 
 def test_machines_without_any_runtime_are_reported(engines, old):
