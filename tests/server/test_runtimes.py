@@ -78,7 +78,11 @@ def root(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def index(root, wheels, tmp_path, monkeypatch) -> None:
-    """Let uv find these packages, and no others."""
+    """Let uv find these packages, and no others, beside a project with settings of its own."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "uv.toml").write_text("settings = 'of another environment'\n")
+    monkeypatch.chdir(project)
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -235,6 +239,16 @@ def test_the_python_in_use_comes_first(index):
     assert installed.root.name.endswith(f"py{OWN.replace('.', '')}")
     assert installed.python.resolve() == Path(sys.executable).resolve()
     assert (installed.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
+
+
+@pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
+def test_pythons_that_cannot_be_used_are_passed_over(index, tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / f"python{OWN}").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    assert install.ensure() == install.find()
 
 
 def test_packages_for_models_are_added(index):
