@@ -234,6 +234,7 @@ def test_starts_that_the_system_refuses_leave_nothing_and_may_be_repeated(
             with pytest.raises(ServerStartError, match=f"cannot start .*supervisor: {error}"):
                 server.start()
         assert not socket_folder(server.url).exists()
+        assert "stopped" in repr(server)
     with server:
         assert server.running
 
@@ -328,6 +329,7 @@ def test_forked_children_neither_stop_a_server_nor_keep_it(light, serve):
 
 def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch):
     path = build_repository(tmp_path / "repository", {"one": classifier, "two": classifier})
+    (path / "one" / "1" / "model.onnx").write_text("to be replaced before it is loaded")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with held_port() as port:
@@ -342,6 +344,7 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
         assert "nv_inference_request_success" in page(metrics)
         process = psutil.Process(server.pid)
         assert {ip for ip, _ in listening(process)} == {"127.0.0.1"}
+        assert "--exit-timeout-secs=1" in process.cmdline()
         env = process.environ()
     # Nothing of the analysis environment's Python leaks in.
     assert "PYTHONPATH" not in env

@@ -687,6 +687,17 @@ def test_new_versions_leave_the_others_as_they_are(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["r"]
 
 
+def test_new_versions_have_the_inputs_of_the_others_whatever_outputs_are_called(tmp_path):
+    rows, wide = (("float32", ["N", width]) for width in (2, 5))
+    one, other = (
+        function(tmp_path / "f.py", "def f(x): return {}\n", inputs={"x": x}, outputs={"x": rows})
+        for x in (rows, wide)
+    )
+    path = build_repository(tmp_path / "r", {"m": one})
+    with pytest.raises(ConfigError, match=r"input 'x' is .*\[5\].*, there it is .*\[2\]"):
+        build_repository(path, {"m": other}, version="next")
+
+
 def test_models_without_a_configuration_get_no_version(tmp_path):
     file = times(tmp_path / "a.onnx", 1)
     (tmp_path / "r" / "m" / "1").mkdir(parents=True)

@@ -11,6 +11,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import dask.config
 import pytest
 from tests.scripts import python
 
@@ -70,12 +71,18 @@ def wheels(tmp_path_factory) -> Path:
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "servers"))
+    # Otherwise other tests would take backends of theirs from these installations.
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "servers"
 
 
 @pytest.fixture
 def index(root, wheels, tmp_path, monkeypatch) -> None:
-    """Let uv find these packages, and no others."""
+    """Let uv find these packages, and no others, beside a project with settings of its own."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "uv.toml").write_text("settings = 'of another environment'\n")
+    monkeypatch.chdir(project)
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -90,7 +97,7 @@ def test_installations_are_used_again(installation):
     assert (installation.backend_directory / "python" / "triton_python_backend_stub").exists()
 
 
-def test_concurrent_callers_install_once(index):
+def test_concurrent_callers_install_once(index, monkeypatch):
     stages = []
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(install.ensure, [stages.append] * 4))
@@ -98,17 +105,27 @@ def test_concurrent_callers_install_once(index):
     (installing,) = (stage for stage in stages if stage.startswith("installing"))
     assert installing.startswith("installing Triton 2.51.0 and onnxruntime")
     assert install.find() == results[0]
+    # What is there is used, whether or not it could be installed again.
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    assert choose("pip") == "pip"
 
 
-@pytest.mark.parametrize("part", ["sonic-coffea.json", "bin/python3"])
+@pytest.mark.parametrize(
+    "part",
+    ["sonic-coffea.json", "bin/python3", "lib-python/libpython*", f"lib/*/*/{BUNDLE}/bin/*"],
+)
 def test_incomplete_installations_are_redone(index, part):
     installed = install.ensure()
     leftover = installed.root / "leftover"
     leftover.write_text("")
-    (installed.root / part).unlink()
+    (path,) = installed.root.glob(part)
+    path.unlink()
     assert install.find() is None
     assert install.ensure() == install.find() == installed
     assert not leftover.exists()
+    for marker in ("", '{"requirements": []}'):
+        (installed.root / "sonic-coffea.json").write_text(marker)
+        assert install.find() is None
 
 
 # Without the capability, root too may only write what the modes allow.
@@ -224,6 +241,16 @@ def test_the_python_in_use_comes_first(index):
     assert (installed.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
 
 
+@pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
+def test_pythons_that_cannot_be_used_are_passed_over(index, tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / f"python{OWN}").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    assert install.ensure() == install.find()
+
+
 def test_packages_for_models_are_added(index):
     stages = []
     installed = install.ensure(stages.append, extras=["xgboost", "scikit-learn>=1.5"])
@@ -329,6 +356,10 @@ def test_empty_variables_hide_the_gpus(engines, gpus, monkeypatch):
     gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--gpus=all" not in launched("docker", "site/triton:1")["argv"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    job = launched("docker", "site/triton:1")
+    assert "--gpus=all" in job["argv"]
+    assert "CUDA_VISIBLE_DEVICES" not in job["env"]
 
 
 def test_the_binary_is_preferred_where_it_runs(engines, gpus, monkeypatch):
@@ -340,11 +371,15 @@ def test_the_binary_is_preferred_where_it_runs(engines, gpus, monkeypatch):
     assert (choose("auto"), choose("auto", image)) == ("pip", "apptainer")
 
 
-def test_containers_replace_a_binary_that_does_not_run(engines, old):
+def test_containers_replace_a_binary_that_does_not_run(engines, old, tmp_path, monkeypatch):
     engines("docker", "apptainer")
     assert choose("auto", "docker://site/triton") == "apptainer"
-    with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        launched("auto", "/cvmfs/site/triton")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for image in ("/cvmfs/site/triton", "./triton.sif", "~/triton.sif"):
+        with pytest.raises(ConfigError, match=f"no image at {image}"):
+            launched("auto", image)
+    (tmp_path / "triton.sif").touch()
+    assert str(tmp_path / "triton.sif") in launched("auto", "~/triton.sif")["argv"]
 
 
 def test_machines_without_any_runtime_are_reported(engines, old):
@@ -390,7 +425,8 @@ def test_images_that_cannot_be_fetched_are_named(engines, engine):
 def test_containers_that_crash_as_they_start_are_tried_again(engines, tmp_path, light, caplog):
     tried = tmp_path / "tried"
     engines("apptainer", script=f"[ -e {tried} ] && exit 3\n: > {tried}\nexit 134\n")
-    with pytest.raises(ServerStartError, match="ended with exit status 3"):
+    elsewhere = dask.config.set({"sonic.local": {"runtime": "pip", "image": "none"}})
+    with elsewhere, pytest.raises(ServerStartError, match="ended with exit status 3"):
         LocalServer(light, runtime="apptainer", image=str(tmp_path)).start()
     assert "was ended by SIGABRT, and is started again" in caplog.text
 

@@ -83,10 +83,9 @@ class InProcessTransport(Transport):
 
     def index(self) -> list[ModelEntry]:
         """Return the models of the repository, in the versions that are served."""
-        folders = sorted(path for path in self.repository.glob("[!.]*") if path.is_dir())
         return [
             ModelEntry(name=folder.name, version=version, state="READY", reason="")
-            for folder in folders
+            for folder in sorted(self.repository.glob("[!.]*"))
             for version in _served_versions(folder)
         ]
 
@@ -194,11 +193,8 @@ def _served_versions(folder: Path) -> list[str]:
 def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     place = folder / version
-    paths = {
-        place / _runner.MANIFEST,
-        folder / _config.FILE,
-        *filter(Path.is_file, place.glob("*")),
-    }
+    present = filter(Path.is_file, place.glob("*"))
+    paths = (folder / _config.FILE, place / _runner.MANIFEST, *present)
     files = {path: state_of(path) for path in paths}
     config, manifest = _config.read_config(folder), _config.read_manifest(place)
     _config.check_agents(folder, config)

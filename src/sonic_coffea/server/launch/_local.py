@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -150,14 +151,15 @@ class LocalServer:
             *extra_args,
         ]
         self._life_cycle = {**times, "restart": restart, "first_pause_s": self._first_pause_s}
+        self._name = f"triton-{secrets.token_hex(4)}"
         self._starting = threading.Lock()
-        # As its supervisor reports it; and whether the server runs or is over.
+        # As its supervisor reports it.
         self._state, self._report = "stopped", dict[str, Any]()
-        self._settled = threading.Event()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listening: threading.Thread | None = None
         self._folder: Path | None = None
-        self._log: Path | None = None
+        # What `local_servers` lists of it; from its first start on, its URL and log, too.
+        self._record = {"repository": str(self.repository)}
         self._error: ServerStartError | None = None
 
     def start(self, *, progress: Callable[[str], None] = print_stage) -> LocalServer:
@@ -182,7 +184,8 @@ class LocalServer:
             if not self._supervised:
                 self._launch(progress)
             try:
-                self._settled.wait()
+                while self._supervised and not self.running:
+                    time.sleep(0.02)
             except BaseException:  # such as Ctrl-C
                 self.stop()
                 raise
@@ -201,17 +204,16 @@ class LocalServer:
         folder, lock = folders.make_folder(self._folder)
         try:
             self._folder = folder
-            address, arguments = self._listen_at()
-            self._log = folders.new_log()
-            paths = {"repository": str(self.repository), "log": str(self._log)}
+            address, url, arguments = self._listen_at(folder)
+            self._record |= {"url": url, "log": str(folders.new_log())}
             job = {
-                **launch(self.repository, folder, arguments, self._env),
+                **launch(self.repository, folder, [*arguments, *self._arguments], self._env),
                 **self._life_cycle,
                 "address": address,
                 "owner": os.getpid(),
                 "folder": str(folder),
                 "shared_memory": folders.shared_memory(folder),
-                "record": {"url": self.url, **paths},
+                "record": self._record,
             }
             supervisor = self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR)],
@@ -225,11 +227,10 @@ class LocalServer:
                 bufsize=0,
             )
             listening = threading.Thread(
-                target=self._listen, args=[supervisor], name="sonic-server", daemon=True
+                target=self._listen, args=[supervisor, folder], name="sonic-server", daemon=True
             )
             # First: if the supervisor ends at once, the thread says so at once.
             self._state, self._error = "starting", None
-            self._settled.clear()
             listening.start()
             self._listening = listening
             # Last: a server that nobody listens to could not be stopped.
@@ -247,33 +248,27 @@ class LocalServer:
         finally:
             os.close(lock)
 
-    def _listen_at(self) -> tuple[str | tuple[str, int], list[str]]:
-        """Return the address at which the server will listen, and Triton's arguments."""
+    def _listen_at(self, folder: Path) -> tuple[str | tuple[str, int], str, list[str]]:
+        """Return where the server will listen: its address, URL, and arguments of Triton."""
         if self._port is None:
-            where = [f"--grpc-address=unix:{self._socket.parent}/grpc", "--grpc-port=1"]
-            return str(self._socket), [*where, *self._arguments]
+            path = f"{folder}/grpc:1"  # Triton adds what it takes for the number of a port
+            return path, f"unix:{path}", [f"--grpc-address=unix:{folder}/grpc", "--grpc-port=1"]
         self._port = _free_port(self._host, self._port)
+        host = socket.gethostname() if self._host == _ANYWHERE else self._host
+        url = Address(host=host, port=self._port).url
         logger.warning(
             "%s has no access control: all %s can use it, and load and unload its models",
-            self.url,
+            url,
             "users of this machine" if self._host == _LOOPBACK else "who reach it by the network",
         )
         where = [f"--grpc-address={self._host}", f"--grpc-port={self._port}", f"--id={self._name}"]
-        return (self._reached, self._port), [*where, *self._arguments]
-
-    @property
-    def _reached(self) -> str:
-        return _LOOPBACK if self._host == _ANYWHERE else self._host
-
-    @property
-    def _name(self) -> str:
-        return f"triton-{self._socket.parent.name}"
+        return (self._host, self._port), url, where
 
     def _is_at_its_port(self) -> bool:
         """Whether no other server answers at the port, which one may have taken meanwhile."""
         if self._port is None:
             return True
-        url = Address(host=self._reached, port=self._port).url
+        url = Address(host=self._host, port=self._port).url
         with contextlib.suppress(SonicError), connect_transport(url) as connection:
             return connection.info().name == self._name
         return True  # it has ended, or stands still
@@ -301,17 +296,16 @@ class LocalServer:
         """Whether this process has the supervisor; a forked child has no such thread."""
         return self._listening is not None and self._listening.is_alive()
 
-    def _listen(self, supervisor: subprocess.Popen[bytes]) -> None:
+    def _listen(self, supervisor: subprocess.Popen[bytes], folder: Path) -> None:
         """Take the states that the supervisor reports, until nothing of the server is left."""
         try:
             with supervisor:
                 for line in supervisor.stdout or ():
                     self._take(json.loads(line))
         finally:
-            folders.remove_folder(self._socket.parent)
+            folders.remove_folder(folder)
             if self._state != "stopped":
                 self._state = "ended"
-            self._settled.set()
 
     def _take(self, report: dict[str, Any]) -> None:
         """Log what has led to a new state; keep it as an error if the server did not start."""
@@ -320,7 +314,7 @@ class LocalServer:
         if report["problem"]:
             self._error = ServerStartError(
                 f"the local server for {self.repository} {report['problem']}. It said:\n"
-                f"{self._errors(report['since'])}\nIts log: {self._log}",
+                f"{self._errors(report['since'])}\nIts log: {self.log_path}",
                 server=self.url,
             )
             if state == "backing off" or self._state != "starting":
@@ -339,10 +333,6 @@ class LocalServer:
             self._tell("")
             return
         self._state = state
-        if state == "running":
-            self._settled.set()
-        else:
-            self._settled.clear()
 
     def _errors(self, since: int) -> str:
         """Return the last errors in the log, each line once; of a log without any, its end."""
@@ -359,18 +349,12 @@ class LocalServer:
     @property
     def url(self) -> str:
         """Where it listens: ``unix:PATH``, or ``grpc://HOST:PORT`` if it has a port."""
-        socket_path = self._socket
-        if self._port is None:
-            return f"unix:{socket_path}"
-        host = socket.gethostname() if self._host == _ANYWHERE else self._host
-        return Address(host=host, port=self._port).url
+        return self._recorded("url")
 
-    @property
-    def _socket(self) -> Path:
-        # Triton adds what it takes for the number of a port.
-        if self._folder is None:
+    def _recorded(self, entry: str) -> str:
+        if entry not in self._record:
             raise ServerError("expected a started server, got one that never was; start() it")
-        return self._folder / "grpc:1"
+        return self._record[entry]
 
     @property
     def metadata(self) -> ServerMetadata:
@@ -430,9 +414,7 @@ class LocalServer:
     @property
     def log_path(self) -> Path:
         """The file that the server logs to."""
-        if self._log is None:
-            raise ServerError("expected a started server, got one that never was; start() it")
-        return self._log
+        return Path(self._recorded("log"))
 
     @property
     def logs(self) -> str:
@@ -468,14 +450,11 @@ class LocalServer:
         return f"<LocalServer {state} repository={str(self.repository)!r}>"
 
     def _repr_html_(self) -> str:
-        rows: list[tuple[str, Any]] = [("state", self._state)]
+        shown: dict[str, Any] = {"state": self._state, **self._record}
         if self.running:
             models = ", ".join(f"{m.name} v{m.version} {m.state}" for m in self.metadata.models)
-            rows += [("url", self.url), ("models", models or "none"), ("pid", self.pid)]
-        rows.append(("repository", self.repository))
-        if self._log is not None:
-            rows.append(("log", self._log))
-        return tables.html(tables.described("LocalServer", rows))
+            shown |= {"models": models or "none", "pid": self.pid}
+        return tables.html(tables.described("LocalServer", shown.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")

@@ -31,7 +31,7 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 def main() -> None:
     """Read the job, and do it."""
-    # Unbuffered: what follows the line is left for poll.
+    # Unbuffered: what follows the line is left for select.
     job = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -62,8 +62,6 @@ class Supervisor:
         self.was_ready = False
         self.failures = 0
         self.deadline = time.monotonic() + job["startup_timeout_s"]
-        self.owner = select.poll()
-        self.owner.register(0, select.POLLIN | select.POLLHUP)
 
     def run(self) -> None:
         """Start the server, and again while that may help, with a pause that doubles."""
@@ -101,8 +99,8 @@ class Supervisor:
         """
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
-            readable = self.owner.poll(min(left_s, 0.1) * 1000)
-            if readable or self.requests or os.getppid() != self.job["owner"]:
+            told, _, _ = select.select([0], [], [], min(left_s, 0.1))
+            if told or self.requests or os.getppid() != self.job["owner"]:
                 raise Stop
 
     def serve(self) -> tuple[str, bool]:
@@ -181,10 +179,9 @@ class Supervisor:
         server, self.server = self.server, None
         if server is None:
             return
-        if server.poll() is None:
-            server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(self.job["stop_timeout_s"])
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(self.job["stop_timeout_s"])
         # The group and not the process: model processes of a server that died outlive it a while,
         # and could still create regions in shared memory.
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -253,9 +253,10 @@ def _contract(config: Config) -> dict[str, Any]:
     """Return what all versions of a model have in common."""
     contract = {what: config.get(what) for what in ("backend", "platform", "ensemble_scheduling")}
     contract["batching"] = config.get("max_batch_size", 0) > 0
-    for tensor in (*config.get("input", ()), *config.get("output", ())):
+    tensors = [(kind, tensor) for kind in ("input", "output") for tensor in config.get(kind, ())]
+    for kind, tensor in tensors:
         dims = [int(n) for n in tensor["dims"]]
-        contract[repr(tensor["name"])] = tensor["data_type"], dims, tensor.get("reshape")
+        contract[f"{kind} {tensor['name']!r}"] = tensor["data_type"], dims, tensor.get("reshape")
     return contract
 
 
