@@ -275,8 +275,8 @@ def expect(holds: object, expected: str, got: object, place: str = "") -> None:
     The message begins with the place, if one is given.
     """
     if not holds:
-        given = shortened(repr(got), 500)
-        raise ConfigError(f"{place and f'{place}: '}expected {expected}, got {given}")
+        shown = shortened(repr(got), 500)
+        raise ConfigError(f"{place and f'{place}: '}expected {expected}, got {shown}")
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:

@@ -80,8 +80,8 @@ class triton_wrapper(WithPool, ABC):  # noqa: N801  what the code is written for
         self, model_url: str, client_args: Mapping[str, Any] | None = None, batch_size: int = -1
     ) -> None:
         options = {"ssl": True, **(client_args or {})}
-        given = [name for name, value in options.items() if value is not None]
-        require(given, _CLIENT_ARGS, "client_args has no use for")
+        passed = [name for name, value in options.items() if value is not None]
+        require(passed, _CLIENT_ARGS, "client_args has no use for")
         if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
         address = replace(Address.parse(model_url), tls=bool(options["ssl"]))

@@ -43,9 +43,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         texts.update(_documented(documented))
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
-        made = makers.get(name)
-        given = {name: parameter} if made is None else _parameters(made)
-        parameters |= {n: _for_typer(own.get(n, p), *texts[n]) for n, p in given.items()}
+        maker = makers.get(name)
+        own_parameters = {name: parameter} if maker is None else _parameters(maker)
+        parameters |= {n: _for_typer(own.get(n, p), *texts[n]) for n, p in own_parameters.items()}
 
     @functools.wraps(function)
     def run(*, as_json: bool, **arguments: Any) -> None:

@@ -77,7 +77,7 @@ def load(place: str, option: str) -> Any:
     sys.path.insert(0, str(path.parent))
     try:
         loaded = importlib.import_module(path.stem if is_file else module)
-        found = getattr(loaded, name)
+        value = getattr(loaded, name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
         problem = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{option}: cannot import {place}: {problem}") from None
@@ -85,7 +85,7 @@ def load(place: str, option: str) -> Any:
         raise ConfigError(f"{option}: {path.name} has the name of another module; rename it")
     # Workers on other machines do not have its file.
     cloudpickle.register_pickle_by_value(loaded)
-    return found
+    return value
 
 
 def declarations(

@@ -86,9 +86,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
         async with self._taking_away:
-            wanted = any(plugin in plugins for plugins in self._plugins.values())
+            is_needed = any(plugin in plugins for plugins in self._plugins.values())
             known = plugin in scheduler.worker_plugins
-            if wanted or not known or scheduler.status != Status.running:
+            if is_needed or not known or scheduler.status != Status.running:
                 return
             try:
                 await scheduler.unregister_worker_plugin(None, plugin)

@@ -7,7 +7,7 @@ from sonic_coffea.layouts._batch import (
     Inputs,
     Segment,
     bind_inputs,
-    check_told_apart,
+    check_separable,
     declared,
     resolved,
 )

@@ -57,8 +57,8 @@ def assignments(
     >>> each.W.index.tolist(), each.b.index.tolist()
     ([[[0, 1]]], [[[2]]])
     """
-    given: Any = probabilities
-    arrays = [*given.values()] if isinstance(given, Mapping) else []
+    declared: Any = probabilities
+    arrays = [*declared.values()] if isinstance(declared, Mapping) else []
     kinds = ak.Array, np.ndarray
     if not arrays or not all(isinstance(array, kinds) and array.ndim > 1 for array in arrays):
         raise InputError(
@@ -66,10 +66,10 @@ def assignments(
             f"an axis for each constituent, got {probabilities!r}"
         )
     if len({*map(len, arrays)}) > 1:
-        counts = ", ".join(f"{name} {len(array)}" for name, array in given.items())
+        counts = ", ".join(f"{name} {len(array)}" for name, array in declared.items())
         raise InputError(f"assignments: the targets have different numbers of events: {counts}")
     choices = checked("length", choices, "assignments: expected choices to be")
-    probabilities = {name: ak.fill_none(array, [], axis=0) for name, array in given.items()}
+    probabilities = {name: ak.fill_none(array, [], axis=0) for name, array in declared.items()}
     lengths = ak.to_numpy(ak.num(next(iter(probabilities.values())), axis=1))
     ranks = {name: array.ndim - 1 for name, array in probabilities.items()}
     index = {name: np.zeros((len(lengths), choices, rank), int) for name, rank in ranks.items()}
@@ -122,18 +122,18 @@ def _assigned(
     """Return the score and the combination of each target, -inf where there is none left."""
     left = {name: numbers.copy() for name, numbers in scores.items()}
     every = np.arange(len(next(iter(left.values()))))
-    found = {name: (np.full(len(every), -np.inf), np.zeros_like(every)) for name in left}
+    assigned = {name: (np.full(len(every), -np.inf), np.zeros_like(every)) for name in left}
     for _ in left:
         best = {name: numbers.argmax(axis=1) for name, numbers in left.items()}
         most = np.stack([left[name][every, at] for name, at in best.items()])
         first = np.where(most.max(axis=0) > -np.inf, most.argmax(axis=0), -1)
         for number, (name, at) in enumerate(best.items()):
             rows = np.flatnonzero(first == number)
-            found[name][0][rows], found[name][1][rows] = most[number, rows], at[rows]
+            assigned[name][0][rows], assigned[name][1][rows] = most[number, rows], at[rows]
             used = np.zeros((len(rows), int(places[name].max()) + 1), bool)
             np.put_along_axis(used, places[name][at[rows]], values=True, axis=1)
             for other, combinations in places.items():
                 taken = used[:, combinations].any(axis=2)
                 left[other][rows] = np.where(taken, -np.inf, left[other][rows])
             left[name][rows] = -np.inf
-    return found
+    return assigned

@@ -195,7 +195,7 @@ def _in_order(layouts: Mapping[str, Layout]) -> list[str]:
     return order
 
 
-def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
+def check_separable(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
     """Refuse inputs that put the rows of a request together, if no other tells them apart.
 
     What tells them apart has a name of its own.
@@ -207,7 +207,7 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
                 f"input {name!r}: {taken!r}, the name of its offsets or row numbers, is an input's"
             )
     merging = [name for name, layout in layouts.items() if layout.merges]
-    if one_request_per is None and merging and not any(map(_tells, layouts.values())):
+    if one_request_per is None and merging and not any(map(_has_row_counts, layouts.values())):
         raise ConfigError(
             f"input {merging[0]!r} puts the elements of all rows of a request together, and "
             "nothing tells them apart: name the model's input of offsets (splits=) or of row "
@@ -219,10 +219,10 @@ def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None)
 def _check_offsets(bound: Mapping[str, Bound], rows: Structure) -> None:
     """Refuse inputs that leave offsets to another input, but have other counts than that has."""
     counts = {name: each.columns.counts(slice(0, len(rows))) for name, each in bound.items()}
-    telling = [counts[name] for name, each in bound.items() if _tells(each.layout)]
+    own_counts = [counts[name] for name, each in bound.items() if _has_row_counts(each.layout)]
     for name, each in bound.items():
-        if each.layout.merges and not any(np.array_equal(t, counts[name]) for t in telling):
-            row = int(np.flatnonzero(telling[0] != counts[name])[0])
+        if each.layout.merges and not any(np.array_equal(t, counts[name]) for t in own_counts):
+            row = int(np.flatnonzero(own_counts[0] != counts[name])[0])
             raise InputError(
                 f"input {name!r} has no splits or batch of its own, and other elements than the "
                 f"inputs that have (the first difference is in event {rows.event_of(row)}); name "
@@ -230,7 +230,7 @@ def _check_offsets(bound: Mapping[str, Bound], rows: Structure) -> None:
             )
 
 
-def _tells(layout: Layout) -> bool:
+def _has_row_counts(layout: Layout) -> bool:
     return not layout.stacks and not layout.merges and layout.dependency is None
 
 

@@ -282,7 +282,7 @@ class Elements:
             correct = f"correct the input, or say what replaces it with Feature({feature.text!r}"
             message = f"{what} NaN or infinite{of} in event {{event}}; {correct}, nonfinite=…)"
             self.refuse(~finite, message, before, absent)
-        wrong = _misfits(feature, values, target)
+        wrong = _invalid(feature, values, target)
         if target.kind not in "iub" and not np.isfinite(feature.nonfinite or 0.0):
             wrong &= finite
         cannot = f"which {target.name} cannot hold; declare a wider dtype for the layout"
@@ -340,7 +340,7 @@ def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> 
         is_valid = transform(features, raws, values)
     if out.dtype.kind in "iub":
         each = zip(features, values, strict=True)
-        is_valid = is_valid and not any(_misfits(f, sent, out.dtype).any() for f, sent in each)
+        is_valid = is_valid and not any(_invalid(f, sent, out.dtype).any() for f, sent in each)
     if values is not out:
         for row, sent in zip(out, values, strict=True):
             row[:] = sent
@@ -348,7 +348,7 @@ def _write(features: Sequence[Feature], raws: Sequence[Tensor], out: Tensor) -> 
     return is_valid
 
 
-def _misfits(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
+def _invalid(feature: Feature, sent: Tensor, target: np.dtype[Any]) -> Tensor:
     """Return which numbers are not those of the tensor: infinite in it, or no such integers."""
     if target.kind == "b":
         return np.asarray((sent != 0) & (sent != 1))
@@ -511,25 +511,25 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     path, name, rows = path_of(feature.name), str(feature.index), columns.rows
     place, data, at = source.numbers(path, strings=strings)
     elements = Elements(replace(columns, key=None), slice(0, len(rows)))
-    number, absent = elements.take(columns.terms[feature.terms[0]])
+    positions, absent = elements.take(columns.terms[feature.terms[0]])
     *outer, lists = place.rows.chain
     is_listed = len(outer) == 1 and not outer[0].gaps and lists.events == rows.events
-    if number.dtype.kind == "f":  # as of coffea's relations in EDM4hep
+    if positions.dtype.kind == "f":  # as of coffea's relations in EDM4hep
         with np.errstate(invalid="ignore"):
-            whole = number.astype(np.int64)
-        number = whole if np.array_equal(whole, number) else number
-    if number.dtype.kind not in "iu" or not is_listed:
+            whole = positions.astype(np.int64)
+        positions = whole if np.array_equal(whole, positions) else positions
+    if positions.dtype.kind not in "iu" or not is_listed:
         raise InputError(
             f"field {name!r} is an index to {feature.text!r}: expected whole numbers, and a list "
             f"in each of {rows.events} events, none of them None; mask= leaves events out"
         )
-    number = number.astype(np.int64)
+    positions = positions.astype(np.int64)
     if absent is not None:
-        number[absent] = -1
+        positions[absent] = -1
     for term in _key_of(feature, source):
         keys = elements.take(columns.terms[term])[0]
-        number[keys == 0] = -1
-        if len(known := np.unique(keys[number >= 0])) > 1:
+        positions[keys == 0] = -1
+        if len(known := np.unique(keys[positions >= 0])) > 1:
             key, link = term[0][-1], path_of(name)[-1]
             raise InputError(
                 f"the links of {name!r} lead to several collections, by {text_of(term[0])!r}: "
@@ -538,21 +538,21 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
             )
     event = np.repeat(rows.event_numbers(), elements.counts)
     sizes = lists.counts[event]
-    found, wrong = number, number >= sizes
+    places, wrong = positions, positions >= sizes
     in_file = source.file_positions(path, path_of(name))
     if in_file is not None:
-        found, wrong = in_file.places(event, number)
+        places, wrong = in_file.places(event, positions)
         sizes = in_file.sizes[event]
-    for element in np.flatnonzero(wrong & (number >= 0))[:1].tolist():
+    for element in np.flatnonzero(wrong & (positions >= 0))[:1].tolist():
         bad = int(event[element])
         raise InputError(
-            f"field {name!r} is {number[element]} in event {bad}, which has {sizes[element]} of "
+            f"field {name!r} is {positions[element]} in event {bad}, which has {sizes[element]} of "
             f"{feature.text!r}; an index counts within its event, and not over all events, as "
             "coffea's …IdxG do",
             events=(bad, bad + 1),
         )
-    refers = (number >= 0) & (found >= 0)
-    index = np.where(refers, lists.offsets[:-1][event] + found, -1)
+    refers = (positions >= 0) & (places >= 0)
+    index = np.where(refers, lists.offsets[:-1][event] + places, -1)
     if lists.gaps:
         index = through(lists.codes, index)
     gap = (

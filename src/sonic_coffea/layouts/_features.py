@@ -229,8 +229,8 @@ class Feature:
         is_hiding = self.nonfinite is None and self.function != "isfinite"
         hidden = ~np.isfinite(values) if is_hiding and not all_finite(values) else None
         if self.within is not None:
-            least, most = (out.dtype.type(limit) for limit in _limits(*self.within))
-            values = values.clip(least, most, out)
+            lower, upper = (out.dtype.type(limit) for limit in _limits(*self.within))
+            values = values.clip(lower, upper, out)
         # Integers have no absolute value of their least number.
         values = values.astype(out.dtype, copy=False)
         if self.power is not None:
@@ -471,8 +471,8 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
     names = []
     for feature in features:
         column = column_of(feature.name)
-        found = (name for name in (feature.text, column, feature.last) if name in statistics)
-        name = next(found, feature.text)
+        known = (name for name in (feature.text, column, feature.last) if name in statistics)
+        name = next(known, feature.text)
         require([name], statistics, "Scaled: no statistics of")
         if columns.setdefault(name, column) != column:
             raise ConfigError(
@@ -484,7 +484,7 @@ def _names_of(features: Sequence[Feature], statistics: Mapping[str, Any]) -> lis
 
 
 def features_by_name(
-    fields: Any, names: Sequence[str], count: int, who: str
+    fields: Any, names: Sequence[str], count: int, owner: str
 ) -> tuple[Feature, ...]:
     """Return the features that somebody who was trained, or fitted, knows by names.
 
@@ -496,7 +496,7 @@ def features_by_name(
         The names, which may be none.
     count : int
         How many there are.
-    who : str
+    owner : str
         Who has them, in messages.
 
     Raises
@@ -504,13 +504,13 @@ def features_by_name(
     ConfigError
         If there are no names and no fields, or if they do not fit.
     """
-    known = f"{who} has {count} features: {', '.join(map(repr, names)) or 'without names'}"
+    known = f"{owner} has {count} features: {', '.join(map(repr, names)) or 'without names'}"
     if isinstance(fields, Mapping) or fields is None:
-        given = fields or {}
-        if not names or not set(given) <= set(names):
-            raise ConfigError(f"{known}; got {[*given] or 'no fields'}; name its fields in order")
-        fields, names = [given.get(name, name) for name in names], ()
-    features = as_features(fields, who)
+        renamed = fields or {}
+        if not names or not set(renamed) <= set(names):
+            raise ConfigError(f"{known}; got {[*renamed] or 'no fields'}; name its fields in order")
+        fields, names = [renamed.get(name, name) for name in names], ()
+    features = as_features(fields, owner)
     pairs = zip(names, features, strict=False)
     alike = all(name in (feature.text, feature.last) for name, feature in pairs)
     if len(features) != count or not alike:

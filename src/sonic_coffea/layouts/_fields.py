@@ -197,8 +197,8 @@ class Dense(FieldsLayout):
         FieldsLayout.__post_init__(self)
         (feature, *more), path = self.features, path_of(self.features[0].name)
         as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
-        one = f"one field is taken, as it is, got {[feature, *more]}"
-        refuse("Dense", {one: more or not as_it_is})
+        single = f"one field is taken, as it is, got {[feature, *more]}"
+        refuse("Dense", {single: more or not as_it_is})
 
     def row_shape(self, bucket: int) -> Shape:
         del bucket
@@ -391,13 +391,14 @@ class Padded(FieldsLayout):
 
         Padding that is transformed does not depend on the row, as `bind` makes sure.
         """
-        outer, inner, one = bound.columns, bound.inner, replace(self, outer=None, axis_order="LF")
+        outer, inner = bound.columns, bound.inner
+        alone = replace(self, outer=None, axis_order="LF")
         assert inner is not None and outer.offsets is not None  # noqa: S101, PT018
         counts = np.minimum(outer.counts(batch.rows), out.shape[1])
         present = outer.present(batch.rows, out.shape[1])
         lists = ranges(outer.offsets[:-1][batch.rows], counts)
         try:
-            out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
+            out[present] = alone.make("", Bound(alone, inner), Batch(lists))[""]
         except InputError as error:  # its rows are lists
             raise type(error)(error.message) from None
         rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]

@@ -42,7 +42,7 @@ class FilePositions:
         How many objects the file has in each event; -1 where nothing tells.
     rows : array of int64
         The number of each event in the file; -1 where nothing tells.
-    doubt : InputError, optional
+    rejection : InputError, optional
         What to raise if an index leads to other objects than in the collection as it is now.
     """
 
@@ -50,7 +50,7 @@ class FilePositions:
     positions: Int64
     sizes: Int64
     rows: Int64
-    doubt: InputError | None = None
+    rejection: InputError | None = None
 
     def places(self, events: Int64, positions: Tensor) -> tuple[Int64, NDArray[np.bool_]]:
         """Return where objects of the file are now in their events, and which it never had.
@@ -61,13 +61,13 @@ class FilePositions:
         local = np.arange(len(self.events)) - np.searchsorted(self.events, self.events)
         places = np.full(len(positions), -1, np.int64)
         places[count > 0] = local[order[first[count > 0]]]
-        if self.doubt is not None and np.any((positions >= 0) & (places != positions)):
-            raise self.doubt
+        if self.rejection is not None and np.any((positions >= 0) & (places != positions)):
+            raise self.rejection
         sizes = self.sizes[events]
         return places, (places < 0) & ((positions < 0) | ((sizes >= 0) & (positions >= sizes)))
 
 
-def find_rows(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
+def find_rows(rows: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64, Int64]:
     """Find rows of some columns among others.
 
     Returns
@@ -75,15 +75,15 @@ def find_rows(wanted: list[Tensor], listed: list[Tensor]) -> tuple[Int64, Int64,
     order, first, count : array of int64
         Those equal to a row are ``order[first:first + count]`` of the others.
     """
-    numbers = np.zeros(len(wanted[0]) + len(listed[0]), np.int64)
-    for columns in zip(wanted, listed, strict=True):
+    numbers = np.zeros(len(rows[0]) + len(listed[0]), np.int64)
+    for columns in zip(rows, listed, strict=True):
         column = np.concatenate(columns)
         span = float(column.max(initial=0)) - float(column.min(initial=0))
         if column.dtype.kind != "i" or span > 1 << 20:  # no product may overflow
             numbers, column = (np.unique(x, return_inverse=True)[1] for x in (numbers, column))
         column = column - column.min(initial=0)
         numbers = numbers * (column.max(initial=0) + 1) + column
-    here, known = np.split(numbers, [len(wanted[0])])
+    here, known = np.split(numbers, [len(rows[0])])
     order = np.argsort(known, kind="stable")
     first = np.searchsorted(known[order], here)
     return order, first, np.searchsorted(known[order], here, side="right") - first
@@ -174,7 +174,7 @@ def referred_positions(
     if is_sure or POSITION in records.fields:  # whoever noted it means the file's index
         return positions
     owner, _, index = owners[-1]
-    return replace(positions, doubt=_doubtful(".".join([owner, *map(str, index)]), name))
+    return replace(positions, rejection=_ambiguous(".".join([owner, *map(str, index)]), name))
 
 
 def _named(step: Step) -> str:
@@ -345,7 +345,7 @@ def _unknown(name: str, why: str) -> InputError:
     )
 
 
-def _doubtful(index: str, name: str) -> InputError:
+def _ambiguous(index: str, name: str) -> InputError:
     return InputError(
         f"{index!r} has the name of an index of the file, but not in a collection of the file: it "
         f"may count in the file's lists, or in {name!r} as they are now, which leads to other "

@@ -116,9 +116,9 @@ def _pairs(pairs: Any) -> tuple[tuple[float | None, float], ...]:
 
 
 def _limits(within: Any) -> tuple[float | None, float | None]:
-    least, most = (x if x is None else _real(x) for x in several(within))
-    _demand((-math.inf if least is None else least) <= (math.inf if most is None else most))
-    return least, most
+    lower, upper = (x if x is None else _real(x) for x in several(within))
+    _demand((-math.inf if lower is None else lower) <= (math.inf if upper is None else upper))
+    return lower, upper
 
 
 def _members(members: Any) -> Any:
@@ -167,7 +167,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "replace": (_pairs, "a dict of numbers, such as {-1: 999}"),
     "shape": (_shape, "a list of numbers of at least 1"),
     "values": (several, "a list of numbers"),
-    "within": (_limits, "limits (least, most)"),
+    "within": (_limits, "limits (lower, upper)"),
     "Any": (_one(object), "anything"),
     "bool": (_one(bool), "True or False"),
     "finite": (_finite, "a finite number"),

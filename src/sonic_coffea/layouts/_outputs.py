@@ -200,9 +200,9 @@ class Output:
             has = f"over= has labels of an output or indices of its {last} values"
             cases[f"{has}, got {self.over!r}"] = _beyond(self.over, last)
         over = slice(None) if self.over is None else self.over
-        number = len(range(last)[over] if isinstance(over, slice) else over)
+        count = len(range(last)[over] if isinstance(over, slice) else over)
         softmax = "softmax needs several values, got one number; sigmoid is a function of one"
-        cases[softmax] = self.function == "softmax" and number == 1
+        cases[softmax] = self.function == "softmax" and count == 1
         refuse("Output", cases)
 
     @property
@@ -553,8 +553,8 @@ class ByRow:
                 tensor, shape = padded, (rows, length)
             slots = _greatest(tensor.reshape(*shape, width), places[:, :-1] >= 0)
         inside = [(slots >= here.start) & (slots < here.stop) for _, _, here in axis]
-        found = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
-        return np.stack(found, axis=2)
+        indices = [np.take_along_axis(places, np.where(here, slots, -1), axis=1) for here in inside]
+        return np.stack(indices, axis=2)
 
     def _targets(self) -> list[Scatter]:
         """Return where values are put: of each collection, or of all axes."""
@@ -607,9 +607,9 @@ class ByRow:
     def _choices(self, chosen: Tensor) -> Content:
         """Return an index for each choice; of collections, one in each of them."""
         output, names = self.output, [name for name, _, _ in self._parts]
-        number = 1 if output.labels is None else output.chosen
+        count = 1 if output.labels is None else output.chosen
         each: list[Content] = []
-        for choice in np.split(chosen, number, axis=1):
+        for choice in np.split(chosen, count, axis=1):
             indices = [
                 contents.ByteMaskedArray(Index8(at >= 0), contents.NumpyArray(at), valid_when=True)
                 for at in np.ascontiguousarray(choice.reshape(-1, chosen.shape[2]).T)

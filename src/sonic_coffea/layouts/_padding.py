@@ -77,13 +77,13 @@ Axis = tuple[Bound | None, int, int]
 """The elements that have places along an axis, and how many other places are before and after."""
 
 
-def places_of(axis: Axis, rows: RowSelection, number: int, length: int) -> Int64:
+def places_of(axis: Axis, rows: RowSelection, count: int, length: int) -> Int64:
     """Return ``[n, L]``: the index in its row's list of what each place has, -1 for padding."""
     bound, before, after = axis
     if bound is None:
-        return np.broadcast_to(np.arange(length), (number, length))
+        return np.broadcast_to(np.arange(length), (count, length))
     columns, counts = bound.columns, bound.columns.counts(rows)
-    index = np.full((number, length), -1)
+    index = np.full((count, length), -1)
     index[:, :before] = np.arange(before)
     index[:, length - after :] = counts[:, np.newaxis] + before + np.arange(after)
     inner = index[:, before : length - after]

@@ -135,13 +135,13 @@ class Source:
             hint = "give coffea's events of one file, or ak.with_parameter(array, 'metadata', {…})"
             hint = nearest(name, known) if known else hint
             raise FieldError(f"the events' metadata have no {name!r}; {hint}")
-        given = known[name]
+        entry = known[name]
         try:
             # Python reads "2016_1" as 20161.
-            value = float(given if "_" not in str(given) else "no number")
+            value = float(entry if "_" not in str(entry) else "no number")
         except (TypeError, ValueError):
             raise InputError(
-                f"of the events' metadata is {given!r}; expected a number; add one to the "
+                f"of the events' metadata is {entry!r}; expected a number; add one to the "
                 "fileset's metadata, such as 'era': 1"
             ) from None
         return whole(NumpyArray(np.full(0 if self._is_traced else len(arrays[0]), value)))
@@ -394,9 +394,9 @@ def innermost(place: Place) -> tuple[Structure, Structure]:
     """Return the rows that have the innermost lists, and those in them."""
     rows = place.rows
     if rows.outer is None:
-        one = "record" if place.node.is_record else "number"
+        kind = "record" if place.node.is_record else "number"
         raise InputError(
-            f"has one {one} where a list is needed; a jagged axis is expected, such as the "
+            f"has one {kind} where a list is needed; a jagged axis is expected, such as the "
             "constituents of a jet, and an index picks one object of it; for one number per object "
             "use Row"
         )

@@ -360,19 +360,19 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
         chosen = kind[index[here & (index >= 0)]]  # merging copies all there is
         kinds.append(chosen.to_RegularArray() if chosen.is_numpy else chosen)
     tags = tags[index >= 0]
-    one = _in_order(tags, kinds)
+    merged = _in_order(tags, kinds)
     are_lists = [kind.is_list and kind.parameter("__array__") not in STRINGS for kind in kinds]
-    types = [getattr(leaf(node), "dtype", STRING).kind for node in (one, *kinds)]
+    types = [getattr(leaf(node), "dtype", STRING).kind for node in (merged, *kinds)]
     if any(are_lists) != all(are_lists) or (types[0] == "f" and set(types[1:]) <= {*"iub"}):
         raise InputError(f"mixes types ({shortened(union.form.type)}); expected one")
-    if one.is_union and all(are_lists):  # of records that differ
-        counts = np.asarray(ak.num(ak.Array(one), axis=1))
+    if merged.is_union and all(are_lists):  # of records that differ
+        counts = np.asarray(ak.num(ak.Array(merged), axis=1))
         inner = [kind.to_ListOffsetArray64(start_at_zero=True).content for kind in kinds]
         content = _in_order(np.repeat(tags, counts), inner)
-        one = contents.ListOffsetArray(Index64(offsets_of(counts)), content)
+        merged = contents.ListOffsetArray(Index64(offsets_of(counts)), content)
         if all(kind.is_regular for kind in union.contents):
-            one = one.to_RegularArray()
-    return index, one
+            merged = merged.to_RegularArray()
+    return index, merged
 
 
 def _in_order(tags: Tensor, kinds: Sequence[Content]) -> Content:

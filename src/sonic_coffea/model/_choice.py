@@ -152,7 +152,7 @@ class Choice:
         if by is None:
             self._check_means()
         elif isinstance(by, str):
-            case = self._found(by, objects, events)
+            case = self._cases_of(by, objects, events)
         else:
             case = self._numbered(by, None)
         chosen = {"case": case, "case_name": self._what, "deadline": deadline}
@@ -168,7 +168,7 @@ class Choice:
                     f"scores each event: fold=events.event % {len(self.models)}"
                 )
 
-    def _found(self, by: str, objects: Any, events: Any) -> Any:
+    def _cases_of(self, by: str, objects: Any, events: Any) -> Any:
         """Return the numbers of the models by a field of the objects, or else of the events."""
         try:
             return self._numbered(objects, by)
@@ -224,9 +224,9 @@ class Folds(Choice):
     def __init__(self, models: Sequence[Model], fold: str | None = _UNSAID) -> None:
         is_list = isinstance(models, Sequence)
         expect(is_list and len(models) > 1, "a list of two models or more", models, "Folds")
-        is_said = fold is not None and fold is not _UNSAID
+        is_declared = fold is not None and fold is not _UNSAID
         # Any expression passes the checks in the place of none.
-        super().__init__(dict(enumerate(models)), fold if is_said else "0")  # type: ignore[arg-type]
+        super().__init__(dict(enumerate(models)), fold if is_declared else "0")  # type: ignore[arg-type]
         self._by = fold
 
     def __repr__(self) -> str:
@@ -265,8 +265,8 @@ class Folds(Choice):
         InputError
             If there is no such fold, or the array does not fit the objects.
         """
-        said = {} if fold is _UNSAID else {"fold": fold}
-        return self._send(objects, NEVER, events=events, **said, **options)
+        option = {} if fold is _UNSAID else {"fold": fold}
+        return self._send(objects, NEVER, events=events, **option, **options)
 
 
 def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.Array:
@@ -299,15 +299,15 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     try:
         columns = row.bind(source).columns
         with np.errstate(all="ignore"):
-            found, absent = Elements(columns, slice(0, len(columns.rows))).raw(feature)
+            data, absent = Elements(columns, slice(0, len(columns.rows))).raw(feature)
     except InputError as error:
         raise error.within(what) from None
-    is_none = np.zeros(len(found), np.bool_) if absent is None else absent
-    numbers = np.full(len(found), -1)
+    is_none = np.zeros(len(data), np.bool_) if absent is None else absent
+    numbers = np.full(len(data), -1)
     for number, key in enumerate(keys):
-        np.copyto(numbers, number, where=found == (key.encode() if is_text else key))
+        np.copyto(numbers, number, where=data == (key.encode() if is_text else key))
     for unknown in np.flatnonzero((numbers < 0) & ~is_none)[:1].tolist():
-        value = found[unknown].decode() if is_text else found[unknown]
+        value = data[unknown].decode() if is_text else data[unknown]
         listed = ", ".join(map(str, keys[:12])) + (", ..." if len(keys) > 12 else "")
         raise InputError(
             f"{what}: event {columns.rows.event_of(unknown)} has {value!s}, which has no "

@@ -18,7 +18,7 @@ from sonic_coffea.layouts import (
     Layout,
     Output,
     bind_inputs,
-    check_told_apart,
+    check_separable,
     declared,
     records_of,
 )
@@ -88,7 +88,7 @@ class Declaration(WithPool):
             expect(isinstance(layout, Layout), expected, layout, f"{model}, input {key!r}")
         if one_request_per is not None:
             require([one_request_per], ONE_REQUEST_PER, f"{model}: no one_request_per")
-        check_told_apart(inputs, one_request_per)
+        check_separable(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
         carried = {} if parameters is None else parameters
@@ -309,34 +309,34 @@ class Declaration(WithPool):
         )
 
 
-def _parameters(where: str, given: Any, priority: Any, server_timeout_s: Any) -> Parameters:
+def _parameters(where: str, parameters: Any, priority: Any, server_timeout_s: Any) -> Parameters:
     """Return the parameters of each request by Triton's names; refuse other names and types."""
-    expect(isinstance(given, Mapping), "a dict for parameters", given, where)
-    for name in given:
+    expect(isinstance(parameters, Mapping), "a dict for parameters", parameters, where)
+    for name in parameters:
         if name in _RESERVED:
             raise ConfigError(
                 f"{where}: parameter {name!r} is not free; declare priority= or "
                 "server_timeout_s=; sequences are not supported"
             )
-    carried = dict(given)
+    parameters = dict(parameters)
     if priority is not None:
         is_level = type(priority) is int and priority >= 1
         expect(is_level, "priority of 1 or more", priority, where)
-        carried["priority"] = priority
+        parameters["priority"] = priority
     if server_timeout_s is not None:
         most_s = 2**63 / 1e6  # Triton has microseconds as an int64
         is_time = isinstance(server_timeout_s, Real) and 0 < float(server_timeout_s) < most_s
         expected = f"server_timeout_s above 0 s and below {most_s:g} s"
         expect(is_time, expected, server_timeout_s, where)
-        carried["timeout"] = max(1, round(float(server_timeout_s) * 1e6))
-    for name, value in carried.items():
+        parameters["timeout"] = max(1, round(float(server_timeout_s) * 1e6))
+    for name, value in parameters.items():
         parameter = f"{where}, parameter {name!r}"
         expect(isinstance(name, str), "a name of type str", name, parameter)
         is_plain = type(value) in (bool, int, float, str)
         expect(is_plain, "a bool, int, float or str", value, parameter)
         is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
         expect(is_short, "an integer of 64 bits", value, parameter)
-    return tuple(carried.items())
+    return tuple(parameters.items())
 
 
 @cache

@@ -204,8 +204,8 @@ class Model(Declaration):
         contract = contract_of_file(Path(path), name)
         (features,), (scores,) = contract.inputs, contract.outputs
         known = features_by_name(fields, contract.features, features.shape[0], str(path))
-        given = {features.name: known}, {scores.name: labels}
-        model = cls(name, *filled_in(contract, Path(path), *given), version)
+        tensors = {features.name: known}, {scores.name: labels}
+        model = cls(name, *filled_in(contract, Path(path), *tensors), version)
         model.compare(contract, server=str(path))
         return model
 

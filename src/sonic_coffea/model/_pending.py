@@ -220,7 +220,7 @@ class Pending:
             # Models without rows do not know the shape of outputs that declare none.
             used = [o for n, o in enumerate(used) if np.any(numbers == n)] or used[:1]
         different = list(dict.fromkeys(used))
-        each = [one.content() for one in different]
+        each = [outputs.content() for outputs in different]
         if len(each) > 1:
             _check_types(each)
         if self._is_mean and len(each) > 1:
@@ -308,7 +308,7 @@ def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
 def _check_types(each: Sequence[Content]) -> None:
     """Refuse scores of different types, of which awkward would take a number for each row's."""
     # Elements that were truncated make an option of any type.
-    types = dict.fromkeys(re.sub(r"option\[|[]?]", "", str(one.form.type)) for one in each)
+    types = dict.fromkeys(re.sub(r"option\[|[]?]", "", str(content.form.type)) for content in each)
     if len(types) > 1:
         raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
 

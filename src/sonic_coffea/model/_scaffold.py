@@ -124,17 +124,17 @@ def filled_in(
     layouts: dict[str, Layout] = {}
     lines: list[str] = []
     for spec in contract.inputs:
-        given = inputs.get(spec.name)
-        if isinstance(given, Layout):
-            layouts[spec.name] = given
+        declared = inputs.get(spec.name)
+        if isinstance(declared, Layout):
+            layouts[spec.name] = declared
             continue
-        features = () if given is None else Row(given).features
+        features = () if declared is None else Row(declared).features
         layout, remark = _layout(spec, contract, features)
         # The file tells neither what a mask means, nor how long lists may be, nor which of two
         # axes of the same length is which.
         is_square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1] != 1
-        is_told = type(layout) in (Row, Padded, Dense) and not is_square
-        if layout is not None and is_told and layout.features == features:
+        is_certain = type(layout) in (Row, Padded, Dense) and not is_square
+        if layout is not None and is_certain and layout.features == features:
             layouts[spec.name] = layout
         else:
             lines.append(_entry(spec, layout, remark))

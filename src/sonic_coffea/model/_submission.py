@@ -161,8 +161,8 @@ class Submission:
             for number, (inputs, outputs) in enumerate(bound):
                 some = inputs
                 if numbers is not None:
-                    wanted = 0 if self.case is None else number
-                    some = inputs.only(np.flatnonzero(numbers == wanted))
+                    case = 0 if self.case is None else number
+                    some = inputs.only(np.flatnonzero(numbers == case))
                 self._submit(pending, number, some, outputs)
         except BaseException:
             pending.cancel()
@@ -288,8 +288,8 @@ class Submission:
         hashes = [model.config_hash for model in self.models]
         token = "-".join(map(str, [*hashes, *options, *servers]))
         if any(follows_index(layout) for _, layout in self._layouts):
-            given = self.objects.values() if isinstance(self.objects, dict) else [self.objects]
-            files = [file for file in map(lazy_file, given) if file is not None]
+            records = self.objects.values() if isinstance(self.objects, dict) else [self.objects]
+            files = [file for file in map(lazy_file, records) if file is not None]
             arrays |= {_FILE: files[0]} if files else {}
         label = f"sonic-{', '.join(model.name for model in self.models)}"
         scores = over_partitions(alone.score_partition, arrays, label=label, token=token)
@@ -460,8 +460,8 @@ def as_array(values: Any, what: str, expected: str = "one value", kinds: str = "
 def by_row(rows: Structure, numbers: ak.Array, what: str) -> Int64:
     """Return the number of each row, given the numbers of events or of objects; -1 for None."""
     values, index = values_of(rows, numbers, what)
-    found = np.append(ak.to_numpy(values).astype(np.int64), -1)
-    return found[index]
+    each = np.append(ak.to_numpy(values).astype(np.int64), -1)
+    return each[index]
 
 
 def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[ak.Array, Int64]:

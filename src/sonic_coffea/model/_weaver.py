@@ -56,17 +56,17 @@ def read(
     ``sv_features``. Names may end with the position of the input, as in weaver's TorchScript
     exports: ``sv_mask__5`` counts ``sv_features__4``.
     """
-    who = "from_weaver"
-    require([order], ORDERS, f"{who}: no order")
-    names, given = {} if rename is None else rename, {} if inputs is None else inputs
-    expect(isinstance(preprocess, (str, Path, Mapping)), "a file or a dict", preprocess, who)
-    expect(isinstance(prefix, (str, Mapping)), "prefix as a str or a dict", prefix, who)
-    expect(isinstance(names, Mapping), "rename as a dict", names, who)
-    expect(isinstance(given, Mapping), "inputs as a dict", given, who)
+    method = "from_weaver"
+    require([order], ORDERS, f"{method}: no order")
+    names, replaced = {} if rename is None else rename, {} if inputs is None else inputs
+    expect(isinstance(preprocess, (str, Path, Mapping)), "a file or a dict", preprocess, method)
+    expect(isinstance(prefix, (str, Mapping)), "prefix as a str or a dict", prefix, method)
+    expect(isinstance(names, Mapping), "rename as a dict", names, method)
+    expect(isinstance(replaced, Mapping), "inputs as a dict", replaced, method)
     prefixed = prefix if isinstance(prefix, Mapping) else {"": prefix}
     for option, by_name in {"rename": names, "prefix": prefixed}.items():
         are_names = all(isinstance(name, str) for name in by_name.values())
-        expect(are_names, f"names in {option} as str", by_name, who)
+        expect(are_names, f"names in {option} as str", by_name, method)
     content, file = preprocess, "the preprocessing"
     if not isinstance(content, Mapping):
         file = f"the preprocessing file {str(content)!r}"
@@ -103,8 +103,8 @@ def read(
     renamed = {names.get(name, name): layout for name, layout in layouts.items()}
     if len(renamed) < len(layouts):
         raise ConfigError(f"rename: two inputs would have one name, of {', '.join(renamed)}")
-    require(given, renamed, "the preprocessing file has no input")
-    return {**renamed, **given}, _labels(content, labels)
+    require(replaced, renamed, "the preprocessing file has no input")
+    return {**renamed, **replaced}, _labels(content, labels)
 
 
 def _layout(

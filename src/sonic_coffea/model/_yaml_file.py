@@ -24,9 +24,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """A loader that refuses keys given twice, of which YAML's own keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
-        given = [(key.tag, key.value) for key, _ in node.value]
+        keys = [(key.tag, key.value) for key, _ in node.value]
         for key, _ in node.value:
-            if given.count((key.tag, key.value)) > 1:
+            if keys.count((key.tag, key.value)) > 1:
                 raise yaml.MarkedYAMLError(
                     problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
                 )

@@ -315,7 +315,7 @@ def _submit(
 def _is_pickled(model: Any) -> bool:
     """Whether a pickle has brought a model, or some of `Folds` or `Choice`, with its servers."""
     each = model.models if isinstance(model, Choice) else [model]
-    return any(isinstance(one, WithPool) and one.pool_of_pickle is not None for one in each)
+    return any(isinstance(value, WithPool) and value.pool_of_pickle is not None for value in each)
 
 
 @contextmanager

@@ -108,19 +108,19 @@ def located(files: Iterable[str | os.PathLike[str]]) -> dict[str, set[str]]:
     FieldError
         If a file has no events.
     """
-    found: dict[str, set[str]] = {}
+    branches: dict[str, set[str]] = {}
     for file in files:
         path = str(file).removeprefix("file://")
         is_url = "://" in path
         path = path if is_url else str(Path(path).expanduser().resolve())
         if not path.isascii():
             raise ConfigError(f"coffea reads only files whose path is ASCII, got {path}")
-        if path in found:
+        if path in branches:
             raise ConfigError(f"expected each file once, got more than once: {path}")
-        found[path] = set() if is_url else _branches(Path(path))
-    if not found:
+        branches[path] = set() if is_url else _branches(Path(path))
+    if not branches:
         raise ConfigError("expected files, got none")
-    return found
+    return branches
 
 
 def _branches(path: Path) -> set[str]:

@@ -111,8 +111,8 @@ class Report:
             text = json.dumps(self.to_dict(), indent=2)
         elif target.suffix == ".html":
             made_by = ", ".join(f"{name} {n}" for name, n in provenance.versions().items())
-            made = f"{self.date:%Y-%m-%d %H:%M %Z} on {socket.gethostname()}, {made_by}"
-            shown = tables.html(*self._tables(), notes=[*self.advice, made])
+            origin = f"{self.date:%Y-%m-%d %H:%M %Z} on {socket.gethostname()}, {made_by}"
+            shown = tables.html(*self._tables(), notes=[*self.advice, origin])
             text = tables.page(self.title, shown, self.plot() if self.statistics.tallies else None)
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")

@@ -182,17 +182,17 @@ class Contract:
         rows = [("", "declared", "on the server")]
         results = {name: (dtype, inner) for name, (inner, dtype) in outputs.items()}
         sides: dict[str, tuple[Mapping[str, tuple[Any, Inner]], tuple[TensorSpec, ...], Any]] = {
-            "input": (inputs, self.inputs, _input_misfits),
-            "output": (results, self.outputs, _output_misfits),
+            "input": (inputs, self.inputs, _input_mismatches),
+            "output": (results, self.outputs, _output_mismatches),
         }
-        for role, (declared, specs, misfits) in sides.items():
+        for role, (declared, specs, mismatches) in sides.items():
             served = {spec.name: spec for spec in specs}
             for name in dict.fromkeys([*declared, *served]):
                 spec, tensor = served.get(name), declared.get(name)
                 ours = "-" if tensor is None else _described(*tensor)
                 rows.append((f"{role} {name}", ours, str(spec or "-")))
                 if tensor and spec:
-                    problems += misfits(spec, *tensor)
+                    problems += mismatches(spec, *tensor)
                 elif tensor and served:
                     problems.append(f"the model has no {role} {name!r}; {nearest(name, served)}")
                 elif role == "input" and not tensor:
@@ -239,14 +239,14 @@ def not_found(
     return kind(message, server=server, model=model, version=version)
 
 
-def _input_misfits(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
+def _input_mismatches(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
     """Say why a declared input does not fit; a length that varies does not fit a fixed one."""
     fits = inner is None or _agree(spec.shape, _axes(inner))
     if kserve_name(dtype) != spec.datatype or not fits:
         yield f"input {spec.name!r} is {_described(dtype, inner)}, the model takes {spec}"
 
 
-def _output_misfits(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
+def _output_mismatches(spec: TensorSpec, dtype: Any, inner: Inner) -> Iterator[str]:
     """Say why a declared output does not fit; the model may have a last axis of 1 besides."""
     gives = DATATYPES.get(spec.datatype)
     if gives is None:

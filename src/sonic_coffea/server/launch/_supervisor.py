@@ -99,8 +99,8 @@ class Supervisor:
         """
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
-            told, _, _ = select.select([0], [], [], min(left_s, 0.1))
-            if told or self.requests or os.getppid() != self.job["owner"]:
+            readable, _, _ = select.select([0], [], [], min(left_s, 0.1))
+            if readable or self.requests or os.getppid() != self.job["owner"]:
                 raise Stop
 
     def serve(self) -> tuple[str, bool]:

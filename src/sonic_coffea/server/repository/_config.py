@@ -332,8 +332,8 @@ def changes(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     parameters: dict[str, Any] = {}
     with contextlib.suppress(ConfigError):
         parameters = read_config(folder.parent).get("parameters", {})
-    told = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
-    return _runner.changes(folder, manifest, told)
+    served_digest = parameters.get(f"sha256.{folder.name}", {}).get("string_value")
+    return _runner.changes(folder, manifest, served_digest)
 
 
 def version_numbers(folder: Path) -> list[int]:

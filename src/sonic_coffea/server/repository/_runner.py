@@ -235,10 +235,10 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def changes(folder: Path, manifest: Mapping[str, Any], told: str | None) -> list[str]:
+def changes(folder: Path, manifest: Mapping[str, Any], served_digest: str | None) -> list[str]:
     """Say what has changed in a version since the build: its files, and its digest for clients.
 
-    `told` is the digest in the model's configuration, which reaches clients.
+    `served_digest` is the digest in the model's configuration, which reaches clients.
     """
     expected = {folder / name: digest for name, digest in manifest.get("files", {}).items()}
     present = {path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST}
@@ -251,7 +251,7 @@ def changes(folder: Path, manifest: Mapping[str, Any], told: str | None) -> list
             messages.append(f"{path} is gone")
         elif checksum(path) != expected[path]:
             messages.append(f"{path} was changed")
-    if told not in (None, manifest.get("digest", told)):
+    if served_digest not in (None, manifest.get("digest", served_digest)):
         # As after a copy of a version's folder from another repository.
         config = folder.parent / "config.pbtxt"
         messages.append(f"the digest of version {folder.name} in {config} was changed")
@@ -331,8 +331,8 @@ class TritonPythonModel:
         manifest = self._manifest(folder, config)
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         # Files may be replaced before a restart, or while the server polls.
-        told = parameters.get(f"sha256.{folder.name}")
-        check_unchanged(changes(folder, manifest, told))
+        served_digest = parameters.get(f"sha256.{folder.name}")
+        check_unchanged(changes(folder, manifest, served_digest))
         # For pickles, and modules that are no .py files; no other model is in this process.
         path = folder / manifest["file"]
         sys.path.append(str(path.parent))
