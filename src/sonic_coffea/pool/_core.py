@@ -212,8 +212,7 @@ class PoolCore(ServedModels):
     def _decide(self, attempt: Attempt, error: SonicError) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
-        if request.first_failed_at is None:
-            request.first_failed_at = self.now
+        request.first_failed_at = min(request.first_failed_at, self.now)
         failing_s = self.now - request.first_failed_at
         overtaken = endpoint.overtaken(attempt)
         decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
@@ -225,7 +224,7 @@ class PoolCore(ServedModels):
                 self._back_off(request, request.losses)
             # This time goes on when coffea or dask run a chunk again.
             lost_since = self.endpoints.all_lost_since(attempt.key)
-            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
+            if lost_since < math.inf and not self.endpoints.awaits_fallback(attempt.key):
                 again = self.now - lost_since < for_s
             else:
                 again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
@@ -348,8 +347,8 @@ class PoolCore(ServedModels):
     def _hedge_late(self, endpoint: Endpoint) -> None:
         """Send late requests again, elsewhere or over another connection."""
         for attempt in endpoint.take_late(self.now):
-            failed_at = attempt.slice.first_failed_at
-            if failed_at is not None and self.now - failed_at >= self._settings.retry_timeout_s:
+            failing_s = self.now - attempt.slice.first_failed_at
+            if failing_s >= self._settings.retry_timeout_s:
                 continue  # else rows of a server that hangs, but lives, would never fail
             endpoint.breaker.spend()
             seconds = self.now - attempt.sent_at

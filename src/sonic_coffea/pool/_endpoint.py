@@ -85,8 +85,8 @@ class Endpoint:
         The number of attempts in flight that are not late.
     late_at : float
         When an attempt may be late, at the earliest.
-    probed_at : float or None
-        When the probe began whose result is awaited.
+    probed_at : float
+        When the probe began whose result is awaited; infinity if there is none.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
@@ -114,7 +114,7 @@ class Endpoint:
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
         # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
         self._owes, self._alive_at = False, 0.0
-        self.probed_at: float | None = None
+        self.probed_at = math.inf
         self._probe_answered_at = 0.0
         # The log
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
@@ -131,10 +131,9 @@ class Endpoint:
         """The number of attempts that are not late."""
         return self.by_model.total()
 
-    def lost_since(self, key: ModelKey) -> float | None:
-        """Return when it was lost, or was found without a model; None if it can serve the model."""
-        since = self.breaker.failing_since, self.signatures[key].missing_since
-        return min((at for at in since if at is not None), default=None)
+    def lost_since(self, key: ModelKey) -> float:
+        """Return when it was lost, or found without a model; infinity if it can serve the model."""
+        return min(self.breaker.failing_since, self.signatures[key].missing_since)
 
     def back_offs(self, key: ModelKey) -> list[float]:
         """Return when each back-off ends that concerns a model."""
@@ -305,7 +304,7 @@ class Endpoint:
     @property
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
-        waits = self.attempts and self.probed_at is None
+        waits = self.attempts and self.probed_at == math.inf
         return self._alive_at + tuning.SILENCE_S if waits else math.inf
 
     def probed(self, error: SonicError | None, now: float) -> bool:
@@ -313,12 +312,12 @@ class Endpoint:
 
         It is not if it has answered a request since the probe began.
         """
-        probed_at, self.probed_at = self.probed_at, None
+        probed_at, self.probed_at = self.probed_at, math.inf
         self._owes = False
         if error is None:
             self._alive_at = self._probe_answered_at = now
             return False
-        silent = probed_at is None or self._alive_at <= probed_at
+        silent = self._alive_at <= probed_at
         if silent and self.breaker.open(error, now):
             self._lost(error, now)
         return silent

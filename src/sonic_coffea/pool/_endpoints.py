@@ -81,14 +81,12 @@ class EndpointRegistry:
         """Return the endpoints that may have a model, as they were not rejected for it."""
         return [e for e in self.active if e.signatures[key].rejection is None]
 
-    def all_lost_since(self, key: ModelKey) -> float | None:
-        """Return when the last endpoint of a model was lost; None if one is left.
+    def all_lost_since(self, key: ModelKey) -> float:
+        """Return when the last endpoint of a model was lost; infinity if one is left.
 
         An endpoint without the model counts as lost.
         """
-        since = [endpoint.lost_since(key) for endpoint in self.candidates(key)]
-        lost = [at for at in since if at is not None]
-        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+        return max((e.lost_since(key) for e in self.candidates(key)), default=-math.inf)
 
     def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
         """Return the least used endpoint that has room for a slice; None if there is none."""
@@ -115,13 +113,10 @@ class EndpointRegistry:
         if self._settings.fallback is None or self.fallback_fails or self.fallback_starts:
             return math.inf
         endpoint = self.by_url.get(self.fallback or "")
-        if endpoint is not None:
-            lost_since = endpoint.breaker.failing_since
-            # It runs, with or without the model, or a restart did not help.
-            if lost_since is None or lost_since <= self._fallback_started_at:
-                return math.inf
-        since = self.all_lost_since(key)
-        return math.inf if since is None else since + self._settings.fallback_after_s
+        # It runs, with or without the model, or a restart did not help.
+        if endpoint and not self._fallback_started_at < endpoint.breaker.failing_since < math.inf:
+            return math.inf
+        return self.all_lost_since(key) + self._settings.fallback_after_s
 
     def awaits_fallback(self, key: ModelKey) -> bool:
         """Whether rows of a model may still be scored by it."""
