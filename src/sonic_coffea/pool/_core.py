@@ -323,7 +323,8 @@ class PoolCore(ServedModels):
         for (url, key), quota in quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, self.now, lease_s)
+                quota.begin(endpoint.quotas[key], self.now, lease_s)
+                endpoint.quotas[key] = quota
 
     # Time
 

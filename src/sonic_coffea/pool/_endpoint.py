@@ -76,8 +76,8 @@ class Endpoint:
         Whether it gets no more requests, and is closed after the last one.
     signatures : dict
         Whether it has each model.
-    limits : dict
-        The adaptive limit of each model.
+    limits, quotas : dict
+        The adaptive limit, and the quota, of each model.
     attempts : dict
         The attempts in flight, in the order in which they began. Late ones may be at a server that
         hangs, so they do not count for limits.
@@ -100,7 +100,7 @@ class Endpoint:
         # What is in flight
         self.channels = Channels(settings.channels)
         self.limits = defaultdict[ModelKey, AdaptiveLimit](partial(AdaptiveLimit, settings, rng))
-        self._quotas: dict[ModelKey, Quota] = {}
+        self.quotas = defaultdict[ModelKey, Quota](Quota)
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
         self._begun = 0  # attempts so far: by it, endpoints with equal load take turns
@@ -147,11 +147,7 @@ class Endpoint:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
-        in_flight, limit = self.by_model[key], self.limits[key]
-        if (quota := self.quota(key, now)) is None:
-            room = limit.room(in_flight, now)
-        else:
-            room = min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
+        room = self.limits[key].room(self.by_model[key], now, self.quotas[key])
         if self.breaker.circuit(now) == "half-open":
             return min(room, 1 - self.awaited)
         if self.breaker.exhausted(now) and self.awaited:
@@ -167,21 +163,10 @@ class Endpoint:
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
 
-    def quota(self, key: ModelKey, now: float) -> Quota | None:
-        """Return the quota of a model, unless its lease has ended."""
-        quota = self._quotas.get(key)
-        return quota if quota is not None and now < quota.expires_at else None
-
-    def set_quota(self, key: ModelKey, quota: Quota, now: float, lease_s: float) -> None:
-        quota.begin(self.quota(key, now), now, lease_s)
-        self._quotas[key] = quota
-
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = self.back_offs(key)
-        if (quota := self._quotas.get(key)) is not None:
-            times += quota.next_turn_at, quota.expires_at
-        return times
+        quota = self.quotas[key]
+        return [*self.back_offs(key), quota.next_turn_at, quota.expires_at]
 
     # Requests and their outcomes
 
@@ -197,8 +182,7 @@ class Endpoint:
         self.channels[channel].nbytes += request.nbytes
         self.by_model[key] += 1
         self._begun += 1
-        if (quota := self.quota(key, now)) is not None:
-            quota.sent(now)
+        self.quotas[key].sent(now)
         attempt = Attempt(request, self.url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._min_late_s)
