@@ -52,19 +52,17 @@ class EndpointRegistry:
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Add and drain endpoints, so that these, and the fallback, are the active ones."""
-        self.servers, fallback = tuple(servers), self.fallback
-        urls = list(servers) if fallback is None else [*servers, fallback]
-        new = [url for url in urls if url not in self.by_url]
+        self.servers, ordered = tuple(servers), self._settings.balance == "priority"
+        priorities: dict[str, float] = {} if self.fallback is None else {self.fallback: math.inf}
+        priorities |= {url: number if ordered else 0 for number, url in enumerate(servers)}
+        new = [url for url in priorities if url not in self.by_url]
         # Many processes start at the same time, and must not all begin with the same server.
         self._rng.shuffle(new)
         for url in new:
             self.by_url[url] = Endpoint(url, self._settings, self._rng)
-        ordered = self._settings.balance == "priority"
         for url, endpoint in self.by_url.items():
-            endpoint.draining = url not in urls
-            endpoint.priority = urls.index(url) if ordered and url in urls else 0
-        if fallback is not None and fallback not in servers:
-            self.by_url[fallback].priority = math.inf
+            endpoint.draining = url not in priorities
+            endpoint.priority = priorities.get(url, 0)
 
     def remove_drained(self) -> list[str]:
         """Remove endpoints that are draining and have nothing in flight; return their URLs."""
