@@ -81,11 +81,11 @@ class PoolCore(ServedModels):
 
     def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
         """Return what happened to the requests for each model at each endpoint since last time."""
-        counts = self.waiting.counts()
         return {
-            (endpoint.url, key): telemetry
+            (endpoint.url, key): endpoint.telemetry(key, waiting)
+            for key, waiting in self.waiting.counts().items()
             for endpoint in self.endpoints.active
-            for key, telemetry in endpoint.telemetry(counts).items()
+            if key in endpoint.by_model or key in endpoint.models
         }
 
     # Calls

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -353,15 +352,8 @@ class Endpoint:
             last_error=str(error) if error else None,
         )
 
-    def telemetry(self, waiting: Mapping[ModelKey, int]) -> dict[ModelKey, Telemetry]:
-        """Return what happened to the requests for each model since the last time.
-
-        `waiting` has the requests of the pool's models that wait.
-        """
-        last, self._telemetry = self._telemetry, defaultdict(Telemetry)
-        network_s = self.channels.round_trip_s
-        return {
-            key: replace(last[key], in_flight=self.by_model[key], waiting=n, network_s=network_s)
-            for key, n in waiting.items()
-            if key in self.by_model or key in self.models
-        }
+    def telemetry(self, key: ModelKey, waiting: int) -> Telemetry:
+        """Return what happened to a model's requests since the last time; `waiting` of them do."""
+        in_flight, network_s = self.by_model[key], self.channels.round_trip_s
+        last = self._telemetry.pop(key, Telemetry())
+        return replace(last, in_flight=in_flight, waiting=waiting, network_s=network_s)
