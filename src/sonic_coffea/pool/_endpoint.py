@@ -322,9 +322,8 @@ class Endpoint:
             attempt.late = True
             self.by_model[attempt.key] -= 1
             self.channels[attempt.channel].late(now)
-        self.late_at = math.inf
-        if oldest := next((attempt for attempt in awaited if not attempt.late), None):
-            self.late_at = max(oldest.begun_at + self._min_late_s, now + self._min_late_s / 4)
+        oldest_at = min((x.begun_at for x in awaited if not x.late), default=math.inf)
+        self.late_at = max(oldest_at + self._min_late_s, now + self._min_late_s / 4)
         return late
 
     def _is_late(self, attempt: Attempt, now: float) -> bool:

@@ -142,13 +142,17 @@ class ServedModels(ABC):
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key)
-            if not self._known[key].callers:  # else servers are compared when all have answered
-                self._reject_unfit(key)
+            callers = self._known[key].callers
+            # If callers wait, servers are compared when all have answered.
+            first = None if callers else self.waiting.first(key)
             for endpoint in self.endpoints.active:
-                if self._due(endpoint, key):
-                    endpoint.signatures[key].asked = True
+                signature = endpoint.signatures[key]
+                if first and signature.contract is not None and not signature.fits(first):
+                    self._reject(endpoint, key, _DIFFERS.format(key.name))
+                elif self._due(endpoint, key):
+                    signature.asked = True
                     self._instructions.append(do.Validate(endpoint.url, key))
-            if self._known[key].callers:
+            if callers:
                 self._answer(key)
                 self._give_up_replaced(key)  # callers may have been told of another model
             # After a question: a server may have returned since the last one.
@@ -428,17 +432,6 @@ class ServedModels(ABC):
             key, lambda request: not serves(contract, request.call.contract)
         ):
             self._give_up(request, changed)
-
-    # Servers with another model
-
-    def _reject_unfit(self, key: ModelKey) -> None:
-        """Reject endpoints whose model is not the one that rows are packed for."""
-        if (first := self.waiting.first(key)) is None:
-            return
-        for endpoint in self.endpoints.active:
-            signature = endpoint.signatures[key]
-            if signature.contract is not None and not signature.fits(first):
-                self._reject(endpoint, key, _DIFFERS.format(key.name))
 
     def _reject(self, endpoint: Endpoint, key: ModelKey, what: str) -> None:
         """Send no rows to an endpoint that has another model."""
