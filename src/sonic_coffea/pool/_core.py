@@ -343,7 +343,9 @@ class PoolCore(ServedModels):
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= self.now:
             self._instructions.append(do.Cancel(self._to_cancel.popleft()[1]))
-        self._instructions += [do.Close(url) for url in self.endpoints.remove_drained()]
+        for url in [x.url for x in self.endpoints if x.draining and not x.attempts]:
+            del self.endpoints.by_url[url]
+            self._instructions.append(do.Close(url))
 
     def _hedge_late(self, endpoint: Endpoint) -> None:
         """Send late requests again, elsewhere or over another connection."""

@@ -64,13 +64,6 @@ class EndpointRegistry:
             endpoint.draining = url not in priorities
             endpoint.priority = priorities.get(url, 0)
 
-    def remove_drained(self) -> list[str]:
-        """Remove endpoints that are draining and have nothing in flight; return their URLs."""
-        urls = [e.url for e in self if e.draining and not e.attempts]
-        for url in urls:
-            del self.by_url[url]
-        return urls
-
     def in_flight(self) -> list[RequestSlice]:
         """Return the slices in flight, once for each attempt."""
         return [attempt.slice for endpoint in self for attempt in endpoint.attempts]
