@@ -429,9 +429,10 @@ def read_servers(path: str) -> tuple[str, ...]:
 
 def _expanded(option: str, value: str | Path) -> str | Path:
     """Return a value of the configuration with variables of the environment."""
+    file = "_file" if isinstance(value, Path) else ""
     for variable in re.findall(r"\$\{?(\w+)", str(value)):
         if variable not in os.environ:
-            raise ConfigError(f"sonic.{option}: the environment has no variable {variable!r}")
+            raise ConfigError(f"sonic.{option}{file}: the environment has no variable {variable!r}")
     return type(value)(os.path.expandvars(value))
 
 
