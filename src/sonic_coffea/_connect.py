@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sonic_coffea.errors import ConfigError, expect
@@ -61,13 +60,10 @@ def connect(
         is_client = hasattr(client, "register_plugin")  # a cluster has a status, too
         is_open = is_client and client.status not in ("closing", "closed")
         expect(is_open, "a distributed.Client that is open", client, "client")
-    if (servers_file := options.pop("servers_file", None)) is not None:
-        if servers is not None:
-            raise ConfigError("expected servers or a servers_file, got both")
-        servers = Path(servers_file) if isinstance(servers_file, str) else servers_file
-    if servers is not None and profile is not None:
+    are_named = servers is not None or options.get("servers_file") is not None
+    if are_named and profile is not None:
         raise ConfigError("expected servers or a profile, got both")
-    if servers is None:
+    if not are_named:
         settings = Settings.from_config(profile)
         if settings is None:
             raise ConfigError(

@@ -63,7 +63,7 @@ def test_an_idle_client_may_begin_with_one_request() -> None:
 
 def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     quota = Quota(1, interval_s=10.0, delay_s=3.0)
-    quota.begin(None, 0.0, 100.0)
+    quota.begin(Quota(), 0.0, 100.0)
     assert [quota.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
     quota.sent(3.5)  # a little late
     assert quota.next_turn_at == 13.0

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.pool.scenario import KEY, LOST, ONE, Scenario, contract, failure
+from tests.pool.scenario import KEY, LOST, NEVER, ONE, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.pool._core import PoolCore
@@ -316,7 +316,7 @@ def test_servers_that_refuse_all_are_left_alone_by_their_round_trip() -> None:
     assert all(RTT_S / 2 <= pause <= 8 * RTT_S for pause in pauses[:3])
     assert pauses[2] > pauses[0]
     assert pauses[3] == pytest.approx(7.0)
-    assert scenario.endpoint(ONE).breaker.failing_since is None
+    assert scenario.endpoint(ONE).breaker.failing_since == NEVER
     for _ in range(60):  # slow as it is by now, it gets what keeps it busy
         scenario.now += 1
         scenario.answer(scenario.in_flight[0], 1.0)

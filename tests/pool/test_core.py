@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract, failure
+from tests.pool.scenario import FAILURES, KEY, LOST, NEVER, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
@@ -39,7 +39,7 @@ def test_rows_of_a_lost_server_go_to_another() -> None:
     losses = scenario.lose(ONE)
     # Those that were in flight when the last chance was lost, too.
     assert MAX_LOSSES <= losses <= MAX_LOSSES + 4
-    assert scenario.endpoint(ONE).breaker.failing_since is not None
+    assert scenario.endpoint(ONE).breaker.failing_since < NEVER
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
@@ -77,7 +77,7 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
         scenario.answer(attempt)
     assert len(scenario.at(TWO)) == 3
     scenario.fail(first)
-    assert scenario.endpoint(ONE).breaker.failing_since is None
+    assert scenario.endpoint(ONE).breaker.failing_since == NEVER
     assert scenario.endpoint(ONE).state(scenario.now).last_error == str(LOST)
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
 
@@ -87,7 +87,7 @@ def test_servers_that_only_lose_are_lost_soon_and_given_up_after_the_retry_timeo
     scenario = Scenario(ONE, retry_timeout_s=5)
     (lost,) = scenario.submit(1)
     begun, breaker = scenario.now, scenario.endpoint(ONE).breaker
-    while breaker.failing_since is None:
+    while breaker.failing_since == NEVER:
         scenario.wait(0.4)
         scenario.lose(ONE, most=1)
         assert scenario.now - begun < SILENCE_S + 1
@@ -173,7 +173,7 @@ def test_servers_that_answer_while_probed_are_not_lost() -> None:
     scenario.answer(first)
     scenario.tell(PoolCore.probed, url=ONE, outcome=LOST)
     assert second in scenario.in_flight
-    assert scenario.endpoint(ONE).breaker.failing_since is None
+    assert scenario.endpoint(ONE).breaker.failing_since == NEVER
 
 
 def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:

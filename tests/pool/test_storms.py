@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pool.scenario import FAILURES, KEY, LOST, ONE, TWO, Scenario, contract, failure
+from tests.pool.scenario import FAILURES, KEY, LOST, NEVER, ONE, TWO, Scenario, contract, failure
 
 from sonic_coffea import errors
 from sonic_coffea.layouts import Segment
@@ -194,7 +194,7 @@ def test_rows_that_a_server_failed_on_are_tried_once_more_elsewhere(
     assert isinstance(scenario.failed[request], type(error))
     assert "tried 2 times" in str(scenario.failed[request])
     assert ("a single row of 100 bytes" in str(scenario.failed[request])) is (error is TOO_LARGE)
-    assert scenario.endpoint(ONE).breaker.failing_since is None
+    assert scenario.endpoint(ONE).breaker.failing_since == NEVER
 
 
 def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:

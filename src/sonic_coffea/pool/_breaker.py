@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Literal
 
@@ -30,8 +31,8 @@ class CircuitBreaker:
 
     Attributes
     ----------
-    failing_since : float or None
-        When the endpoint was lost; None if it is not.
+    failing_since : float
+        When the endpoint was lost; infinity if it is not.
     retry_at : float
         When the back-off ends.
     """
@@ -39,29 +40,28 @@ class CircuitBreaker:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._budget = tuning.MAX_LOSSES
-        self._losing_since: float | None = None
+        self._losing_since = math.inf
         self._back_offs = 0
-        self.failing_since: float | None = None
+        self.failing_since = math.inf
         self.retry_at = 0.0
         self.last_error: SonicError | None = None
 
     def circuit(self, now: float) -> Circuit:
         if now < self.retry_at:
             return "open"
-        return "closed" if self.failing_since is None else "half-open"
+        return "closed" if self.failing_since == math.inf else "half-open"
 
     def exhausted(self, now: float) -> bool:
         """Whether the retry budget is used up, or nothing has got through for too long."""
-        since = self._losing_since
-        return self._budget <= 0.0 or (since is not None and now - since >= tuning.SILENCE_S)
+        return self._budget <= 0.0 or now - self._losing_since >= tuning.SILENCE_S
 
     def succeed(self) -> bool:
         """Close the circuit, and return whether it was open or half-open."""
-        was_failing = self.failing_since is not None
+        was_failing = self.failing_since < math.inf
         self._budget = min(self._budget + tuning.LOSSES_PER_ANSWER, tuning.MAX_LOSSES)
         self._back_offs = 0
         self.retry_at = 0.0
-        self.failing_since = self._losing_since = None
+        self.failing_since = self._losing_since = math.inf
         return was_failing
 
     def spend(self) -> None:
@@ -76,18 +76,16 @@ class CircuitBreaker:
         self.last_error = error
         if now < self.retry_at:  # one of several losses of the same moment
             return False
-        if self._losing_since is None:
-            self._losing_since = now
+        self._losing_since = min(self._losing_since, now)
         self.spend()
         return hopeless and self.exhausted(now) and self.open(error, now)
 
     def open(self, error: SonicError, now: float) -> bool:
         """Open the circuit, and return whether the endpoint was not lost before."""
         self.last_error = error
-        new = self.failing_since is None
-        if new:
-            self.failing_since = self._losing_since or now
-        self._budget, self._losing_since = tuning.MAX_RETRIES, None
+        new = self.failing_since == math.inf
+        self.failing_since = min(self.failing_since, self._losing_since, now)
+        self._budget, self._losing_since = tuning.MAX_RETRIES, math.inf
         self._back_offs += 1
         self.retry_at = now + back_off_s(self._back_offs, self._rng)
         return new

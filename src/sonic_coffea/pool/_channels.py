@@ -15,8 +15,8 @@ class Channel:
 
     Attributes
     ----------
-    silent_since : float or None
-        When a request on it became late, if none was answered since.
+    silent_since : float
+        When a request on it became late, if none was answered since; else infinity.
     renew_at, renew_after_s : float
         When it is due to be renewed, and the time from then to the next renewal.
     resets : float
@@ -25,22 +25,21 @@ class Channel:
 
     in_flight: int = 0
     nbytes: int = 0
-    silent_since: float | None = None
+    silent_since: float = math.inf
     renew_at: float = math.inf
     renew_after_s: float = tuning.FIRST_RENEWAL_S
     resets: float = tuning.MAX_RESETS
 
     def cost(self, now: float) -> tuple[bool, bool, int]:
         """Return a sort key: a request takes the connection with the lowest."""
-        return self.silent_since is not None, self.renew_at <= now, self.in_flight
+        return self.silent_since < math.inf, self.renew_at <= now, self.in_flight
 
     def answered(self) -> None:
-        self.silent_since = None
+        self.silent_since = math.inf
         self.resets = min(self.resets + tuning.RESETS_PER_ANSWER, tuning.MAX_RESETS)
 
     def late(self, now: float) -> None:
-        if self.silent_since is None:
-            self.silent_since = now
+        self.silent_since = min(self.silent_since, now)
 
     def reset(self) -> bool:
         """Count a young request that is to be cancelled; False if too many were."""
@@ -52,10 +51,10 @@ class Channel:
     def renew(self, now: float) -> bool:
         """Whether it is idle, and is to be renewed now; plan the next renewal."""
         due = self.renew_at <= now
-        silent = self.silent_since is not None and now - self.silent_since >= tuning.LATE_S
+        silent = now - self.silent_since >= tuning.LATE_S
         if self.in_flight or not (due or silent):
             return False
-        self.silent_since = None
+        self.silent_since = math.inf
         if due:
             self.renew_at = now + self.renew_after_s
             self.renew_after_s = min(2 * self.renew_after_s, tuning.LAST_RENEWAL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -154,14 +154,12 @@ def _result(steps: Sequence[Step]) -> str:
 
 def check_here(settings: Settings, *tried: Any, process: str = "this process") -> HostCheck:
     """Try all servers from this process, at the same time; `tried` are arguments of `check`."""
-
-    def steps_of(url: str) -> tuple[Step, ...]:
-        return tuple(check(replace(settings, servers=(url,)), *tried))
-
     with ThreadPoolExecutor(len(settings.servers), thread_name_prefix="sonic-check") as threads:
-        steps = dict(zip(settings.servers, threads.map(steps_of, settings.servers), strict=True))
+        alone = [replace(settings, servers=(url,)) for url in settings.servers]
+        steps = threads.map(lambda server: [*check(server, *tried)], alone)
+        servers = dict(zip(settings.servers, steps, strict=True))
     host = socket.gethostname()
-    return HostCheck(host=host, process=process, servers=steps, versions=versions())
+    return HostCheck(host=host, process=process, servers=servers, versions=versions())
 
 
 def versions() -> dict[str, str | None]:
@@ -189,8 +187,8 @@ def check(
     """
     settings = Settings.of(settings)
     version = None if version is None else str(version)
-    with contextlib.ExitStack() as stack:
-        steps = _steps(stack, settings, model, version, declared)
+    # Its connection is closed also if the caller takes no more steps.
+    with contextlib.closing(_steps(settings, model, version, declared)) as steps:
         for name in steps:
             begun = time.perf_counter()
             try:
@@ -203,37 +201,32 @@ def check(
 
 
 def _steps(
-    stack: contextlib.ExitStack,
-    settings: Settings,
-    model: str | None,
-    version: str | None,
-    declared: Sequence[Any],
-) -> Iterator[str]:
+    settings: Settings, model: str | None, version: str | None, declared: Sequence[Any]
+) -> Generator[str, None, None]:
     """Yield the name of each step, and then its result."""
     yield "connection"
-    transport = open_transport(settings.servers[0], options=settings.connection_options())
-    connection = stack.enter_context(transport)
     if settings.servers_file is not None:
         read_servers(settings.servers_file)
-    info = connection.info()
-    yield f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
-    yield "readiness"
-    if not connection.ready():
-        raise errors.ModelNotReadyError("the server is not ready to serve")
-    yield "ready"
-    if not model and not declared:
-        yield "models"
-        yield _list(connection)
-    for declaration in declared:
-        yield f"declaration of {declaration.name}"
-        yield _compare(connection, declaration)
-    if model:
-        yield f"model {model}"
-        contract = connection.metadata(model, version)
-        yield _describe(contract)
-        if contract.lists_tensors:
-            yield "inference"
-            yield _infer(connection, contract, version)
+    with open_transport(settings.servers[0], options=settings.connection_options()) as connection:
+        info = connection.info()
+        yield f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
+        yield "readiness"
+        if not connection.ready():
+            raise errors.ModelNotReadyError("the server is not ready to serve")
+        yield "ready"
+        if not model and not declared:
+            yield "models"
+            yield _list(connection)
+        for declaration in declared:
+            yield f"declaration of {declaration.name}"
+            yield _compare(connection, declaration)
+        if model:
+            yield f"model {model}"
+            contract = connection.metadata(model, version)
+            yield _describe(contract)
+            if contract.lists_tensors:
+                yield "inference"
+                yield _infer(connection, contract, version)
 
 
 def _list(connection: Transport) -> str:

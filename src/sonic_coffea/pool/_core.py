@@ -81,11 +81,11 @@ class PoolCore(ServedModels):
 
     def telemetry(self) -> dict[tuple[str, ModelKey], Telemetry]:
         """Return what happened to the requests for each model at each endpoint since last time."""
-        counts = self.waiting.counts()
         return {
-            (endpoint.url, key): telemetry
+            (endpoint.url, key): endpoint.telemetry(key, waiting)
+            for key, waiting in self.waiting.counts().items()
             for endpoint in self.endpoints.active
-            for key, telemetry in endpoint.telemetry(counts).items()
+            if key in endpoint.by_model or key in endpoint.models
         }
 
     # Calls
@@ -212,8 +212,7 @@ class PoolCore(ServedModels):
     def _decide(self, attempt: Attempt, error: SonicError) -> Decision:
         """Take the error of an attempt, and return what becomes of its rows."""
         request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
-        if request.first_failed_at is None:
-            request.first_failed_at = self.now
+        request.first_failed_at = min(request.first_failed_at, self.now)
         failing_s = self.now - request.first_failed_at
         overtaken = endpoint.overtaken(attempt)
         decision, for_s = classify(error, attempt, self._settings, overtaken=overtaken)
@@ -225,7 +224,7 @@ class PoolCore(ServedModels):
                 self._back_off(request, request.losses)
             # This time goes on when coffea or dask run a chunk again.
             lost_since = self.endpoints.all_lost_since(attempt.key)
-            if lost_since is not None and not self.endpoints.awaits_fallback(attempt.key):
+            if lost_since < math.inf and not self.endpoints.awaits_fallback(attempt.key):
                 again = self.now - lost_since < for_s
             else:
                 again = request.retries < tuning.MAX_RETRIES or failing_s < for_s
@@ -324,7 +323,8 @@ class PoolCore(ServedModels):
         for (url, key), quota in quotas.items():
             self._held_until[key] = -math.inf
             if (endpoint := self.endpoints.by_url.get(url)) is not None:
-                endpoint.set_quota(key, quota, self.now, lease_s)
+                quota.begin(endpoint.quotas[key], self.now, lease_s)
+                endpoint.quotas[key] = quota
 
     # Time
 
@@ -343,13 +343,15 @@ class PoolCore(ServedModels):
         # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= self.now:
             self._instructions.append(do.Cancel(self._to_cancel.popleft()[1]))
-        self._instructions += [do.Close(url) for url in self.endpoints.remove_drained()]
+        for url in [x.url for x in self.endpoints if x.draining and not x.attempts]:
+            del self.endpoints.by_url[url]
+            self._instructions.append(do.Close(url))
 
     def _hedge_late(self, endpoint: Endpoint) -> None:
         """Send late requests again, elsewhere or over another connection."""
         for attempt in endpoint.take_late(self.now):
-            failed_at = attempt.slice.first_failed_at
-            if failed_at is not None and self.now - failed_at >= self._settings.retry_timeout_s:
+            failing_s = self.now - attempt.slice.first_failed_at
+            if failing_s >= self._settings.retry_timeout_s:
                 continue  # else rows of a server that hangs, but lives, would never fail
             endpoint.breaker.spend()
             seconds = self.now - attempt.sent_at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -76,8 +75,8 @@ class Endpoint:
         Whether it gets no more requests, and is closed after the last one.
     signatures : dict
         Whether it has each model.
-    limits : dict
-        The adaptive limit of each model.
+    limits, quotas : dict
+        The adaptive limit, and the quota, of each model.
     attempts : dict
         The attempts in flight, in the order in which they began. Late ones may be at a server that
         hangs, so they do not count for limits.
@@ -85,8 +84,8 @@ class Endpoint:
         The number of attempts in flight that are not late.
     late_at : float
         When an attempt may be late, at the earliest.
-    probed_at : float or None
-        When the probe began whose result is awaited.
+    probed_at : float
+        When the probe began whose result is awaited; infinity if there is none.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
@@ -100,7 +99,7 @@ class Endpoint:
         # What is in flight
         self.channels = Channels(settings.channels)
         self.limits = defaultdict[ModelKey, AdaptiveLimit](partial(AdaptiveLimit, settings, rng))
-        self._quotas: dict[ModelKey, Quota] = {}
+        self.quotas = defaultdict[ModelKey, Quota](Quota)
         self.attempts: dict[Attempt, None] = {}
         self.by_model: Counter[ModelKey] = Counter()
         self._begun = 0  # attempts so far: by it, endpoints with equal load take turns
@@ -114,7 +113,7 @@ class Endpoint:
         # Liveness. It owes a response if it was sent a request since its last sign of life, even if
         # the request was given up; `_alive_at` is that sign, or when it began to owe a response.
         self._owes, self._alive_at = False, 0.0
-        self.probed_at: float | None = None
+        self.probed_at = math.inf
         self._probe_answered_at = 0.0
         # The log
         self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
@@ -131,10 +130,9 @@ class Endpoint:
         """The number of attempts that are not late."""
         return self.by_model.total()
 
-    def lost_since(self, key: ModelKey) -> float | None:
-        """Return when it was lost, or was found without a model; None if it can serve the model."""
-        since = self.breaker.failing_since, self.signatures[key].missing_since
-        return min((at for at in since if at is not None), default=None)
+    def lost_since(self, key: ModelKey) -> float:
+        """Return when it was lost, or found without a model; infinity if it can serve the model."""
+        return min(self.breaker.failing_since, self.signatures[key].missing_since)
 
     def back_offs(self, key: ModelKey) -> list[float]:
         """Return when each back-off ends that concerns a model."""
@@ -148,11 +146,7 @@ class Endpoint:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
-        in_flight, limit = self.by_model[key], self.limits[key]
-        if (quota := self.quota(key, now)) is None:
-            room = limit.room(in_flight, now)
-        else:
-            room = min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
+        room = self.limits[key].room(self.by_model[key], now, self.quotas[key])
         if self.breaker.circuit(now) == "half-open":
             return min(room, 1 - self.awaited)
         if self.breaker.exhausted(now) and self.awaited:
@@ -168,21 +162,10 @@ class Endpoint:
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
 
-    def quota(self, key: ModelKey, now: float) -> Quota | None:
-        """Return the quota of a model, unless its lease has ended."""
-        quota = self._quotas.get(key)
-        return quota if quota is not None and now < quota.expires_at else None
-
-    def set_quota(self, key: ModelKey, quota: Quota, now: float, lease_s: float) -> None:
-        quota.begin(self.quota(key, now), now, lease_s)
-        self._quotas[key] = quota
-
     def wait_times(self, key: ModelKey) -> list[float]:
         """Return the times at which the next request for a model may leave."""
-        times = self.back_offs(key)
-        if (quota := self._quotas.get(key)) is not None:
-            times += quota.next_turn_at, quota.expires_at
-        return times
+        quota = self.quotas[key]
+        return [*self.back_offs(key), quota.next_turn_at, quota.expires_at]
 
     # Requests and their outcomes
 
@@ -198,8 +181,7 @@ class Endpoint:
         self.channels[channel].nbytes += request.nbytes
         self.by_model[key] += 1
         self._begun += 1
-        if (quota := self.quota(key, now)) is not None:
-            quota.sent(now)
+        self.quotas[key].sent(now)
         attempt = Attempt(request, self.url, channel, now, self.by_model[key])
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._min_late_s)
@@ -305,7 +287,7 @@ class Endpoint:
     @property
     def probe_at(self) -> float:
         """When to probe it, unless it answers before; infinity if it owes nothing."""
-        waits = self.attempts and self.probed_at is None
+        waits = self.attempts and self.probed_at == math.inf
         return self._alive_at + tuning.SILENCE_S if waits else math.inf
 
     def probed(self, error: SonicError | None, now: float) -> bool:
@@ -313,12 +295,12 @@ class Endpoint:
 
         It is not if it has answered a request since the probe began.
         """
-        probed_at, self.probed_at = self.probed_at, None
+        probed_at, self.probed_at = self.probed_at, math.inf
         self._owes = False
         if error is None:
             self._alive_at = self._probe_answered_at = now
             return False
-        silent = probed_at is None or self._alive_at <= probed_at
+        silent = self._alive_at <= probed_at
         if silent and self.breaker.open(error, now):
             self._lost(error, now)
         return silent
@@ -340,9 +322,8 @@ class Endpoint:
             attempt.late = True
             self.by_model[attempt.key] -= 1
             self.channels[attempt.channel].late(now)
-        self.late_at = math.inf
-        if oldest := next((attempt for attempt in awaited if not attempt.late), None):
-            self.late_at = max(oldest.begun_at + self._min_late_s, now + self._min_late_s / 4)
+        oldest_at = min((x.begun_at for x in awaited if not x.late), default=math.inf)
+        self.late_at = max(oldest_at + self._min_late_s, now + self._min_late_s / 4)
         return late
 
     def _is_late(self, attempt: Attempt, now: float) -> bool:
@@ -370,15 +351,8 @@ class Endpoint:
             last_error=str(error) if error else None,
         )
 
-    def telemetry(self, waiting: Mapping[ModelKey, int]) -> dict[ModelKey, Telemetry]:
-        """Return what happened to the requests for each model since the last time.
-
-        `waiting` has the requests of the pool's models that wait.
-        """
-        last, self._telemetry = self._telemetry, defaultdict(Telemetry)
-        network_s = self.channels.round_trip_s
-        return {
-            key: replace(last[key], in_flight=self.by_model[key], waiting=n, network_s=network_s)
-            for key, n in waiting.items()
-            if key in self.by_model or key in self.models
-        }
+    def telemetry(self, key: ModelKey, waiting: int) -> Telemetry:
+        """Return what happened to a model's requests since the last time; `waiting` of them do."""
+        in_flight, network_s = self.by_model[key], self.channels.round_trip_s
+        last = self._telemetry.pop(key, Telemetry())
+        return replace(last, in_flight=in_flight, waiting=waiting, network_s=network_s)

@@ -52,26 +52,17 @@ class EndpointRegistry:
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Add and drain endpoints, so that these, and the fallback, are the active ones."""
-        self.servers, fallback = tuple(servers), self.fallback
-        urls = list(servers) if fallback is None else [*servers, fallback]
-        new = [url for url in urls if url not in self.by_url]
+        self.servers, ordered = tuple(servers), self._settings.balance == "priority"
+        priorities: dict[str, float] = {} if self.fallback is None else {self.fallback: math.inf}
+        priorities |= {url: number if ordered else 0 for number, url in enumerate(servers)}
+        new = [url for url in priorities if url not in self.by_url]
         # Many processes start at the same time, and must not all begin with the same server.
         self._rng.shuffle(new)
         for url in new:
             self.by_url[url] = Endpoint(url, self._settings, self._rng)
-        ordered = self._settings.balance == "priority"
         for url, endpoint in self.by_url.items():
-            endpoint.draining = url not in urls
-            endpoint.priority = urls.index(url) if ordered and url in urls else 0
-        if fallback is not None and fallback not in servers:
-            self.by_url[fallback].priority = math.inf
-
-    def remove_drained(self) -> list[str]:
-        """Remove endpoints that are draining and have nothing in flight; return their URLs."""
-        urls = [e.url for e in self if e.draining and not e.attempts]
-        for url in urls:
-            del self.by_url[url]
-        return urls
+            endpoint.draining = url not in priorities
+            endpoint.priority = priorities.get(url, 0)
 
     def in_flight(self) -> list[RequestSlice]:
         """Return the slices in flight, once for each attempt."""
@@ -81,14 +72,12 @@ class EndpointRegistry:
         """Return the endpoints that may have a model, as they were not rejected for it."""
         return [e for e in self.active if e.signatures[key].rejection is None]
 
-    def all_lost_since(self, key: ModelKey) -> float | None:
-        """Return when the last endpoint of a model was lost; None if one is left.
+    def all_lost_since(self, key: ModelKey) -> float:
+        """Return when the last endpoint of a model was lost; infinity if one is left.
 
         An endpoint without the model counts as lost.
         """
-        since = [endpoint.lost_since(key) for endpoint in self.candidates(key)]
-        lost = [at for at in since if at is not None]
-        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+        return max((e.lost_since(key) for e in self.candidates(key)), default=-math.inf)
 
     def choose(self, request: RequestSlice, now: float) -> Endpoint | None:
         """Return the least used endpoint that has room for a slice; None if there is none."""
@@ -102,7 +91,7 @@ class EndpointRegistry:
             highest = min((e.priority for e in group), default=0)
             first = [e for e in group if e.priority == highest]
             # An endpoint without a quota, beside others that have one, will soon have one, too.
-            allocated = [e for e in first if e.quota(key, now)] or first
+            allocated = [e for e in first if now < e.quotas[key].expires_at] or first
             if able := [e for e in allocated if e.room(key, now) > 0]:
                 # The endpoint that has just lost these rows is the last to get them again.
                 return min(able, key=lambda e: (e.url == request.last_url, e.load(key)))
@@ -115,13 +104,10 @@ class EndpointRegistry:
         if self._settings.fallback is None or self.fallback_fails or self.fallback_starts:
             return math.inf
         endpoint = self.by_url.get(self.fallback or "")
-        if endpoint is not None:
-            lost_since = endpoint.breaker.failing_since
-            # It runs, with or without the model, or a restart did not help.
-            if lost_since is None or lost_since <= self._fallback_started_at:
-                return math.inf
-        since = self.all_lost_since(key)
-        return math.inf if since is None else since + self._settings.fallback_after_s
+        # It runs, with or without the model, or a restart did not help.
+        if endpoint and not self._fallback_started_at < endpoint.breaker.failing_since < math.inf:
+            return math.inf
+        return self.all_lost_since(key) + self._settings.fallback_after_s
 
     def awaits_fallback(self, key: ModelKey) -> bool:
         """Whether rows of a model may still be scored by it."""

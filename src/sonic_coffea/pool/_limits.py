@@ -64,16 +64,14 @@ class AdaptiveLimit:
     def _mean_rtt_s(self) -> float:
         return self._rtt_ratio * min(self._baseline_rtt_s.values(), default=tuning.FIRST_BACK_OFF_S)
 
-    def room(self, in_flight: int, now: float) -> int:
-        """Return how many more requests may leave."""
-        limit = 1 if now >= self._probe_at else self.value
-        return min(limit - in_flight, self.room_beside_refusals(in_flight, now))
-
-    def room_beside_refusals(self, in_flight: int, now: float) -> int:
-        """Return how many more requests may leave, by refusals alone."""
+    def room(self, in_flight: int, now: float, quota: Quota) -> int:
+        """Return how many more requests may leave: by the quota if it is valid, and refusals."""
         if now < self.paused_until:
             return 0
-        return int(self._ceiling if now < self._held_until else self._max) - in_flight
+        own = (1 if now >= self._probe_at else self.value) - in_flight
+        room = quota.room(in_flight, now) if now < quota.expires_at else own
+        ceiling = self._ceiling if now < self._held_until else self._max
+        return min(room, int(ceiling) - in_flight)
 
     def late_s(self, rows: int) -> float | None:
         """Return the time after which a response is late; None before the first RTT."""
@@ -174,6 +172,8 @@ class AdaptiveLimit:
 class Quota:
     """The quota of this process at an endpoint, as the scheduler allocates it.
 
+    After its lease, as before its first, the process adapts its own limit.
+
     Parameters
     ----------
     max_in_flight : int
@@ -191,18 +191,19 @@ class Quota:
         No request leaves before it.
     """
 
-    max_in_flight: int
+    max_in_flight: int = 0
     interval_s: float = 0.0
     delay_s: float = 0.0
     expires_at: float = 0.0
     next_turn_at: float = 0.0
     _turn_at: float = 0.0
 
-    def begin(self, old: Quota | None, now: float, lease_s: float) -> None:
+    def begin(self, old: Quota, now: float, lease_s: float) -> None:
         """Begin the lease, in place of another quota; a turn that is due is kept."""
         self.expires_at, self._turn_at = now + lease_s, now + self.delay_s
         self.next_turn_at = self._turn_at
-        if old is not None and old.next_turn_at <= self._turn_at - self.interval_s:
+        is_due = old.next_turn_at <= self._turn_at - self.interval_s
+        if is_due and now < old.expires_at:
             self.next_turn_at = old.next_turn_at
 
     def room(self, in_flight: int, now: float) -> int:

@@ -142,13 +142,17 @@ class ServedModels(ABC):
         """Ask servers for the models that are wanted, and give callers what servers said."""
         for key in self.wanted():
             self._give_up_replaced(key)
-            if not self._known[key].callers:  # else servers are compared when all have answered
-                self._reject_unfit(key)
+            callers = self._known[key].callers
+            # If callers wait, servers are compared when all have answered.
+            first = None if callers else self.waiting.first(key)
             for endpoint in self.endpoints.active:
-                if self._due(endpoint, key):
-                    endpoint.signatures[key].asked = True
+                signature = endpoint.signatures[key]
+                if first and signature.contract is not None and not signature.fits(first):
+                    self._reject(endpoint, key, _DIFFERS.format(key.name))
+                elif self._due(endpoint, key):
+                    signature.asked = True
                     self._instructions.append(do.Validate(endpoint.url, key))
-            if self._known[key].callers:
+            if callers:
                 self._answer(key)
                 self._give_up_replaced(key)  # callers may have been told of another model
             # After a question: a server may have returned since the last one.
@@ -286,13 +290,13 @@ class ServedModels(ABC):
         If no server has it any more, the version that is there scores the rows that are left.
         """
         first = self.waiting.first(key)
-        if first is None or endpoint.signatures[key].missing_since is None:
+        if first is None or endpoint.signatures[key].missing_since == math.inf:
             return False
         expected = first.call.contract
         newer = key.version is None and actual.version != expected.version
         if not newer or not serves(actual, expected):
             return False
-        if self.endpoints.all_lost_since(key) is None:
+        if self.endpoints.all_lost_since(key) == math.inf:
             return True
         logger.warning(
             "no server has version %r of model %r any more, which has scored some rows of a call; "
@@ -364,7 +368,7 @@ class ServedModels(ABC):
         for endpoint in self.endpoints.active:
             signature, breaker = endpoint.signatures[key], endpoint.breaker
             reason = signature.rejection or signature.outcome
-            if not isinstance(reason, SonicError) and breaker.failing_since is not None:
+            if not isinstance(reason, SonicError) and breaker.failing_since < math.inf:
                 reason = breaker.last_error
             reasons += [reason] if isinstance(reason, SonicError) else []
         # A server that has another model is a better reason than one that has none.
@@ -376,7 +380,7 @@ class ServedModels(ABC):
         """Fail the callers and the rows of a model that has had no server for too long."""
         known, lost_since = self._known[key], self.endpoints.all_lost_since(key)
         answered_at = known.failing_since if known.callers else math.inf
-        failing_since = answered_at if lost_since is None else lost_since
+        failing_since = lost_since if lost_since < math.inf else answered_at
         if failing_since == math.inf:
             return
         reasons = self._reasons(key)
@@ -394,7 +398,7 @@ class ServedModels(ABC):
         error = self._unavailable(key, reasons)
         if answered_at < math.inf:
             self._resolve(known, error.because("nothing was ever reached") if never else error)
-        if lost_since is not None:
+        if lost_since < math.inf:
             self._forget(key)
             for request in self.waiting.take_chosen(key, lambda _: True):
                 self._give_up(request, error)
@@ -428,17 +432,6 @@ class ServedModels(ABC):
             key, lambda request: not serves(contract, request.call.contract)
         ):
             self._give_up(request, changed)
-
-    # Servers with another model
-
-    def _reject_unfit(self, key: ModelKey) -> None:
-        """Reject endpoints whose model is not the one that rows are packed for."""
-        if (first := self.waiting.first(key)) is None:
-            return
-        for endpoint in self.endpoints.active:
-            signature = endpoint.signatures[key]
-            if signature.contract is not None and not signature.fits(first):
-                self._reject(endpoint, key, _DIFFERS.format(key.name))
 
     def _reject(self, endpoint: Endpoint, key: ModelKey, what: str) -> None:
         """Send no rows to an endpoint that has another model."""

@@ -31,7 +31,7 @@ class RequestSlice:
     order : tuple
         Slices leave in this order: the number of the slice, its first row.
     queued_at, first_failed_at : float
-        When its call was submitted, and when an attempt first failed; None before that.
+        When its call was submitted, and when an attempt first failed; infinity before that.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
@@ -62,7 +62,7 @@ class RequestSlice:
     inference_failures: int = 0
     splits: int = 0
     whole: bool = False
-    first_failed_at: float | None = None
+    first_failed_at: float = math.inf
     last_url: str | None = None
     queued: bool = False
     attempts: list[Attempt] = field(default_factory=list)

@@ -79,15 +79,14 @@ class Sender:
 
     def send(self, attempt: Attempt) -> None:
         """Queue an attempt to be packed and sent."""
-        self._inbox.put(attempt)
         if len(self._threads) < self.connections[0].threads:
             thread = run_apart("sonic-send", self._run)
-            problem = thread.exception() if thread.done() else None  # no more threads
-            if problem is None:
+            if not thread.done():
                 self._threads.append(thread)
-            elif not self._threads:
-                self._inbox.get()
-                self._failed(attempt, problem)
+            elif not self._threads:  # no more threads
+                self._failed(attempt, outcome_of(thread, errors.RequestError))
+                return
+        self._inbox.put(attempt)
 
     def renew(self, channel: int) -> None:
         """Replace a connection, and close the old one."""
@@ -155,9 +154,7 @@ class Sender:
 
     def _transmit(self, attempt: Attempt) -> None:
         if attempt.cancelled or attempt.slice.call.over:
-            error = errors.CancelledError("cancelled before it was sent")
-            self._tell(PoolCore.failed, attempt=attempt, error=error)
-            return
+            return  # the core has ended it, or is told that its call is over
         try:
             attempt.sent(self._send(attempt))
         except BaseException as problem:  # noqa: BLE001  else its rows would wait for ever

@@ -101,7 +101,6 @@ def _fallback(source: Any) -> Any:
 
 _flag = _Rule("True or False", lambda value: isinstance(value, bool))
 _headers = _Rule("a mapping of names to values", lambda value: isinstance(value, Mapping), dict)
-_path = _Rule("a path", _is_path)
 _source = _Rule("a path, a URL, a server or a function", _is_fallback, _fallback)
 _token = _Rule("a token, a path or a function", _is_source, _same_everywhere)
 _file = _Rule("a path", _is_path, _same_on_hosts)
@@ -191,7 +190,7 @@ class Settings:
     """
 
     servers: tuple[str, ...]
-    servers_file: str | None = _option(None, _path)
+    servers_file: str | None = _option(None, _file)
     token: str | Path | Callable[[], str] | None = _option(None, _token, secret=True)
     headers: Mapping[str, str] = _option({}, _headers, secret=True)
     tls_root: str | None = _option(None, _file)
@@ -227,16 +226,11 @@ class Settings:
         ConfigError
             Naming the nearest option or the expected value.
         """
-        if (token_file := options.pop("token_file", None)) is not None:
-            if not (isinstance(token_file, (str, Path)) and str(token_file)):
-                got = type(token_file).__name__
-                raise ConfigError(f"token_file: expected a path, got {got}")
-            if options.get("token") is not None:
-                raise ConfigError("expected a token or a token_file, got both")
-            options["token"] = Path(token_file)
+        options = _with_paths({"servers": servers, **options})
+        servers, file = options.pop("servers"), None
         if isinstance(servers, Path) and not servers.expanduser().is_dir():
-            options["servers_file"] = str(servers.expanduser().absolute())
-            servers = read_servers(options["servers_file"])
+            file = str(servers.expanduser().absolute())
+            servers = read_servers(file)
         known, values = {f.name: f for f in fields(cls) if f.metadata}, {}
         require(options, [*known, "token_file"], "connect has no option")
         for name, value in options.items():
@@ -247,7 +241,7 @@ class Settings:
                 message = f"{name}: expected {rule.expected} (by default {default!r}), got {got}"
                 raise ConfigError(message)
             values[name] = value if by_default else rule.convert(value)
-        settings = cls(servers=_urls(servers), **values)
+        settings = cls(servers=_urls(servers), servers_file=file, **values)
         settings.check_tls()
         settings.connection_options()
         if settings.secrets or callable(settings.fallback):
@@ -275,7 +269,8 @@ class Settings:
 
     def with_options(self, **options: Any) -> Settings:
         """Return these settings with other options, which are checked."""
-        return Settings.make(self.servers, **_overridden(self.options(), options))
+        servers = self.servers if self.servers_file is None else None
+        return Settings.make(servers, **{**self.options(), **_with_paths(options)})
 
     def with_servers(self, servers: Any) -> Settings:
         """Return these settings for other servers."""
@@ -310,15 +305,10 @@ class Settings:
             require([profile], profiles, "no profile")
             own = _underscored(profiles[profile])
         options = {
-            name: _expanded(name, value) if isinstance(value, str) else value
-            for name, value in _overridden(options, own).items()
+            name: _expanded(name, value) if isinstance(value, str | Path) else value
+            for name, value in {**_with_paths(options), **_with_paths(own)}.items()
         }
         servers = options.pop("servers", None)
-        servers_file = options.pop("servers_file", None)
-        if servers_file is not None:
-            if servers:
-                raise ConfigError("expected servers or a servers_file, got both")
-            servers = Path(servers_file)
         # The load balancer of a job, by the variables of the CMS software.
         balancer = [os.environ.get(f"SONIC_LOCAL_BALANCER_{name}") for name in ("HOST", "PORT")]
         if not servers and all(balancer):
@@ -437,20 +427,26 @@ def read_servers(path: str) -> tuple[str, ...]:
     return _urls([line for line in lines if line])
 
 
-def _expanded(option: str, value: str) -> str:
+def _expanded(option: str, value: str | Path) -> str | Path:
     """Return a value of the configuration with variables of the environment."""
-    for variable in re.findall(r"\$\{?(\w+)", value):
+    file = "_file" if isinstance(value, Path) else ""
+    for variable in re.findall(r"\$\{?(\w+)", str(value)):
         if variable not in os.environ:
-            raise ConfigError(f"sonic.{option}: the environment has no variable {variable!r}")
-    return os.path.expandvars(value)
+            raise ConfigError(f"sonic.{option}{file}: the environment has no variable {variable!r}")
+    return type(value)(os.path.expandvars(value))
 
 
-def _overridden(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that others override; a token overrides a token's file, and so on."""
-    for pair in (("token", "token_file"), ("servers", "servers_file")):
-        if any(own.get(name) is not None for name in pair):
-            options = {**options, **dict.fromkeys(pair)}
-    return {**options, **own}
+def _with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which the servers, or the token, are the path of their file."""
+    options = dict(options)
+    for name, expected in (("servers", "servers"), ("token", "a token")):
+        if (file := options.pop(f"{name}_file", None)) is not None:
+            if options.get(name):
+                raise ConfigError(f"expected {expected} or a {name}_file, got both")
+            if not (isinstance(file, str | Path) and str(file)):
+                raise ConfigError(f"{name}_file: expected a path, got {type(file).__name__}")
+            options[name] = Path(file)
+    return options
 
 
 def _underscored(options: Any) -> dict[str, Any]:

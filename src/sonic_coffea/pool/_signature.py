@@ -43,8 +43,8 @@ class Signature:
         Whether it is being asked for the model.
     rejection : SonicError or None
         Why it was rejected.
-    lacking_since : float or None
-        Since when neither requests nor questions have found it.
+    lacking_since : float
+        Since when neither requests nor questions have found it; infinity if one has.
     retry_at : float
         Before it, it is not asked again.
     """
@@ -54,16 +54,16 @@ class Signature:
     outcome: Contract | SonicError | None = None
     asked: bool = False
     rejection: SonicError | None = None
-    lacking_since: float | None = None
+    lacking_since: float = math.inf
     retry_at: float = -math.inf
     _missed_at: float = -math.inf
     _misses: int = 0
     _failures: int = 0
 
     @property
-    def missing_since(self) -> float | None:
-        """Since when the endpoint lacks the model; None if it may have it."""
-        return self.lacking_since if self.contract is None else None
+    def missing_since(self) -> float:
+        """Since when the endpoint lacks the model; infinity if it may have it."""
+        return self.lacking_since if self.contract is None else math.inf
 
     def fits(self, request: RequestSlice) -> bool:
         """Whether the endpoint has the model that rows are packed for."""
@@ -84,7 +84,7 @@ class Signature:
     def answered(self) -> None:
         """Record a response: at least one of its servers has the model."""
         self._misses = self._failures = 0
-        self.lacking_since = None
+        self.lacking_since = math.inf
 
     def miss(self, now: float) -> None:
         """Record a request without the model; the next may reach another server, which has it."""
@@ -97,8 +97,7 @@ class Signature:
         self.invalidate()
         self._misses, self._missed_at = 0, now
         self.failed(now)
-        if self.lacking_since is None:
-            self.lacking_since = now
+        self.lacking_since = min(self.lacking_since, now)
 
     def reject(self, error: SonicError, now: float) -> None:
         """Record that the endpoint has another model of this name."""
