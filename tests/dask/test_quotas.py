@@ -64,7 +64,7 @@ def test_an_idle_client_may_begin_with_one_request() -> None:
 def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     quota = Quota(1, interval_s=10.0, delay_s=3.0)
     quota.begin(Quota(), 0.0, 100.0)
-    assert [quota.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
+    assert [quota.remaining(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
     quota.sent(3.5)  # a little late
     assert quota.next_turn_at == 13.0
     # The next message comes with other turns; one that was due is still there.
@@ -79,7 +79,7 @@ def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     free = Quota(3, 0.0, 36.0)
     free.begin(quota, 14.0, 100.0)
     free.sent(51.0)
-    assert free.room(1, 51.0) == 2
+    assert free.remaining(1, 51.0) == 2
 
 
 def test_workers_that_leave_lose_their_shares_and_those_that_hang_with_their_leases() -> None:

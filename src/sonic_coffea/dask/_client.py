@@ -101,10 +101,10 @@ async def register(client: Client, pool: Pool, elsewhere: Collection[Pool] = ())
         _keep_registered(client)
     await _send(client, plugin)  # if it fails, nothing has changed
     _registered[client][plugin.name] = plugin
-    _next[client] = _turn(client, plugin.name, elsewhere)
-    _take_turn(client, _next[client])
+    _next[client] = _next_plugin(client, plugin.name, elsewhere)
+    _announce(client, _next[client])
     pool.check_elsewhere = partial(check_workers, client)
-    pool.plugin, pool.take_turns = plugin.name, _take_turns
+    pool.plugin, pool.blocks_changed = plugin.name, _blocks_changed
     return pool
 
 
@@ -120,7 +120,7 @@ async def _send(client: Client, plugin: SonicPlugin) -> None:
     await client.register_plugin(plugin)
 
 
-def _turn(client: Client, plugin: str, elsewhere: Collection[Pool]) -> str:
+def _next_plugin(client: Client, plugin: str, elsewhere: Collection[Pool]) -> str:
     """Return a plugin for the next tasks of a client, or "" if other threads may mean another.
 
     The scheduler knows which client has sent a task, and not which thread.
@@ -129,21 +129,21 @@ def _turn(client: Client, plugin: str, elsewhere: Collection[Pool]) -> str:
     return "" if others - {plugin} else plugin
 
 
-def _take_turn(client: Client, plugin: str) -> None:
+def _announce(client: Client, plugin: str) -> None:
     """Have a plugin be that of the client's next tasks, and of none that it has sent before."""
     is_known = any(each.is_known for each in _registered[client].values())
     if is_known and client.scheduler_comm is not None:
         client.scheduler_comm.send({"op": TURN, "plugin": plugin})
 
 
-def _take_turns(pool: Pool) -> None:
+def _blocks_changed(pool: Pool) -> None:
     """Have the next tasks of a pool's clients scored by the pool of the block around this."""
     turns, elsewhere = [other.plugin for other in in_turn()], entered_elsewhere()
     for client, plugins in list(_registered.items()):
         names = [name for name in turns if name in plugins]
         if pool.plugin in plugins and names:
-            _next[client] = turn = _turn(client, names[-1], elsewhere)
-            client.loop.add_callback(_take_turn, client, turn)
+            _next[client] = following = _next_plugin(client, names[-1], elsewhere)
+            client.loop.add_callback(_announce, client, following)
 
 
 def _keep_registered(client: Client) -> None:
@@ -168,7 +168,7 @@ def _keep_registered(client: Client) -> None:
                 )
             for plugin in list(_registered[client].values()) if connection is not None else ():
                 await _send(client, plugin)
-                _take_turn(client, _next[client])
+                _announce(client, _next[client])
 
     callback = PeriodicCallback(look, callback_time=100)
     callback.start()

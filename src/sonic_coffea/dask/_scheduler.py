@@ -52,9 +52,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         """Listen to the workers."""
         self._scheduler = scheduler
         # A client that comes back must not register a worker plugin that is just being taken away.
-        self._taking_away = asyncio.Lock()
+        self._removal = asyncio.Lock()
         scheduler.handlers.update({CONNECTED: self.connected, JOIN: self.join})
-        scheduler.stream_handlers.update({REPORT: self.report, TURN: self.take_turn})
+        scheduler.stream_handlers.update({REPORT: self.report, TURN: self.set_next})
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
@@ -62,10 +62,10 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     async def connected(self, client: str, plugin: str) -> None:
         """Note a worker plugin that has settings of a client."""
-        async with self._taking_away:
+        async with self._removal:
             self._plugins[client].add(plugin)
 
-    def take_turn(self, client: str, plugin: str) -> None:
+    def set_next(self, client: str, plugin: str) -> None:
         """Note which worker plugin is that of a client's next tasks."""
         self._next[client] = plugin
 
@@ -82,10 +82,10 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         """Take the worker plugins away that the client has asked for, and no other."""
         self._next.pop(client, None)
         for plugin in self._plugins.pop(client, ()):
-            scheduler.loop.add_callback(self._take_away, scheduler, plugin)
+            scheduler.loop.add_callback(self._remove, scheduler, plugin)
 
-    async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
-        async with self._taking_away:
+    async def _remove(self, scheduler: Scheduler, plugin: str) -> None:
+        async with self._removal:
             is_needed = any(plugin in plugins for plugins in self._plugins.values())
             known = plugin in scheduler.worker_plugins
             if is_needed or not known or scheduler.status != Status.running:

@@ -70,7 +70,7 @@ class Deadline:
         if self.timeout_s is None:
             fulfil(future, work)
             return future
-        future = run_apart(name, work)
+        future = run_in_thread(name, work)
         concurrent.futures.wait([future], self.left_s)
         return future
 
@@ -79,7 +79,7 @@ NEVER = Deadline()
 """The deadline of a call without a timeout."""
 
 
-def run_apart(name: str, work: Callable[[], T], *, or_here: bool = False) -> Future[T]:
+def run_in_thread(name: str, work: Callable[[], T], *, or_here: bool = False) -> Future[T]:
     """Run work that may block on a new thread, `or_here` if the system has no more threads."""
     future: Future[T] = Future()
     thread = threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True)

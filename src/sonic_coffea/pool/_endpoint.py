@@ -144,14 +144,14 @@ class Endpoint:
         passes = self.breaker.circuit(now) != "open"
         return passes and not self.draining and self.signatures[request.key].fits(request)
 
-    def room(self, key: ModelKey, now: float) -> int:
+    def remaining(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
-        room = self.limits[key].room(self.by_model[key], now, self.quotas[key])
+        remaining = self.limits[key].remaining(self.by_model[key], now, self.quotas[key])
         if self.breaker.circuit(now) == "half-open":
-            return min(room, 1 - self.awaited)
+            return min(remaining, 1 - self.awaited)
         if self.breaker.exhausted(now) and self.awaited:
             return 0  # until a response comes, or these requests are lost, too
-        return room
+        return remaining
 
     def load(self, key: ModelKey) -> tuple[float, int]:
         """Return a sort key: of several endpoints, the one with the lowest is used least."""

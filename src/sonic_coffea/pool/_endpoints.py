@@ -92,7 +92,7 @@ class EndpointRegistry:
             first = [e for e in group if e.priority == highest]
             # An endpoint without a quota, beside others that have one, will soon have one, too.
             allocated = [e for e in first if now < e.quotas[key].expires_at] or first
-            if able := [e for e in allocated if e.room(key, now) > 0]:
+            if able := [e for e in allocated if e.remaining(key, now) > 0]:
                 # The endpoint that has just lost these rows is the last to get them again.
                 return min(able, key=lambda e: (e.url == request.last_url, e.load(key)))
         return None

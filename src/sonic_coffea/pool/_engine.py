@@ -25,7 +25,7 @@ from sonic_coffea.errors import CancelledError, ConfigError, SonicError
 from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
-from sonic_coffea.pool._deadline import fulfil, run_apart
+from sonic_coffea.pool._deadline import fulfil, run_in_thread
 from sonic_coffea.pool._process import switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._request import RequestSlice
@@ -189,7 +189,7 @@ class Engine:
         self._fail_all(CancelledError("the pool was closed"), ConfigError(CLOSED))
         switch_as_before(self._thread)
         # At the same time, as each may block.
-        close = partial(run_apart, "sonic-close", or_here=True)
+        close = partial(run_in_thread, "sonic-close", or_here=True)
         closing = [close(sender.close) for sender in self.senders.values()]
         concurrent.futures.wait(closing)
 
@@ -245,14 +245,14 @@ class Engine:
             case do.Validate(url, key):
                 self.senders[url].validate(key)
             case do.StartFallback():
-                run_apart("sonic-fallback", self._open_fallback).add_done_callback(
+                run_in_thread("sonic-fallback", self._open_fallback).add_done_callback(
                     lambda opening: self.inbox.put(partial(self._fallback_opened, opening))
                 )
             case do.Reconnect(url, channel):
                 self.senders[url].renew(channel)
             case do.Close(url):
                 if (sender := self.senders.pop(url, None)) is not None:  # else it is not used yet
-                    run_apart("sonic-close", sender.close, or_here=True)
+                    run_in_thread("sonic-close", sender.close, or_here=True)
                 self._add_senders(self.settings.servers)  # it may just have been named again
 
     def _open_fallback(self) -> tuple[str, Sender]:

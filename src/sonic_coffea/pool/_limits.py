@@ -64,14 +64,14 @@ class AdaptiveLimit:
     def _mean_rtt_s(self) -> float:
         return self._rtt_ratio * min(self._baseline_rtt_s.values(), default=tuning.FIRST_BACK_OFF_S)
 
-    def room(self, in_flight: int, now: float, quota: Quota) -> int:
+    def remaining(self, in_flight: int, now: float, quota: Quota) -> int:
         """Return how many more requests may leave: by the quota if it is valid, and refusals."""
         if now < self.paused_until:
             return 0
         own = (1 if now >= self._probe_at else self.value) - in_flight
-        room = quota.room(in_flight, now) if now < quota.expires_at else own
+        remaining = quota.remaining(in_flight, now) if now < quota.expires_at else own
         ceiling = self._ceiling if now < self._held_until else self._max
-        return min(room, int(ceiling) - in_flight)
+        return min(remaining, int(ceiling) - in_flight)
 
     def late_s(self, rows: int) -> float | None:
         """Return the time after which a response is late; None before the first RTT."""
@@ -206,7 +206,7 @@ class Quota:
         if is_due and now < old.expires_at:
             self.next_turn_at = old.next_turn_at
 
-    def room(self, in_flight: int, now: float) -> int:
+    def remaining(self, in_flight: int, now: float) -> int:
         """Return how many more requests may leave."""
         return self.max_in_flight - in_flight if now >= self.next_turn_at else 0
 

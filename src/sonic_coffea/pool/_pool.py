@@ -22,7 +22,7 @@ from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._check import Checks, HostCheck, check_here
 from sonic_coffea.pool._core import Event, PoolCore
-from sonic_coffea.pool._deadline import NEVER, Deadline, run_apart
+from sonic_coffea.pool._deadline import NEVER, Deadline, run_in_thread
 from sonic_coffea.pool._endpoint import ServerState, Telemetry
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._limits import Quota
@@ -115,7 +115,7 @@ class Pool:
         self.workers = set[Any]()
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
         self.plugin: str | None = None
-        self.take_turns: Callable[[Pool], None] = lambda _: None
+        self.blocks_changed: Callable[[Pool], None] = lambda _: None
         # Of `connect` calls whose pool was not entered, and the blocks that entered it.
         self._claims, self._entered = list[Claim](), list[Block]()
         self._connect = connect or open_transport
@@ -150,7 +150,7 @@ class Pool:
     def close(self) -> None:
         """Cancel the requests in flight, and close all connections. May be called again."""
         self._engine.close()
-        self.take_turns(self)
+        self.blocks_changed(self)
 
     def claim(self) -> bool:
         """Keep the pool open for one more user; False if it is closing."""
@@ -186,7 +186,7 @@ class Pool:
             self._entered.append(block)
             for block.claim in (own or self._claims)[-1:]:
                 self._claims.remove(block.claim)
-        self.take_turns(self)
+        self.blocks_changed(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +200,7 @@ class Pool:
         leave(block)
         if self.closed:
             self._engine.close()
-        self.take_turns(self)
+        self.blocks_changed(self)
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
@@ -217,7 +217,7 @@ class Pool:
         state = "closed, " if self.closed else ""
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
 
-    def is_entered_beside(self, blocks: Sequence[Block]) -> bool:
+    def is_entered_elsewhere(self, blocks: Sequence[Block]) -> bool:
         """Whether it has a ``with`` block that is none of these."""
         return any(block not in blocks for block in tuple(self._entered))
 
@@ -476,7 +476,7 @@ class Pool:
 
 def _ask(questions: Sequence[Callable[[], Any]], timeout_s: float | None = None) -> list[Any]:
     """Ask servers at the same time, and return each answer, or why there is none."""
-    futures = [run_apart("sonic-ask", question) for question in questions]
+    futures = [run_in_thread("sonic-ask", question) for question in questions]
     concurrent.futures.wait(futures, timeout_s)
     late = errors.DeadlineError(f"the server has not answered within {timeout_s} s")
     return [outcome_of(f, errors.RequestError) if f.done() else late for f in futures]

@@ -227,7 +227,7 @@ def entered_elsewhere() -> list[Pool]:
     """Return the pools in whose ``with`` blocks other threads, or asyncio tasks, are."""
     around = blocks_around()
     with _lock:
-        return [pool for pool in _pools if pool.is_entered_beside(around)]
+        return [pool for pool in _pools if pool.is_entered_elsewhere(around)]
 
 
 def _open() -> list[Pool]:

@@ -19,7 +19,7 @@ from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
-from sonic_coffea.pool._deadline import run_apart
+from sonic_coffea.pool._deadline import run_in_thread
 from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._settings import is_in_process
@@ -80,7 +80,7 @@ class Sender:
     def send(self, attempt: Attempt) -> None:
         """Queue an attempt to be packed and sent."""
         if len(self._threads) < self.connections[0].threads:
-            thread = run_apart("sonic-send", self._run)
+            thread = run_in_thread("sonic-send", self._run)
             if not thread.done():
                 self._threads.append(thread)
             elif not self._threads:  # no more threads
@@ -93,7 +93,7 @@ class Sender:
         if channel < len(self.connections):  # else it was never used
             old = self.connections[channel]
             self.connections[channel] = self._connect()
-            run_apart("sonic-close", old.close, or_here=True)
+            run_in_thread("sonic-close", old.close, or_here=True)
 
     def probe(self) -> None:
         """Ask whether the server lives."""
@@ -122,7 +122,7 @@ class Sender:
                 now = time.monotonic()
                 if now >= self._woken_at + 5.0:  # autoscalers look at the rate of 30 s or more
                     self._woken_at = now
-                    run_apart("sonic-wake", connection.index)
+                    run_in_thread("sonic-wake", connection.index)
                 raise
             except errors.ModelNotFoundError:
                 if not self.loads:
@@ -135,7 +135,7 @@ class Sender:
 
     def _ask(self, ask: Callable[[], Any], kind: type[SonicError], event: Any) -> None:
         """Ask something that may block, and tell the core the outcome."""
-        run_apart("sonic-ask", ask).add_done_callback(
+        run_in_thread("sonic-ask", ask).add_done_callback(
             lambda future: self._tell(event, url=self.url, outcome=outcome_of(future, kind))
         )
 
