@@ -197,7 +197,7 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
     paths = {
         place / _runner.MANIFEST,
         folder / _config.FILE,
-        *filter(Path.is_file, place.glob("*")),
+        *filter(Path.is_file, [*place.glob("*"), *place.glob("source/*")]),
     }
     files = {path: state_of(path) for path in paths}
     config, manifest = _config.read_config(folder), _config.read_manifest(place)
