@@ -27,9 +27,9 @@ def connect(
     ----------
     servers : str, LocalServer, or a sequence of them, optional
         URLs such as ``"grpc://triton.example:8001"``; ``grpcs://`` for TLS. A `pathlib.Path` is a
-        file of URLs, which is read again when it changes. By default, the servers are those of
-        dask's configuration (``sonic.servers``), of ``DASK_SONIC__SERVERS``, or the load balancer
-        of the job (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
+        file of URLs, which is read again when it changes. By default, servers and options are those
+        of dask's configuration (``sonic.servers``, ``DASK_SONIC__SERVERS``); without servers in
+        it, the load balancer of the job (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``) is used.
     client : distributed.Client, optional
         Client of a dask cluster, of which every present and future worker is connected, too. With
         an asynchronous client, await the result.

@@ -141,6 +141,7 @@ def test_servers_that_are_lost_and_answer_again_are_logged(
     scenario = Scenario(ONE, lives=LOST)
     for _ in range(2):
         scenario.submit(1)
+        scenario.fail(scenario.in_flight[0])  # which is logged, too
         scenario.wait(SILENCE_S)
         assert scenario.core.states(scenario.now)[0].circuit == "open"
         scenario.wait(0.1)

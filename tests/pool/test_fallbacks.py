@@ -166,6 +166,9 @@ def test_running_fallbacks_load_models_when_needed(
     explicit = ["--model-control-mode=explicit"]
     with sonic.LocalServer(repository, extra_args=explicit, stop_timeout_s=0.0) as local:
         assert "READY" not in states()
+        not_found = pytest.raises(errors.ModelNotFoundError, match="and not loaded")
+        with sonic.connect(local), not_found:
+            tagger(CONSTITUENTS)
         with sonic.connect("grpc://127.0.0.1:9", fallback=local, fallback_after_s=0.1):
             scores = tagger(CONSTITUENTS)
         assert states() == ["READY"]

@@ -343,6 +343,13 @@ def test_files_that_were_replaced_score_later_calls(tmp_path):
         build_repository(tmp_path / "r", {"m": other}, overwrite=True)
         MODEL.check()
         assert MODEL(jets).y.tolist() == [2.0]
+        build(tmp_path / "r", "3 * x", overwrite=True)
+        MODEL.check()
+        assert MODEL(jets).y.tolist() == [6.0]
+        source = place / "source" / "m.py"
+        source.write_text(source.read_text().replace("3 * x", "-x"))
+        MODEL.check()
+        assert MODEL(jets).y.tolist() == [-2.0]
 
 
 def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):

@@ -307,6 +307,7 @@ time.sleep(600)
 
 def test_ctrl_c_ends_a_server_that_starts(never_ready, serve):
     server = serve(never_ready)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # dask-jobqueue sets its own
 
     def press():
         until(lambda: "loading" in server.logs)

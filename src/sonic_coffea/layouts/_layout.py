@@ -81,9 +81,9 @@ class Layout(ABC):
     """How arrays become one input of a model.
 
     If the model has `Bucketed` inputs, each row has a bucket, and a request has rows of one bucket.
-    It is the largest step that any group of the row needs among the lengths of that group. Each
-    group is padded to its own length in that bucket, or to its last length. So a row's padding
-    depends on that row only. Without `Bucketed` inputs, the bucket is 0.
+    Each input needs its first, second or later length for the row; the bucket is the latest of
+    these, counted from 0. Each input is padded to its own length in that bucket, or to its last
+    length. So a row's padding depends on that row only. Without `Bucketed` inputs, it is 0.
 
     Attributes
     ----------

@@ -39,8 +39,8 @@ class Choice:
     Parameters
     ----------
     models : mapping
-        Values, all whole numbers or all strings, each with its `Model`. Names, versions and
-        transformations may differ.
+        Two values or more, all whole numbers or all strings, each with its `Model`. Names, versions
+        and transformations may differ.
     by : str
         A field, or for numbers an expression, of the objects, or of the events: ``"region"``,
         ``"abs(eta) < 1.5"`` (1 or 0). An object for which it is None gets no score, but None.
@@ -134,7 +134,7 @@ class Choice:
         FieldError
             If neither objects nor events have the field.
         InputError
-            If a value has no model.
+            If a value has no model, also where a mask leaves the object out.
         """
         return self._send(objects, NEVER, events=events, **options)
 

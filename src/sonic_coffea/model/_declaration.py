@@ -117,7 +117,7 @@ class Declaration(WithPool):
 
     @property
     def config_hash(self) -> str:
-        """A hash of the declaration: inputs, transformations, outputs and pinned version."""
+        """A hash of the declaration: all arguments of the model."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared, and
         # parameters by their text: 1 and True are equal, and different in a request.
         more: tuple[Any, ...] = (*filter(None, [self.one_request_per]), *self.parameters)

@@ -391,11 +391,12 @@ class Model(Declaration):
         on_error : {"raise", "mask"}
             For rows that no server scored after all retries: ``"raise"`` raises an exception,
             ``"mask"`` puts None in their places, logs a warning and counts them in the statistics.
-            An error in the arrays, the declaration or the access is always raised.
+            An error in the arrays, the declaration or the access is always raised, and so is that
+            of a model which is missing when the call begins.
         version : int, str or array, optional
             The version that scores the objects, if the model is declared without one; or an array
-            with the version for each event, ``events * int``, such as a version that was not
-            trained on the event. Of `Variations`, one for all, or a dict with one for each.
+            with the version for each event or object, such as one that was not trained on the
+            event. Of `Variations`, an array for all, or a dict with an array for each.
         deduplicate : bool
             Whether rows that are equal in all inputs are sent once.
         mask : array of bool, optional

@@ -82,7 +82,7 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     The table counts jets as the file has them. NanoEvents know their file: a jet is found in it by
     awkward's own indexes, or by its eta and phi in the event with the same run, luminosity block
     and number. Arrays that know no file, such as those of uproot, must have their jets as the table
-    counts them. Note positions where neither is so, before the jets change::
+    counts them. Where neither holds, note the positions before the jets change::
 
         events["FatJet", "file_position"] = ak.local_index(events.FatJet, axis=1)
     """

@@ -116,7 +116,8 @@ class Endpoint:
         self.probed_at = math.inf
         self._probe_answered_at = 0.0
         # The log
-        self._retries, self._logs_at, self._loss_is_logged = 0, -math.inf, False
+        self._retries, self._logs_at = 0, -math.inf
+        self._loss_is_logged, self._loss_logs_at = False, -math.inf
 
     # Whether it can take requests
 
@@ -266,10 +267,11 @@ class Endpoint:
 
     def _lost(self, error: SonicError, now: float) -> None:
         """Forget its limits and validate again, as another server may come back at this URL."""
-        if now >= self._logs_at:
+        if now >= self._loss_logs_at:
             what = "%s; nothing gets through, and requests are sent again for up to %g s"
             logger.warning(what, error, self._settings.retry_timeout_s)
-            self._loss_is_logged, self._logs_at = True, now + tuning.RECHECK_S
+            self._loss_is_logged = True
+            self._logs_at = self._loss_logs_at = now + tuning.RECHECK_S
         self.limits.clear()
         self.revalidate()
 

@@ -246,7 +246,7 @@ class Pool:
         Parameters
         ----------
         servers : str or sequence of str
-            All servers to use from now on.
+            All servers to use from now on; in place of a file of servers, until that changes.
 
         Raises
         ------

@@ -121,7 +121,8 @@ class Statistics:
     datasets : dict of str to int
         Events of each dataset, where the processor's events name theirs.
     digests : set of (str, str, str)
-        Model, version and digest of each file that has made scores, where servers tell it.
+        Model, version and digest of each file that has made scores of a call or a run, where
+        servers tell it.
     """
 
     chunks: int = 0

@@ -232,8 +232,9 @@ def not_found(
         kind = errors.ModelNotReadyError
         hint = "it is listed, so another server has it, or it is being loaded or replaced"
     else:
-        versions = sorted({f"version {e.version} ({e.reason or e.state})" for e in entries})
-        hint = f"it has {', '.join(versions)}"
+        loaded = {f"version {e.version} ({e.reason or e.state})" for e in entries if e.version}
+        versions = ", ".join(sorted(loaded))
+        hint = f"it has {versions}" if versions else "it is in the repository, and not loaded"
     named = f"model {model!r}" + (f" version {version}" if version else "")
     message = f"the {place} does not have {named}; {hint}"
     return kind(message, server=server, model=model, version=version)

@@ -64,9 +64,9 @@ class LocalServer:
     Parameters
     ----------
     repository : path-like
-        What it serves: the model repository.
+        The model repository.
     poll : bool
-        Whether what is served follows changes of the repository, each second.
+        Whether the server looks for changes of the repository each second.
     threads : int, optional
         Threads that a model may use for one request.
     env : mapping, optional
@@ -75,28 +75,29 @@ class LocalServer:
         More arguments of ``tritonserver``, such as those of its HTTP and metrics endpoints, which
         are off by default.
     port : int, optional
-        Where it listens, for whoever cannot reach a Unix socket: a port of TCP, 0 for a free one.
-        All who can connect to the port can use the server, and load and unload its models.
+        TCP port, 0 for a free one, for clients that cannot reach a Unix socket. All who can connect
+        to the port can use the server, and load and unload its models.
     host : str
         The address of the port: by default loopback, which all users of this machine can reach;
         ``"0.0.0.0"`` for other machines.
     runtime : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
-        How it runs: the binary from PyPI, or a container engine. By default,
-        ``sonic.local.runtime`` of dask's configuration, or else what the machine has. A container
-        gets the machine's GPUs, unless ``CUDA_VISIBLE_DEVICES`` is empty.
+        The binary from PyPI, or a container engine. By default, ``sonic.local.runtime`` of dask's
+        configuration, or else what the machine has. A container gets the machine's GPUs, unless
+        ``CUDA_VISIBLE_DEVICES`` is empty.
     image : str, optional
         The container's image: a name in a registry; for apptainer and singularity also a file or an
         unpacked directory. By default, ``sonic.local.image``, or else NVIDIA's image of the same
         version as the binary.
     startup_timeout_s : float
-        How it lives: longest time for starting the server and loading the models.
+        Longest time for starting the server and loading the models.
     stop_timeout_s : float
         Longest time for requests in progress to finish before the server is killed.
     restart : bool
-        Whether a server that ends by itself is started again at the same URL: up to 5 times, with
-        a back-off that doubles from 0.5 s. A server that ``sonic-coffea status --stop`` ended is
-        not started again. Whether or not, a start that crashes is tried again, within
-        `startup_timeout_s`: Triton's Python backend aborts now and then as it loads.
+        Whether a server that ends by itself is started again at the same URL: up to 5 times in a
+        row, with a back-off that doubles from 0.5 s; after a run of a minute, they count anew. A
+        server that ``sonic-coffea status --stop`` ended is not started again. With `restart` or
+        without, a start that crashes is tried again, within `startup_timeout_s`: Triton's Python
+        backend aborts now and then as it loads.
 
     Raises
     ------
