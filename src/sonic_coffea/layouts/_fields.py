@@ -72,8 +72,7 @@ class FieldsLayout(Layout):
         refuse(name, {no_axis: self.width > 1 and self.axis_order in ("", "L")})
         for feature in self.features:
             computed = not feature.plain or feature.expression is not None
-            is_text = strings and feature.expression is None
-            by_text = is_text and sorted_by is not None and feature.term in sorted_by.terms
+            by_text = sorted_by is not None and feature.term in sorted_by.terms
             integers = dtype.kind in "iub" and not np.isfinite(feature.nonfinite or 0.0)
             replaced = f"{dtype.name} cannot hold nonfinite={feature.nonfinite}"
             cases = {
@@ -400,9 +399,9 @@ class Padded(FieldsLayout):
             out[present] = one.make("", Bound(one, inner), Batch(lists))[""]
         except InputError as error:  # its rows are lists
             raise type(error)(error.message) from None
-        rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]
-        if len(rows):
-            out[~present] = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
+        rows = np.repeat(outer.numbers(batch.rows), out.shape[1] - counts)
+        fills = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
+        out[~present] = fills[:, np.newaxis]
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         if self.outer is not None:
