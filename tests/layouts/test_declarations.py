@@ -190,7 +190,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (partial(sonic.Bucketed, "x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
     (row(sonic.Feature("a", nonfinite=NAN), "int32"), "int32 cannot hold nonfinite="),
     (partial(sonic.Mask, 2, of="a", beside="b"), "Mask: expected of='a' or beside='b', got both"),
-    (partial(sonic.Dense, "x[0]"), "Dense: one field is taken, as it is"),
+    *(
+        (partial(sonic.Dense, field), "Dense: one field is taken, as it is")
+        for field in ("x[0]", feature(index="i")(), feature(expression="x * metadata(y)")())
+    ),
     (partial(sonic.Feature, "x[a]"), "expected a path that begins with a name, with indices"),
     (feature(lower=1.0, upper=0.0), r"lower and upper to be limits \(least, most\)"),
     (feature(within=(NAN, 1)), r"limits \(least, most\), got \(nan, 1\)"),

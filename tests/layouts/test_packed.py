@@ -95,6 +95,10 @@ DIRECTIONS = ak.Array(
 )
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
 SMALL = {"x": np.asarray([5], np.int16)}
+TWO_JETS, THREE_JETS = (
+    ak.to_regular(ak.zip({"pt": [numbers], **others}))
+    for numbers, others in (([1.0, 2.0], {"id": 5}), ([3.0, 4.0, 5.0], {}))
+)
 LARGE = 2**60 + 1
 LISTS_OF_LARGE = {"x": ak.unflatten(np.full(4, LARGE, np.uint64), [1, 3])}
 
@@ -139,6 +143,9 @@ PACKED: list[tuple[Any, Any, Any]] = [
         EVENTS,
         [[[50, 1, 2], [30, 3, 4]], [[40, 5, 6], [0, 0, 0]], [[0, 0, 0]] * 2],
     ),
+    (sonic.Dense(of("2 * max(x)"), (2,)), {"x": np.asarray([[[1, 3], [5, 4]]])}, [[6, 10]]),
+    # Lists of records that differ, as of several files.
+    (Padded("pt", 3), ak.concatenate([TWO_JETS, THREE_JETS]), [[[1, 2, 0]], [[3, 4, 5]]]),
     # Names that hold dots, and references of jets in another order.
     (Padded([("Jet", "Jet.PT")], 2, sort_by=("Jet", "Jet.PT")), DELPHES, [[[2, 1]], [[0, 0]]]),
     (MUON, {"Jet": LINKED[:, ::-1], "Muon": MUONS}, [[5, 20], [3, -1], [4, 70]]),

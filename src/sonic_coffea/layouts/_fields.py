@@ -194,10 +194,11 @@ class Dense(FieldsLayout):
 
     def __post_init__(self) -> None:
         FieldsLayout.__post_init__(self)
-        (feature, *more), path = self.features, path_of(self.features[0].name)
-        as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
-        one = f"one field is taken, as it is, got {[feature, *more]}"
-        refuse("Dense", {one: more or not as_it_is})
+        (feature,) = self.features
+        is_one = len(feature.terms) == len(feature.paths) == 1
+        is_picked = any(isinstance(step, int) for path in feature.paths for step in path)
+        one = f"one field is taken, as it is, got {feature!r}"
+        refuse("Dense", {one: not is_one or is_picked})
 
     def row_shape(self, bucket: int) -> Shape:
         del bucket
@@ -206,14 +207,13 @@ class Dense(FieldsLayout):
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         del others
-        (feature,) = self.features
-        path = path_of(feature.name)
-        place, data, at = source.numbers(path)
+        ((term,),) = (feature.terms for feature in self.features)
+        place, data, at = source.numbers(*term)
         column = (*column_at(data, at, None), False, "")
-        with of_field(path):
+        with of_field(term[0]):
             above, shape = _split(place, self.shape)
         offsets = np.arange(len(above) + 1) * math.prod(shape)
-        columns = Columns(above, offsets, self.features, {feature.terms[0]: column})
+        columns = Columns(above, offsets, self.features, {term: column})
         return Bound(replace(self, shape=shape), columns)
 
     def by_element(self, tensor: Tensor) -> Tensor:

@@ -367,9 +367,10 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
         counts = np.asarray(ak.num(ak.Array(one), axis=1))
         inner = [kind.to_ListOffsetArray64(start_at_zero=True).content for kind in kinds]
         content = _in_order(np.repeat(tags, counts), inner)
+        sizes = {kind.size if kind.is_regular else None for kind in kinds}
         one = contents.ListOffsetArray(Index64(offsets_of(counts)), content)
-        if all(kind.is_regular for kind in union.contents):
-            one = one.to_RegularArray()
+        if len(sizes) == 1 and None not in sizes:
+            one = contents.RegularArray(content, sizes.pop(), len(tags))
     return index, one
 
 
