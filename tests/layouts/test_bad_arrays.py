@@ -105,13 +105,14 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded("pt[0]", 2), {"pt": RECORDS_OF_MANY_FIELDS}, "has one record"),
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
-    (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
+    *((sonic.Row(["x", "y"]), x([some], [some, 2.0]), "1 and 2 events") for some in (1.0, None)),
     (
         SHAPE,
         x(np.zeros((5, 3, 4, 2))),
         r"\[\[3\], \[4\], \[2\]\], expected \[2, 3, 4\]; np.moveaxis",
     ),
     (SHAPE, x([IMAGE.tolist(), IMAGE.T.tolist()]), "field 'x'"),
+    (SHAPE, x(np.zeros((5, 2))), r"lengths \[\[2\]\], expected \[2, 3, 4\]"),
     # None.
     (sonic.Dense("x", (2, 2, 2)), x(ak.Array(RegularArray(WITH_NONE, 2))), "field 'x' has None"),
     (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
@@ -128,6 +129,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
     (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
+    (sonic.Row(feature(upper=9.0), "int32"), x([1.0, INF]), "is NaN or infinite in event 1"),
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),

@@ -248,7 +248,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (output(["a", "b"], groups={"x": ["b", "a", "b"]}), r"each value once, got \('b', 'a', 'b'\)"),
     (output(["a", "b"], function="softmax", over=["a", 0]), "each value once, got"),
     (output(shape=(3,), groups={"x": [-4]}), "members beyond the 3 values"),
-    (output(shape=(3,), groups={"x": slice(2, 9)}), "members beyond the 3 values"),
+    *(
+        (output(shape=(3,), groups={"x": slice(2, stop)}), "members beyond the 3 values")
+        for stop in (2, 9)
+    ),
     *((output(groups=g), "groups to be a dict") for g in ({"x": slice(0, 3, 0)}, {"x": []}, "")),
     (output(["a", "b"], over=["a"]), "over= needs a function, scale or shift"),
     *(
@@ -265,7 +268,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (computed(discriminants={"top": "qcd"}), "names of their own and expressions, got 'top'"),
     (computed(discriminants="top / qcd"), "discriminants to be a dict of expressions"),
     (computed(labels=None, discriminants={"D": "top"}), "no score 'top'; there are none"),
-    (computed(dtype="string", discriminants={"D": "top"}), "has no function"),
+    *(
+        (computed(dtype="string", **how), "has no function")
+        for how in ({"discriminants": {"D": "top"}}, {"groups": {"D": ["top"]}})
+    ),
     (model(inputs={}), "a dict for inputs, .* got {}"),
     (model(inputs={"x": ["pt"]}), "expected a layout such as sonic.Padd"),
     (model(inputs=sonic.Row(["pt"])), "a dict for inputs, .* got Row"),
