@@ -60,7 +60,9 @@ LEADING = ak.Array(
     [{"Jet": [{"pt": p} for p in event]} for event in ([1, 2, NAN], [3, INF], [1e9])]
 )
 TIMES_100 = sonic.Padded(feature(scale=100.0), 2, dtype="int8")
-FEW = feature(categories={211: 1, -211: 2})
+FEW, FEW_OR_0 = (
+    feature(categories={211: 1, -211: 2}, **options) for options in ({}, {"nonfinite": 0.0})
+)
 NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
 OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
@@ -146,7 +148,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row("x", "int64"), x(NO_TYPE), "field 'x' mixes types .*uint64.*int64"),
     (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
-    (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
+    *((sonic.Padded(few, 2), x([[211], [], [22]]), NO_CATEGORY) for few in (FEW, FEW_OR_0)),
+    (sonic.Row(feature(categories={1: 5, None: 0})), x([1.0, NAN]), "NaN or infinite in event 1"),
     (NONE_ALLOWED, {"Jet": LINKED, "Muon": MUONS}, "'Jet.mu' refers to no 'Muon.pt' in event 0"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
     (MUON, {"Jet": LINKED[::-1], "Muon": NONE_OR_7}, "is 1 in event 1, .* has 1 of 'Muon.pt'"),

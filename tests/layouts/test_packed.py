@@ -206,6 +206,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # NaN and infinity, where they are asked for.
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),
+    (Row(feature(nonfinite=-1.0, within=(0, 10))), x(NAN, INF), [[-1], [10]]),
     (Row(feature(replace={-1: 1e-6})), {"x": np.asarray([2, -1], "float16")}, [[2], [1e-6]]),
     (Row(feature(function="log"), missing=-9), x(1.0, None), [[0], [-9]]),
     (Padded("x", 3, 9, missing=NAN), x([None, 2.0], []), [[[NAN, 2, 9]], [[9, 9, 9]]]),
