@@ -60,7 +60,9 @@ LEADING = ak.Array(
     [{"Jet": [{"pt": p} for p in event]} for event in ([1, 2, NAN], [3, INF], [1e9])]
 )
 TIMES_100 = sonic.Padded(feature(scale=100.0), 2, dtype="int8")
-FEW = feature(categories={211: 1, -211: 2})
+FEW, FEW_OR_0 = (
+    feature(categories={211: 1, -211: 2}, **options) for options in ({}, {"nonfinite": 0.0})
+)
 NO_CATEGORY = "'x' is 22 in event 2, which is none of its categories 211, -211"
 NO_JET = r"has no Jet\[{}\] in event {};.* say what stands for it"
 OF_LEADING = sonic.Padded("Jet[0].pf.pt", 2)
@@ -105,13 +107,14 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Padded("pt[0]", 2), {"pt": RECORDS_OF_MANY_FIELDS}, "has one record"),
     (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), EVENTS, "'MET.pt', by which .* of the whole row"),
     (TWO, x([[1.0], [2.0]], [[1.0], [2.0, 3.0]]), "same objects .the first .* is in event 1"),
-    (sonic.Row(["x", "y"]), x([1.0], [1.0, 2.0]), "1 and 2 events"),
+    *((sonic.Row(["x", "y"]), x([some], [some, 2.0]), "1 and 2 events") for some in (1.0, None)),
     (
         SHAPE,
         x(np.zeros((5, 3, 4, 2))),
         r"\[\[3\], \[4\], \[2\]\], expected \[2, 3, 4\]; np.moveaxis",
     ),
     (SHAPE, x([IMAGE.tolist(), IMAGE.T.tolist()]), "field 'x'"),
+    (SHAPE, x(np.zeros((5, 2))), r"lengths \[\[2\]\], expected \[2, 3, 4\]"),
     # None.
     (sonic.Dense("x", (2, 2, 2)), x(ak.Array(RegularArray(WITH_NONE, 2))), "field 'x' has None"),
     (PADDED, x([[1.0, None]]), "'x' has None in event 0; remove it"),
@@ -128,6 +131,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (PADDED, x([[1.0], [], [2.0, NAN]]), "field 'x' is NaN or infinite in event 2"),
     (sonic.Flat(feature(power=0.5)), x([[1.0], [-3.0]]), "after power 0.5 in event 1"),
     (sonic.Row(feature(function="tanh")), x([1.0, INF]), "NaN or infinite after tanh in event 1"),
+    (sonic.Row(feature(upper=9.0), "int32"), x([1.0, INF]), "is NaN or infinite in event 1"),
     (sonic.Row(computed("x % 0"), "int64"), x([1, 0]), "field 'y' is NaN or infinite in event 0"),
     (sonic.Row(["x", computed("(-8) ** 0.5")]), x([1.0]), "expression"),
     (sonic.Row(computed("x * 10 ** 400")), x([1.0]), "field 'y'|expression"),
@@ -144,7 +148,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (sonic.Row("x", "int64"), x(NO_TYPE), "field 'x' mixes types .*uint64.*int64"),
     (sonic.Row(feature(scale=4.0), "int64"), x([1.0, 2.0**61]), "in event 1, which int64 cannot"),
     # Categories and references.
-    (sonic.Padded(FEW, 2), x([[211], [], [22]]), NO_CATEGORY),
+    *((sonic.Padded(few, 2), x([[211], [], [22]]), NO_CATEGORY) for few in (FEW, FEW_OR_0)),
+    (sonic.Row(feature(categories={1: 5, None: 0})), x([1.0, NAN]), "NaN or infinite in event 1"),
     (NONE_ALLOWED, {"Jet": LINKED, "Muon": MUONS}, "'Jet.mu' refers to no 'Muon.pt' in event 0"),
     (MUON, {"Jet": LINKED, "Muon": MUONS[:, :0]}, "is 1 in event 0, .* has 0 of .* not over all"),
     (MUON, {"Jet": LINKED[::-1], "Muon": NONE_OR_7}, "is 1 in event 1, .* has 1 of 'Muon.pt'"),

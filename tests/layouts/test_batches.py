@@ -29,6 +29,9 @@ def test_elements_are_counted_and_weighed_by_the_bucket_of_their_row() -> None:
     assert inputs.count_elements() == (sent, there - sent, places - sent)
     assert [s.row_bytes for s in inputs.segments] == [4 * (2 * 12 + 1 + 2), 4 * (2 * 24 + 4 + 2)]
     assert inputs.pack(0, 1)["met mask"].tolist() == [[1]]
+    flat = {"with offsets": sonic.Flat("sv"), "without": sonic.Flat("sv", None)}
+    (segment,) = bind_inputs(flat, array).segments
+    assert segment.row_bytes.tolist() == [8 + 4 * 2 * n for _, n in counts]
 
 
 def test_declared_tensors_have_the_shape_of_a_row() -> None:

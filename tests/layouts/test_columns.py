@@ -26,10 +26,24 @@ def scores_of(layout: Any) -> sonic.Model:
     return sonic.Model("m", {"x": layout}, {"y": ["QCD", "Top"]})
 
 
-CONSTITUENT_BRANCHES = (
-    "FatJet_pt FatJet_eta FatJet_phi FatJet_mass nFatJetPFCand FatJetPFCand_jetIdx nPFCand "
-    "FatJetPFCand_pfCandIdx PFCand_pt PFCand_eta PFCand_phi PFCand_mass PFCand_pdgId"
+LINKED_BRANCHES = (
+    "nFatJet FatJet_pt FatJet_eta FatJet_phi FatJet_mass nFatJetPFCand FatJetPFCand_jetIdx nPFCand "
+    "FatJetPFCand_pfCandIdx PFCand_pt"
 )
+
+
+def of_copied(events: Any) -> Any:
+    """The constituents of jets that only their directions tell."""
+    jets = ak.zip({name: events.FatJet[name] * 1 for name in ("pt", "eta", "phi", "mass")})
+    return sonic.constituents(ak.with_field(events, jets, "FatJet"))
+
+
+def renamed(events: Any) -> Any:
+    """Events with a column of the file in a collection of another name."""
+    return ak.with_field(events, ak.zip({"pt": events.PFCand.pt}), "Candidate")
+
+
+REFERRED = sonic.Feature("Candidate.pt", index="FatJetPFCand.pfCandIdx")
 
 
 @pytest.mark.parametrize(
@@ -39,17 +53,27 @@ CONSTITUENT_BRANCHES = (
         (
             scores_of(sonic.Row(["pt", sonic.Feature("eta", scale=0.1)])),
             lambda events: ak.concatenate([events.FatJet, events.Jet], axis=1),
-            "FatJet_pt FatJet_eta nJet Jet_pt Jet_eta",
+            "nFatJet FatJet_pt FatJet_eta nJet Jet_pt Jet_eta",
         ),
         (
             scores_of(sonic.Padded("eta", 4, sort_by="pt")),
             lambda events: events.FatJet,
-            "FatJet_eta FatJet_pt",
+            "nFatJet FatJet_eta FatJet_pt",
         ),
         (
             sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json"),
             lambda events: constituent_features(events.FatJet, sonic.constituents(events)),
-            CONSTITUENT_BRANCHES,
+            f"{LINKED_BRANCHES} PFCand_eta PFCand_phi PFCand_mass PFCand_pdgId",
+        ),
+        (
+            scores_of(sonic.Padded("pt", 4)),
+            of_copied,
+            f"{LINKED_BRANCHES} run luminosityBlock event",
+        ),
+        (
+            scores_of(sonic.Padded(REFERRED, 4)),
+            renamed,
+            "nFatJetPFCand FatJetPFCand_pfCandIdx nPFCand PFCand_pt",
         ),
     ],
 )
@@ -62,7 +86,7 @@ def test_coffea_finds_the_branches_of_a_model(
         return ak.sum(model(acquire(events)).Top)
 
     traced = trace_with_typetracer(process, sample(entry_stop=100), throw=True)
-    assert traced == {"nFatJet", *branches.split()}
+    assert traced == {*branches.split()}
 
 
 def test_variations_with_an_index_read_the_collections_of_the_model() -> None:

@@ -190,7 +190,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (partial(sonic.Bucketed, "x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
     (row(sonic.Feature("a", nonfinite=NAN), "int32"), "int32 cannot hold nonfinite="),
     (partial(sonic.Mask, 2, of="a", beside="b"), "Mask: expected of='a' or beside='b', got both"),
-    (partial(sonic.Dense, "x[0]"), "Dense: one field is taken, as it is"),
+    *(
+        (partial(sonic.Dense, field), "Dense: one field is taken, as it is")
+        for field in ("x[0]", feature(index="i")(), feature(expression="x * metadata(y)")())
+    ),
     (partial(sonic.Feature, "x[a]"), "expected a path that begins with a name, with indices"),
     (feature(lower=1.0, upper=0.0), r"lower and upper to be limits \(lower, upper\)"),
     (feature(within=(NAN, 1)), r"limits \(lower, upper\), got \(nan, 1\)"),
@@ -245,7 +248,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (output(["a", "b"], groups={"x": ["b", "a", "b"]}), r"each value once, got \('b', 'a', 'b'\)"),
     (output(["a", "b"], function="softmax", over=["a", 0]), "each value once, got"),
     (output(shape=(3,), groups={"x": [-4]}), "members beyond the 3 values"),
-    (output(shape=(3,), groups={"x": slice(2, 9)}), "members beyond the 3 values"),
+    *(
+        (output(shape=(3,), groups={"x": slice(2, stop)}), "members beyond the 3 values")
+        for stop in (2, 9)
+    ),
     *((output(groups=g), "groups to be a dict") for g in ({"x": slice(0, 3, 0)}, {"x": []}, "")),
     (output(["a", "b"], over=["a"]), "over= needs a function, scale or shift"),
     *(
@@ -262,7 +268,10 @@ MESSAGES: list[tuple[Declare, str]] = [
     (computed(discriminants={"top": "qcd"}), "names of their own and expressions, got 'top'"),
     (computed(discriminants="top / qcd"), "discriminants to be a dict of expressions"),
     (computed(labels=None, discriminants={"D": "top"}), "no score 'top'; there are none"),
-    (computed(dtype="string", discriminants={"D": "top"}), "has no function"),
+    *(
+        (computed(dtype="string", **how), "has no function")
+        for how in ({"discriminants": {"D": "top"}}, {"groups": {"D": ["top"]}})
+    ),
     (model(inputs={}), "a dict for inputs, .* got {}"),
     (model(inputs={"x": ["pt"]}), "expected a layout such as sonic.Padd"),
     (model(inputs=sonic.Row(["pt"])), "a dict for inputs, .* got Row"),

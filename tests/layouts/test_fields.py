@@ -71,6 +71,9 @@ def test_lists_that_are_not_there_are_padded() -> None:
     nothing = [[[-1.0, -1.0]] * 2]
     assert layout.pack(events).tolist() == [[[[1.0, 5.0], [-1.0, -1.0]]], nothing]
     assert layout.pack(events[1:]).tolist() == [nothing]
+    first = sonic.Padded("Jet[0].pf.x", 2, missing=0.0)
+    scores = first.unpack(first.pack(events), events)
+    assert str(scores.type) == '2 * var * {"Jet[0].pf.x": float32}'
     log = sonic.Padded(sonic.Feature("Jet.pf.x", function="log"), 1, pad="before", outer=1)
     with pytest.raises(InputError, match=r"fill 0.0, padded before .* after log in event 1"):
         log.pack(events)

@@ -142,6 +142,16 @@ def test_servers_tell_the_shape_that_nobody_declares() -> None:
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"
 
 
+def test_values_of_constituents_have_the_declared_shape() -> None:
+    """In chunks without data, any may be truncated."""
+    model = sonic.Model("m", {"x": PADDED}, {"y": of_elements(shape=(2,))})
+    twice = FakeModel.of(model, lambda inputs: {"y": np.stack([inputs["x"][:, 0]] * 2, axis=2)})
+    with FakeServer({"m": twice}) as server, sonic.connect(server.url):
+        assert str(model(LISTS).type) == "3 * var * 2 * float32"
+    traced = model(ak.Array(LISTS.layout.to_typetracer(forget_length=True)))
+    assert str(traced.type) == "## * var * option[2 * float32]"
+
+
 RANKS = {"t1": 3, "t2": 3, "H": 2}
 
 

@@ -10,8 +10,8 @@ import awkward as ak
 import numpy as np
 import pytest
 import vector
-from awkward.contents import ListArray, NumpyArray
-from awkward.index import Index64
+from awkward.contents import ListArray, NumpyArray, UnionArray
+from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
 from sonic_coffea import Feature, Flat, Mask, Padded, Row
@@ -65,6 +65,12 @@ MUON = Row(["Jet.pt", sonic.Feature("Muon.pt", index="Jet.mu", scale=10.0)], mis
 OVERLAPPING = ListArray(
     Index64(np.asarray([0, 1])), Index64(np.asarray([3, 4])), NumpyArray(np.asarray([1.0, 2, 3, 4]))
 )
+OF_TWO_KINDS = UnionArray(
+    Index8(np.asarray([0, 1], np.int8)),
+    Index64(np.asarray([0, 0])),
+    [NumpyArray(np.asarray([[1, 2, 3]])), ak.Array([[4, 5]]).layout],
+)
+BEYOND = ListArray(*(Index64(np.asarray([9])) for _ in "ab"), ak.Array([[1.0]]).layout)
 NO_JET = ak.Array(
     [
         {"Jet": [{"pf": [{"pt": 1.0}, {"pt": 2.0}]}], "met": 7.0},
@@ -95,6 +101,14 @@ DIRECTIONS = ak.Array(
 )
 BYTES = {"a": np.asarray([1.5, -3.0], ">f4"), "b": np.asarray([1, -2], ">i8")}
 SMALL = {"x": np.asarray([5], np.int16)}
+TWO_JETS, THREE_JETS = (
+    ak.to_regular(ak.zip({"pt": [numbers], **others}))
+    for numbers, others in (([1.0, 2.0], {"id": 5}), ([3.0, 4.0, 5.0], {}))
+)
+SOME_JETS = ak.concatenate(
+    [ak.mask(TWO_JETS, [True]), ak.mask(TWO_JETS, [False]), ak.mask(THREE_JETS, [True])]
+)
+IMAGE = [[1, 3], [5, 4]]
 LARGE = 2**60 + 1
 LISTS_OF_LARGE = {"x": ak.unflatten(np.full(4, LARGE, np.uint64), [1, 3])}
 
@@ -130,6 +144,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"x": ak.Array([LARGE, None])},
         [[LARGE], [5]],
     ),
+    (Row(feature(scale=2.0), missing=0.5, pad="before"), x(1, None), [[2], [1]]),
     (Row("pt", missing=-9), PLANE, [[5], [-9]]),
     (Row("Jet[0].mu.pt"), MUON_OF_JET, [[5], [6]]),
     (Row(["Jet[0].mu.pt", "Jet[-1].mu.pt"]), MUON_OF_JET, [[5, 5], [6, 6]]),
@@ -139,6 +154,13 @@ PACKED: list[tuple[Any, Any, Any]] = [
         EVENTS,
         [[[50, 1, 2], [30, 3, 4]], [[40, 5, 6], [0, 0, 0]], [[0, 0, 0]] * 2],
     ),
+    (sonic.Dense("x"), {"x": np.asarray([IMAGE])}, [IMAGE]),
+    (sonic.Dense(of("2 * max(x)"), (2,)), {"x": np.asarray([IMAGE])}, [[6, 10]]),
+    (Row(["Jet.pt", "MET.pt"]), {"Jet": TWO_JETS, "MET": EVENTS.MET[:1]}, [[1, 80], [2, 80]]),
+    # Lists of records that differ, as of several files, and of numbers.
+    (Padded("pt", 3), ak.concatenate([TWO_JETS, THREE_JETS]), [[[1, 2, 0]], [[3, 4, 5]]]),
+    (Row("Jet[-1].pt", missing=0), {"Jet": SOME_JETS}, [[2], [0], [5]]),
+    (Padded("x", 3), {"x": ak.Array(OF_TWO_KINDS)}, [[[1, 2, 3]], [[4, 5, 0]]]),
     # Names that hold dots, and references of jets in another order.
     (Padded([("Jet", "Jet.PT")], 2, sort_by=("Jet", "Jet.PT")), DELPHES, [[[2, 1]], [[0, 0]]]),
     (MUON, {"Jet": LINKED[:, ::-1], "Muon": MUONS}, [[5, 20], [3, -1], [4, 70]]),
@@ -184,6 +206,7 @@ PACKED: list[tuple[Any, Any, Any]] = [
     # NaN and infinity, where they are asked for.
     (Row(feature(nonfinite=NAN, upper=9.0), "float16"), x(1.0, NAN, INF), [[1], [NAN], [NAN]]),
     (Row(feature(replace={INF: 9}, within=(0, 10))), x(1.0, INF), [[1], [9]]),
+    (Row(feature(nonfinite=-1.0, within=(0, 10))), x(NAN, INF), [[-1], [10]]),
     (Row(feature(replace={-1: 1e-6})), {"x": np.asarray([2, -1], "float16")}, [[2], [1e-6]]),
     (Row(feature(function="log"), missing=-9), x(1.0, None), [[0], [-9]]),
     (Padded("x", 3, 9, missing=NAN), x([None, 2.0], []), [[[NAN, 2, 9]], [[9, 9, 9]]]),
@@ -213,10 +236,13 @@ PACKED: list[tuple[Any, Any, Any]] = [
     (Row("x", axis_order=""), x([3], [], [5]), [3, 5]),
     (Flat("x", axis_order="L"), x([2, 1], []), [2, 1]),
     (Padded("x", 3, sort_by="x"), {"x": ak.Array(OVERLAPPING)}, [[[3, 2, 1]], [[4, 3, 2]]]),
+    (Padded("x", 3), {"x": ak.Array(BEYOND)}, np.zeros((0, 1, 3))),
     (Row(["a", "b"]), BYTES, [[1.5, 1.0], [-3.0, -2.0]]),
+    (Row("x", "uint8"), x(0.0, 255.0), [[0], [255]]),
     # Integers that no float holds.
     (Padded("x", 2, dtype="int64"), LISTS_OF_LARGE, [[[LARGE, 0]], [[LARGE, LARGE]]]),
     (Row(feature(replace={-1: 0}), "int64"), x(-1, LARGE), [[0], [LARGE]]),
+    (Row("x", "uint64"), x(0, LARGE), [[0], [LARGE]]),
     (Row(feature(categories={5: 2**24 + 1}, lower=0), "int64"), SMALL, [[2**24 + 1]]),
     (Row(feature(replace={5: -(2**24) - 1}), "int64"), SMALL, [[-(2**24) - 1]]),
     # Strings that are picked, that are referred to, and of bytes.

@@ -65,7 +65,8 @@ def one(*fields: Any, **options: Any) -> sonic.Padded:
 
 
 NUMBERED = ak.Array([{"J": [{"constant": 3.0}], "M": {"pt": 1.0}}])
-CALLED = {"J": one("constant"), "M": sonic.Row(["pt", 1.0, 2.5])}
+TWICE = sonic.Feature("2 * constant", expression="2 * constant")
+CALLED = {"J": one("constant", TWICE), "M": sonic.Row(["pt", 1.0, 2.5])}
 ETA = {"Jet": one(sonic.OneHot("eta", [0.5, 1])), "Lepton": one(sonic.OneHot("eta", [2, 0.5]))}
 CONSTANTS = {
     "Jet": one(1.0, "pt", 0.5, fill=[-1.0, -2.0, -3.0]),
@@ -82,7 +83,7 @@ SHARED: dict[str, tuple[Any, ak.Array, Any]] = {
             [[-1, -2, -3, -9], [0, 0, 0, -9], [-9, -9, -9, -2]],
         ],
     ),
-    "a field called constant": (CALLED, NUMBERED, [[[3, -9, -9, -9], [-9, 1, 1, 2.5]]]),
+    "a field called constant": (CALLED, NUMBERED, [[[3, 6, -9, -9, -9], [-9, -9, 1, 1, 2.5]]]),
 }
 
 

@@ -201,6 +201,7 @@ def packed(inputs: dict[str, Any], array: Any = EVENTS, **options: Any) -> dict[
                 ({"nodes": INPUTS["x"], "edge_index": EDGES}, "no other Flat input: 'x'.* nodes"),
                 ({**INPUTS, "x": sonic.Flat("r", sort_by="r")}, "as they are given"),
                 ({**INPUTS, "x": sonic.Flat("r", None)}, "nothing tells them apart"),
+                ({"x": sonic.Flat("r", None), "n": sonic.Row("n")}, "nothing tells them apart"),
             )
         ),
     ],

@@ -140,6 +140,11 @@ def calibrated(events: ak.Array) -> ak.Array:
 
 CHANGES = {
     "calibrated": calibrated,
+    "of later events, in lists of their own": lambda events: ak.with_field(
+        events[5:],
+        ak.unflatten(ak.flatten(events.FatJet[5:]), ak.num(events.FatJet[5:])),
+        "FatJet",
+    ),
     "cut": lambda events: ak.with_field(events, events.FatJet[events.FatJet.pt > 300], "FatJet"),
     "of some events, backwards": lambda events: calibrated(events[events.event % 2 == 0])[::-1],
     "twice": lambda events: ak.with_field(
@@ -216,6 +221,9 @@ def test_indices_of_the_file_lead_to_the_same_object(is_kept: bool) -> None:
     only = np.isin(expected[:, 0], [-11, 11, 0])
     assert 0 < only.sum() < only.size
     np.testing.assert_array_equal(layout.pack(electrons)[:, 0], np.where(only, expected[:, 0], -9))
+    beyond = ak.with_field(electrons.FatJetPFCand, 9999, "pfCandIdx")
+    with pytest.raises(errors.InputError, match=rf"event 1, which has {len(by_mass[1])} of"):
+        layout.pack(ak.with_field(electrons, beyond, "FatJetPFCand"))
     # An index that the file does not have counts in the candidates as they are.
     mine = sonic.Feature("PFCand.pdgId", index="FatJetPFCand.first")
     links = ak.with_field(electrons.FatJetPFCand, 0, "first")
@@ -234,15 +242,19 @@ def test_indices_of_parts_and_of_picked_objects_are_those_of_the_file() -> None:
     of_part = sonic.Feature("PFCand.pdgId", index="pfCandIdx")
     tokens = sonic.Tokens({"FatJetPFCand": sonic.Padded(of_part, 64, missing=-9.0)})
     np.testing.assert_array_equal(tokens.pack(cut)[:, :, 0], expected)
+    apart = {name: cut[name] for name in ("PFCand", "FatJetPFCand")}
+    np.testing.assert_array_equal(tokens.pack(apart)[:, :, 0], expected)
     of_first = sonic.Feature("PFCand.pdgId", index="FatJetPFCand[0].pfCandIdx")
     first = np.where(ak.num(cut.FatJetPFCand) > 0, expected[:, 0], -9)
     assert {-9} < {*first.tolist()}
     np.testing.assert_array_equal(sonic.Row(of_first, missing=-9.0).pack(cut)[:, 0], first)
 
 
-def test_indices_into_the_same_collection_are_those_of_the_file() -> None:
+@pytest.mark.parametrize("mode", ["virtual", "eager"])
+def test_indices_into_the_same_collection_are_those_of_the_file(mode: str) -> None:
     """The collection itself is given, and its paths begin with its fields."""
-    particles = sample_of(entry_stop=50).GenPart
+    events = sample_of(mode=mode, entry_stop=50)
+    particles = events.GenPart
     mother = sonic.Feature("pdgId", index="genPartIdxMother")
     layout = sonic.Padded(mother, 64, missing=-9.0, axis_order="L")
     is_heavy = np.abs(particles.pdgId) > 4
@@ -250,6 +262,11 @@ def test_indices_into_the_same_collection_are_those_of_the_file() -> None:
     mothers = ak.where(np.abs(mothers) > 4, mothers, -9)[is_heavy]
     expected = ak.fill_none(ak.pad_none(mothers, 64, clip=True), 0)
     np.testing.assert_array_equal(layout.pack(particles[is_heavy]), expected.to_numpy())
+    # Some have the directions of others, so that their order tells which they are.
+    mother = sonic.Feature("GenPart.pdgId", index="GenPart.genPartIdxMother")
+    of_events = sonic.Padded(mother, 64, missing=-9.0, axis_order="L")
+    copied = ak.with_field(events, ak.to_packed(particles), "GenPart")
+    np.testing.assert_array_equal(of_events.pack(copied), layout.pack(particles))
 
 
 def test_variations_follow_the_indices_of_the_file() -> None:
@@ -284,8 +301,18 @@ def paired(jets: ak.Array) -> ak.Array:
 def test_jets_of_other_events_have_no_constituents_here(mix: Any, message: str) -> None:
     events = sample_of(entry_stop=50)
     mixed = ak.with_field(events, mix(events.FatJet), "FatJet")
-    with pytest.raises(errors.InputError, match=message):
-        sonic.constituents(mixed)
+    events["FatJet"] = mix(events.FatJet)
+    for jets in (mixed, events):
+        with pytest.raises(errors.InputError, match=message):
+            sonic.constituents(jets)
+
+
+def test_events_are_told_apart_by_integers_that_no_float_holds() -> None:
+    file = sample_of(entry_stop=50)
+    file["event"] = file.event + np.uint64(2**60)
+    jets = ak.zip({name: file.FatJet[name] * 1 for name in ("pt", "eta", "phi", "mass")})
+    found = sonic.constituents(ak.with_field(file, jets[:, ::-1], "FatJet"))
+    assert found.pt.tolist() == sonic.constituents(file).pt[:, ::-1].tolist()
 
 
 def read_without_data(events: ak.Array) -> set[tuple[Any, ...]]:

@@ -298,7 +298,7 @@ class Elements:
         """Raise a message of the first element that is wrong, and sent."""
         if absent is not None:
             wrong = wrong & ~absent
-        if self._longest is not None and wrong.any():
+        if self._longest is not None:
             wrong = wrong & (ranges(0 * self.counts, self.counts) < self._longest)
         for element in np.flatnonzero(wrong)[:1].tolist():
             row = int(np.searchsorted(np.cumsum(self.counts), element, side="right"))

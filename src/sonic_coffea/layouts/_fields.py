@@ -72,8 +72,7 @@ class FieldsLayout(Layout):
         refuse(name, {no_axis: self.width > 1 and self.axis_order in ("", "L")})
         for feature in self.features:
             computed = not feature.plain or feature.expression is not None
-            is_text = strings and feature.expression is None
-            by_text = is_text and sorted_by is not None and feature.term in sorted_by.terms
+            by_text = sorted_by is not None and feature.term in sorted_by.terms
             integers = dtype.kind in "iub" and not np.isfinite(feature.nonfinite or 0.0)
             replaced = f"{dtype.name} cannot hold nonfinite={feature.nonfinite}"
             cases = {
@@ -195,10 +194,11 @@ class Dense(FieldsLayout):
 
     def __post_init__(self) -> None:
         FieldsLayout.__post_init__(self)
-        (feature, *more), path = self.features, path_of(self.features[0].name)
-        as_it_is = feature.paths == (path,) and not any(isinstance(step, int) for step in path)
-        single = f"one field is taken, as it is, got {[feature, *more]}"
-        refuse("Dense", {single: more or not as_it_is})
+        (feature,) = self.features
+        is_one = len(feature.terms) == len(feature.paths) == 1
+        is_picked = any(isinstance(step, int) for path in feature.paths for step in path)
+        single = f"one field is taken, as it is, got {feature!r}"
+        refuse("Dense", {single: not is_one or is_picked})
 
     def row_shape(self, bucket: int) -> Shape:
         del bucket
@@ -207,14 +207,13 @@ class Dense(FieldsLayout):
 
     def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
         del others
-        (feature,) = self.features
-        path = path_of(feature.name)
-        place, data, at = source.numbers(path)
+        ((term,),) = (feature.terms for feature in self.features)
+        place, data, at = source.numbers(*term)
         column = (*column_at(data, at, None), False, "")
-        with of_field(path):
+        with of_field(term[0]):
             above, shape = _split(place, self.shape)
         offsets = np.arange(len(above) + 1) * math.prod(shape)
-        columns = Columns(above, offsets, self.features, {feature.terms[0]: column})
+        columns = Columns(above, offsets, self.features, {term: column})
         return Bound(replace(self, shape=shape), columns)
 
     def by_element(self, tensor: Tensor) -> Tensor:
@@ -401,9 +400,9 @@ class Padded(FieldsLayout):
             out[present] = alone.make("", Bound(alone, inner), Batch(lists))[""]
         except InputError as error:  # its rows are lists
             raise type(error)(error.message) from None
-        rows = outer.numbers(batch.rows)[~present.all(axis=1)][:1]
-        if len(rows):
-            out[~present] = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
+        rows = np.repeat(outer.numbers(batch.rows), out.shape[1] - counts)
+        fills = self._fills(replace(inner, rows=outer.rows), rows, slice(None))
+        out[~present] = fills[:, np.newaxis]
 
     def content(self, tensor: Tensor, bound: Bound) -> Content:
         if self.outer is not None:

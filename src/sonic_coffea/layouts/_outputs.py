@@ -423,7 +423,7 @@ class ByRow:
         of = self.output.of or [*named, *jagged][0]
         require((of, *named), jagged, f"{what} is per constituent of")
         has = "slots" if self.output.choose == "slot" else None
-        if any(other is not None and before + after for other, before, after in axes):
+        if any(before + after for _, before, after in axes):
             has = "other places beside those"
         if len(axes) > 1:
             has = f"{len(axes)} axes"
@@ -579,8 +579,7 @@ class ByRow:
     def expect(self, shape: Sequence[int]) -> None:
         """Record the shape of a row that the server tells, for rows without a response."""
         output, each = self.output, self.inner(shape)
-        # Of an output that chooses, the shape is not that of the choices.
-        undeclared = output.labels is None and output.shape is None and output.choose is None
+        undeclared = output.labels is None and output.shape is None
         if undeclared and all(n > 0 for n in each):
             self.output = replace(output, shape=() if each == (1,) else each)
 

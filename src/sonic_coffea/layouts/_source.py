@@ -14,8 +14,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedOptionArray, ListOffsetArray, NumpyArray
-from awkward.index import Index64
+from awkward.contents import Content, NumpyArray
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest, shortened
 from sonic_coffea.layouts._expressions import Path, text_of
@@ -423,10 +422,8 @@ def _reduced(place: Place, reduction: str) -> Place:
     if reduction != "num":
         data, at = numbers(place)
         values = widened(data[at])
-        content = NumpyArray(values)
-        if inner.gaps:
-            content = IndexedOptionArray(Index64(inner.index), content)
-        lists = ak.Array(ListOffsetArray(Index64(inner.offsets), content))
+        outer = Structure(np.array([0, len(inner.counts)]))
+        lists = replace(inner, outer=outer).unflatten(NumpyArray(values))
         reduced = getattr(ak, reduction)(lists, axis=1)
         if reduction in ("max", "min") and np.isnan(values).any():  # which awkward leaves out
             nan = values.dtype.type(np.nan)
@@ -449,7 +446,7 @@ def numbers(place: Place, *, strings: bool = False) -> tuple[Tensor, slice | Int
     """
     node, at = place.node, place.at
     if node.is_unknown:
-        return np.zeros(node.length, object if strings else np.float64), at
+        return np.zeros(node.length), at
     if strings and node.parameter("__array__") in STRINGS:
         lists = node[at].to_ListOffsetArray64(start_at_zero=True)
         text = np.ascontiguousarray(read(lists.content)).tobytes()

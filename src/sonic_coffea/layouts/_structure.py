@@ -181,8 +181,6 @@ class Structure:
         InputError
             If the other field has other lists.
         """
-        if self is other:
-            return None
         chain, depth = self.chain, other.depth
         outer = chain[depth].all_places if depth < len(chain) else self
         if outer.offsets is not other.offsets:
@@ -355,7 +353,7 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
     index = np.array(read(union.index)[: len(tags)], np.int64)
     for tag, content in enumerate(union.contents):
         here, kind = tags == tag, content
-        if kind.is_option or kind.is_indexed:
+        if kind.is_option:
             index[here], kind = _index_of(kind, index[here]), kind.content
         chosen = kind[index[here & (index >= 0)]]  # merging copies all there is
         kinds.append(chosen.to_RegularArray() if chosen.is_numpy else chosen)
@@ -369,9 +367,10 @@ def _of_union(union: Content) -> tuple[Int64, Content]:
         counts = np.asarray(ak.num(ak.Array(merged), axis=1))
         inner = [kind.to_ListOffsetArray64(start_at_zero=True).content for kind in kinds]
         content = _in_order(np.repeat(tags, counts), inner)
+        sizes = {kind.size if kind.is_regular else None for kind in kinds}
         merged = contents.ListOffsetArray(Index64(offsets_of(counts)), content)
-        if all(kind.is_regular for kind in union.contents):
-            merged = merged.to_RegularArray()
+        if len(sizes) == 1 and None not in sizes:
+            merged = contents.RegularArray(content, sizes.pop(), len(tags))
     return index, merged
 
 
@@ -385,5 +384,4 @@ def _in_order(tags: Tensor, kinds: Sequence[Content]) -> Content:
 
 def leaf(node: Content) -> Content:
     """Return what is below lists, options and indexes."""
-    is_list = node.is_list and node.parameter("__array__") not in STRINGS
-    return leaf(node.content) if is_list or node.is_option or node.is_indexed else node
+    return leaf(node.content) if node.is_list or node.is_option or node.is_indexed else node
