@@ -266,6 +266,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (computed(discriminants={"D": "sum(top)"}), "sum is of a list, which a discr"),
     (computed(discriminants={"D": "top /"}), "discriminant 'top /' cannot be read"),
     (computed(discriminants={"top": "qcd"}), "names of their own and expressions, got 'top'"),
+    (computed(discriminants={"D": 5}), "names of their own and expressions, got 'D': 5"),
     (computed(discriminants="top / qcd"), "discriminants to be a dict of expressions"),
     (computed(labels=None, discriminants={"D": "top"}), "no score 'top'; there are none"),
     *(
