@@ -184,7 +184,8 @@ class Pool:
         with self._engine.lock:
             own = [claim for claim in self._claims if claim[1] is block.thread]
             self._entered.append(block)
-            for block.claim in (own or self._claims)[-1:]:
+            if claims := own or self._claims:
+                block.claim = claims[-1]
                 self._claims.remove(block.claim)
         self.blocks_changed(self)
         return self
