@@ -80,6 +80,11 @@ def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     free.begin(quota, 14.0, 100.0)
     free.sent(51.0)
     assert free.remaining(1, 51.0) == 2
+    # A turn of a lease that has ended, or never began, is none.
+    for old in (Quota(), quota):
+        anew = Quota(1, 10.0, 3.0)
+        anew.begin(old, 200.0, 100.0)
+        assert anew.next_turn_at == 203.0
 
 
 def test_workers_that_leave_lose_their_shares_and_those_that_hang_with_their_leases() -> None:
