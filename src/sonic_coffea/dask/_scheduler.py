@@ -141,16 +141,18 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         now = time.monotonic()
         allocated = self.allocator.end_round(now)
         self.history.end_round(now)
-        # One of them asks the servers for their own statistics.
-        asking = next((client for client, quotas in allocated.items() if quotas), None)
+        # For each server, one of them asks for the server's own statistics.
+        asked: set[str] = set()
         for (worker, plugin), quotas in allocated.items():
+            servers = {server for server, _ in quotas}
             message = {
                 "op": QUOTAS + plugin,
                 "message": pickle.dumps(quotas),
                 "lease_s": self.allocator.lease_s,
                 "round_s": self.allocator.round_s,
-                "asks": (worker, plugin) == asking,
+                "asks": bool(servers - asked),
             }
+            asked |= servers
             if worker in self._scheduler.workers:
                 self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000
