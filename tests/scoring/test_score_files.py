@@ -228,6 +228,29 @@ def test_chunks_have_none_in_place_of_any_score(
         assert ak.all(ak.drop_none(table.score)[:, 0] == table.pt[table.pt > least])
 
 
+def test_masked_chunks_of_an_unknown_form_go_with_others(tmp_path: Path, out: Path) -> None:
+    """Where no server is, nobody says that each score is a list."""
+
+    def jets(events: Any) -> Any:
+        if not (tmp_path / "served").exists() and events.metadata["entrystart"]:
+            raise KeyboardInterrupt
+        return events.FatJet
+
+    options = {**SMALL, "features": jets, "on_error": "mask"}
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server:
+        server.stop()
+        with sonic.connect(server.url, retry_timeout_s=0.01), pytest.raises(KeyboardInterrupt):
+            sonic.score_files(LISTS, FILES[0], out, **options)
+        server.start()
+        (tmp_path / "served").touch()
+        with sonic.connect(server.url):
+            written = sonic.score_files(LISTS, FILES[0], out, **options)
+    assert 0 < written.resumed < written.events
+    scores = ak.from_parquet(out).score
+    assert ak.sum(ak.is_none(scores)) == written.rows - written.scored > 0
+    assert ak.all(ak.num(ak.drop_none(scores)) == 2)
+
+
 OFFSET = 0.0
 
 

@@ -326,17 +326,26 @@ def _schema(parts: Sequence[Path]) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schemas = [pq.read_schema(part).remove_metadata() for part in parts]
-    nested = {
-        field.name for schema in schemas for field in schema if pa.types.is_nested(field.type)
-    }
-    # If all scores of a chunk are None, it may not be known there that they are lists.
-    known = [
-        pa.schema(f for f in schema if f.name not in nested or pa.types.is_nested(f.type))
-        for schema in schemas
-    ]
-    joined = pa.unify_schemas(known, promote_options="permissive")
-    return pa.schema([joined.field(name) for name in schemas[0].names])
+    schemas = [pq.read_schema(part) for part in parts]
+    columns = []
+    for name in schemas[0].names:
+        fields = [schema.field(name) for schema in schemas]
+        # If all scores of a chunk are None, it may not be known there that they are lists.
+        lists = [field for field in fields if field.type.num_fields]
+        known = [pa.schema([field]) for field in lists or fields]
+        column = pa.unify_schemas(known, promote_options="permissive").field(0)
+        if 0 < len(lists) < len(fields):
+            column = pa.field(name, _of_none(column.type))
+        columns.append(column)
+    return pa.schema(columns)
+
+
+def _of_none(kind: Any) -> Any:
+    """Return the type of lists that may be None: Arrow fills one of a fixed length with None."""
+    import pyarrow as pa
+
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    return pa.list_(_of_none(kind.value_type), kind.list_size) if is_fixed else kind
 
 
 def _table(part: Path, schema: Any) -> Any:
@@ -345,14 +354,9 @@ def _table(part: Path, schema: Any) -> Any:
     import pyarrow.parquet as pq
 
     table = pq.read_table(part)
-    columns = []
-    for field in schema:
-        column = table[field.name]
-        if column.null_count == len(table):
-            column = pa.nulls(len(table), field.type)
-        # None of arrays cannot be cast, not even to their own type.
-        columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.table(columns, schema=schema)
+    without = [name for name in schema.names if table[name].null_count == len(table)]
+    known = [schema.empty_table(), table.drop_columns(without)]
+    return pa.concat_tables(known, promote_options="permissive")
 
 
 def export_files(  # noqa: PLR0913  independent options, each with a default

@@ -249,13 +249,12 @@ def identity(function: Callable[..., Any]) -> str:
     def texts(value: Any) -> Iterator[str]:
         used: Iterable[Any] = ()
         if isinstance(value, partial):
-            used = value.func, *value.args, *value.keywords.items()
+            used = value.func, value.args, value.keywords
         elif inspect.ismethod(value):
             used = value.__func__, value.__self__
-        elif isinstance(value, (list, tuple, dict)):
-            each = [*value, *value.values()] if isinstance(value, dict) else value
-            used = [*filter(_is_unlike, each)]
-            yield tokenize([None if _is_unlike(one) else one for one in each])
+        elif isinstance(value, (list, tuple, dict)):  # dask takes some values in it for the same
+            yield f"{type(value)} {len(value)}"
+            used = value.items() if isinstance(value, dict) else value
         elif not inspect.isroutine(value) and not isinstance(value, (ModuleType, type)):
             yield tokenize(ak.to_buffers(value) if isinstance(value, ak.Array) else value)
             used = (type(value),)
@@ -268,11 +267,6 @@ def identity(function: Callable[..., Any]) -> str:
             yield from texts(each)
 
     return str(tokenize(list(texts(function))))
-
-
-def _is_unlike(value: Any) -> bool:
-    """Return whether dask takes another value for the same: by its name, or address in memory."""
-    return callable(value) or isinstance(value, (list, tuple, dict, ak.Array))
 
 
 def _used(function: Any) -> Iterator[Any]:

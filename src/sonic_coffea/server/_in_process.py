@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sonic_coffea._files import FileState, read_text, state_of
 from sonic_coffea.errors import ConfigError, ContractError, InferenceError, SonicError, expect
 from sonic_coffea.server.repository import _config, _runner
-from sonic_coffea.server.repository._sources import Served, read_source
+from sonic_coffea.server.repository._sources import Served, naming, read_source
 from sonic_coffea.transport import (
     Contract,
     ModelEntry,
@@ -210,7 +210,7 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
                 f"expected a model that build_repository wrote, or {file} for the backend "
                 f"onnxruntime, got neither in {place} (backend {backend})"
             )
-        described, _ = read_source(folder.name, Served(file))
+        described, _ = read_source(Served(file))
         manifest = {**described, "file": file.name}
     path = place / manifest["file"]
     try:
@@ -250,7 +250,8 @@ def contract_of(file: Path, name: str) -> Contract:
     sonic_coffea.errors.ConfigError
         If the file cannot be read, or does not describe its tensors.
     """
-    described, _ = read_source(name, Served(file))
+    with naming(name):
+        described, _ = read_source(Served(file))
     contract = configured_contract(
         name, "1", _config.tensor_config(described, int(described["batched"]))
     )

@@ -23,19 +23,15 @@ from sonic_coffea.errors import ConfigError, ServerStartError, expect, require
 from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.transport import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
-# The methods of KServe v2 and of Triton's extensions, with the extension of each.
-_METHODS = {
-    "ServerLive": "",
-    "ServerReady": "",
-    "ServerMetadata": "",
-    "ModelReady": "",
-    "ModelMetadata": "",
-    "ModelInfer": "",
+# The methods of KServe v2 and of Triton's extensions, as gRPC calls them.
+_METHODS = [m for m in vars(service_pb2_grpc.GRPCInferenceServiceServicer) if m[0] != "_"]
+# Those of extensions that the server has.
+_EXTENSION_OF = {
     "ModelConfig": "model_configuration",
     "ModelStatistics": "statistics",
     "RepositoryIndex": "model_repository",
 }
-EXTENSIONS = tuple(filter(None, _METHODS.values()))
+EXTENSIONS = tuple(_EXTENSION_OF.values())
 
 Fault = Callable[[Any, Any], None]
 """Changes a ``ModelInferResponse``, or ends the request through gRPC's context."""
@@ -297,10 +293,11 @@ class FakeServer:
             self._refused[method](None, context)
         if not self.headers.items() <= headers.items():
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
-        if _METHODS[method] not in ("", *self.extensions):
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
+        write = getattr(self, f"_{method}", None)
+        if write is None or _EXTENSION_OF.get(method) not in (None, *self.extensions):
+            _abort(context, grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
         answer = getattr(service_pb2, f"{method}Response")()
-        getattr(self, f"_{method}")(request, answer, context)
+        write(request, answer, context)
         return answer
 
     def _ServerLive(self, request: Any, answer: Any, context: Any) -> None:
@@ -390,6 +387,7 @@ def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[A
     for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
         dtype = np.dtype(DATATYPES[spec.datatype])
         inputs[spec.name] = from_wire(raw, dtype, tuple(spec.shape))
+    problem = ""
     for name, (datatype, shape) in model.described(model.inputs).items():
         array = inputs.get(name)
         fits = (
@@ -399,15 +397,14 @@ def _inputs(request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[A
         )
         if not fits:
             got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-            message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+            problem = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
     for name in inputs.keys() - model.inputs.keys():
-        message = f"unexpected inference input '{name}'; the model has {', '.join(model.inputs)}"
-        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-    rows = len(next(iter(inputs.values())))
+        problem = f"unexpected inference input '{name}'; the model has {', '.join(model.inputs)}"
+    rows = len(next(iter(inputs.values()), ()))
     if model.max_rows and rows > model.max_rows:
-        message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
-        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+        problem = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
+    if problem:
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
     return inputs
 
 

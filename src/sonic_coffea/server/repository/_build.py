@@ -21,7 +21,7 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, expect, require
 from sonic_coffea.server.repository import _config, _runner
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
-from sonic_coffea.server.repository._sources import Manifest, Served, read_source
+from sonic_coffea.server.repository._sources import Manifest, Served, naming, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 logger = logging.getLogger(__name__)
@@ -121,21 +121,22 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
             beside = folder.exists() and version is not None
             following = max(_config.version_numbers(folder), default=0) + 1
             number = following if version == "next" else version or 1
-            if isinstance(model, Ensemble):
-                config, described = _config.ensemble_config(name, model, known)
-                sources = dict[str, Path]()
-            else:
-                served = model if isinstance(model, Served) else Served(model)
-                if served.max_batch_size is None:
-                    served = replace(served, max_batch_size=max_batch_size)
-                backend = known.get(name, {}).get("backend") if beside else None
-                described, sources = read_source(name, served, platform or backend)
-                config = _config.model_config(name, served, described, shared, warmup=warmup)
-            if beside:
-                texts = {}
-                config = _shared_config(folder, number, config, labels, overwrite=overwrite)
-            else:
-                texts = _config.add_labels(config, described, labels.get(name))
+            with naming(name):
+                if isinstance(model, Ensemble):
+                    config, described = _config.ensemble_config(name, model, known)
+                    sources = dict[str, Path]()
+                else:
+                    served = model if isinstance(model, Served) else Served(model)
+                    if served.max_batch_size is None:
+                        served = replace(served, max_batch_size=max_batch_size)
+                    backend = known.get(name, {}).get("backend") if beside else None
+                    described, sources = read_source(served, platform or backend)
+                    config = _config.model_config(name, served, described, shared, warmup=warmup)
+                if beside:
+                    texts = {}
+                    config = _shared_config(folder, number, config, labels, overwrite=overwrite)
+                else:
+                    texts = _config.add_labels(config, described, labels.get(name))
             if versions is not None or not beside:
                 config["version_policy"] = _config.version_policy(versions)
             script = {"model.py": _runner.SCRIPT} if described["platform"] == "python" else {}
@@ -230,8 +231,8 @@ def _shared_config(
         )
     if folder.name in labels:
         raise ConfigError(
-            f"labels are those of all versions of model {folder.name!r}, which is there already; "
-            "the option overwrite without a version writes it anew"
+            "labels are those of all versions of the model, which is there already; the option "
+            "overwrite without a version writes it anew"
         )
     config = _config.read_config(folder)
     expect(config, f"a model configuration in {folder / _config.FILE}", config)
@@ -243,8 +244,8 @@ def _shared_config(
     ]
     if differing:
         raise ConfigError(
-            f"version {number} of model {folder.name!r} does not go with those in {folder}: "
-            f"{'; '.join(differing)}; serve it by another name"
+            f"version {number} does not go with those in {folder}: {'; '.join(differing)}; serve "
+            "it by another name"
         )
     return config
 

@@ -141,9 +141,9 @@ def model_config(
     limit = served.max_batch_size
     if limit is None:
         limit = _rows_of_request([*manifest["inputs"], *manifest["outputs"]])
-    check_integer(f"max_batch_size of model {name!r}", limit, 0)
+    check_integer("max_batch_size", limit, 0)
     if limit and manifest["kind"] == "onnx":
-        _check_first_axes(name, manifest)
+        _check_first_axes(manifest)
     tensors = tensor_config(manifest, limit if manifest["batched"] else 0)
     config = {"name": name, "backend": manifest["platform"], **tensors, **copy.deepcopy(shared)}
     if not config["max_batch_size"]:
@@ -151,21 +151,15 @@ def model_config(
     if manifest["platform"] == "python":
         # The native backends use a GPU where there is one.
         config["instance_group"][0]["kind"] = "KIND_CPU"
-    # Not every length of a free axis need be one that the model can run.
-    dims = {t["name"]: t["dims"] for t in config["input"]}
-    shapes = {**dims, **(served.warmup or {})}
-    for tensor, shape in shapes.items():
-        _member(dims, tensor, f"input of model {name!r}")
+    sample = {
+        t["name"]: {"data_type": t["data_type"], "dims": t["dims"], "zero_data": True}
+        for t in config["input"]
+    }
+    for tensor, shape in (served.warmup or {}).items():
         expect(isinstance(shape, (list, tuple)), f"a shape as warmup of {tensor!r}", shape)
-    if warmup and not any(-1 in shape for shape in shapes.values()):
-        sample = {
-            t["name"]: {
-                "data_type": t["data_type"],
-                "dims": list(shapes[t["name"]]) or t["dims"],
-                "zero_data": True,
-            }
-            for t in config["input"]
-        }
+        _member(sample, tensor, "input")["dims"] = list(shape) or [1]
+    # Not every length of a free axis need be one that the model can run.
+    if warmup and not any(-1 in tensor["dims"] for tensor in sample.values()):
         config["model_warmup"] = [{"name": "zeros", "batch_size": 1, "inputs": sample}]
     return config
 
@@ -186,36 +180,32 @@ def ensemble_config(
 
     Triton checks, as it loads an ensemble, whether its tensors connect.
     """
-    of = f"of ensemble {name!r}"
     consumed: dict[str, Tensor] = {}
     produced: dict[str, Tensor] = {}
     limits, steps = [], []
     try:
         for model, inputs, outputs in ensemble.steps:
-            config = _member(configs, model, f"model {of}")
+            config = _member(configs, model, "model")
             limits.append(int(config.get("max_batch_size", 0)))
             rows = [-1] if limits[-1] else []
             for kind, names, known in (("input", inputs, consumed), ("output", outputs, produced)):
                 specs = {t["name"]: t for t in config.get(kind, ())}
                 for key, tensor in names.items():
                     spec = _member(specs, key, f"{kind} of {model!r}")
-                    dtype, dims = _NUMPY_TYPES[spec["data_type"]], [int(n) for n in spec["dims"]]
-                    known.setdefault(
-                        tensor, {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]}
-                    )
+                    dtype, dims = _NUMPY_TYPES[spec["data_type"]], map(int, spec["dims"])
+                    described = {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]}
+                    known.setdefault(tensor, described)
             step = {"model_name": model, "model_version": -1}
             steps.append({**step, "input_map": dict(inputs), "output_map": dict(outputs)})
     except (AttributeError, TypeError, ValueError):
-        raise ConfigError(
-            f"expected steps {of} as (model, {{its input: tensor}}, {{its output: tensor}}), "
-            f"got {ensemble.steps!r}"
-        ) from None
+        form = "steps as (model, {its input: tensor}, {its output: tensor})"
+        raise ConfigError(f"expected {form}, got {ensemble.steps!r}") from None
     begins, ends = ensemble.inputs, ensemble.outputs
     if begins is None:
         begins = [tensor for tensor in consumed if tensor not in produced]
     if ends is None:
         ends = [tensor for tensor in produced if tensor not in consumed]
-    expect(begins and ends, f"steps {of} with a tensor to begin and one to end at", ensemble.steps)
+    expect(begins and ends, "steps with a tensor to begin and one to end at", ensemble.steps)
     # An ensemble is batched only if all its steps are.
     batch = min(limits)
     manifest = {
@@ -223,26 +213,24 @@ def ensemble_config(
         "file": "",
         "platform": "ensemble",
         "batched": batch > 0,
-        "inputs": [_member(consumed, tensor, f"input {of}") for tensor in begins],
-        "outputs": [_member(produced, tensor, f"output {of}") for tensor in ends],
+        "inputs": [_member(consumed, tensor, "input of the steps") for tensor in begins],
+        "outputs": [_member(produced, tensor, "output of the steps") for tensor in ends],
     }
     scheduling = {"platform": "ensemble", "ensemble_scheduling": {"step": steps}}
     return {"name": name, **tensor_config(manifest, batch), **scheduling}, manifest
 
 
-def _check_first_axes(name: str, manifest: Manifest) -> None:
+def _check_first_axes(manifest: Manifest) -> None:
     """Refuse a network that was exported for one number of rows: others would fail one by one."""
-    inputs, outputs = manifest["inputs"], manifest["outputs"]
-    for tensor in inputs:
-        if tensor["shape"][0] < 0:
-            continue
-        axes = {t["name"]: {0: "rows"} for t in (*inputs, *outputs)}
-        raise ConfigError(
-            f"input {tensor['name']!r} of model {name!r} has a first axis of fixed length, "
-            f"{tensor['shape'][0]}, and takes no other number of rows; export it with an axis of "
-            f"any length: torch.onnx.export(..., dynamic_axes={axes}). If this axis does not count "
-            "rows, say so by Served(file, max_batch_size=0), and declare Model(one_request_per=...)"
-        )
+    axes = {t["name"]: {0: "rows"} for t in (*manifest["inputs"], *manifest["outputs"])}
+    for tensor in manifest["inputs"]:
+        if tensor["shape"][0] > 0:
+            raise ConfigError(
+                f"input {tensor['name']!r} has a first axis of fixed length, {tensor['shape'][0]}, "
+                "and takes no other number of rows; export it with an axis of any length: "
+                f"torch.onnx.export(..., dynamic_axes={axes}). If this axis does not count rows, "
+                "say so by Served(file, max_batch_size=0), and declare Model(one_request_per=...)"
+            )
 
 
 def version_policy(versions: Versions | None) -> Config:
@@ -260,25 +248,23 @@ def add_labels(
     config: Config, manifest: Manifest, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
 ) -> dict[str, str]:
     """Add the labels of outputs to a configuration; return the files that hold them, by name."""
-    name = config["name"]
     lengths = {t["name"]: [1, *t["shape"]][-1] for t in manifest["outputs"]}
-    if labels is not None and not isinstance(labels, Mapping):
-        outputs = f"a mapping of output name to labels ({', '.join(lengths)})"
-        is_of_one = len(lengths) == 1 and is_list(labels)
-        expect(is_of_one, f"labels of model {name!r} as {outputs}", labels)
-        labels = {next(iter(lengths)): labels}
+    outputs = {t["name"]: t for t in config["output"]}
+    by_output: Any = {} if labels is None else labels
+    if len(lengths) == 1 and is_list(by_output):
+        by_output = dict.fromkeys(lengths, by_output)
+    expected = f"labels as a mapping of output name to labels ({', '.join(lengths)})"
+    expect(isinstance(by_output, Mapping), expected, labels)
     files = {}
-    for output, names in (labels or {}).items():
-        length = _member(lengths, output, f"output of model {name!r}")
-        of = f"for output {output!r} of model {name!r}"
-        listed: Any = names
-        are_names = is_list(listed) and all(
-            isinstance(n, str) and not {"\n", "\r"} & set(n) for n in listed
+    for output, names in by_output.items():
+        length = _member(lengths, output, "output")
+        are_names = is_list(names) and all(
+            isinstance(n, str) and not {"\n", "\r"} & set(n) for n in names
         )
+        of = f"for output {output!r}"
         expect(are_names, f"labels {of} as a list of names without line breaks", names)
         expect(length in (-1, len(names)), f"{length} labels {of}", names)
-        file = f"{quote(output, safe='')}_labels.txt"
-        config["output"][list(lengths).index(output)]["label_filename"] = file
+        file = outputs[output]["label_filename"] = f"{quote(output, safe='')}_labels.txt"
         files[file] = "".join(f"{label}\n" for label in names)
     return files
 

@@ -5,11 +5,12 @@ The kinds of models are those that `_runner` loads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import index
 from pathlib import Path
@@ -30,7 +31,10 @@ Files = dict[str, Path]
 Tensor = dict[str, Any]
 # Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
 Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
-# What a file says of its model: inputs and outputs, and more entries of the manifest.
+# Inputs and outputs, if they are declared.
+Declared = Mapping[str, Declaration | None]
+# What a file says of its model: inputs and outputs, more entries of the manifest, and `files`, if a
+# version has several.
 Description = dict[str, Any]
 
 TRITON_TYPES = {numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()}
@@ -92,66 +96,78 @@ def is_list(value: Any) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def read_source(name: str, served: Served, platform: str | None = None) -> tuple[Manifest, Files]:
+@contextlib.contextmanager
+def naming(model: str) -> Iterator[None]:
+    """Name the model in the errors of a block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.at(model=model) from None
+
+
+def read_source(served: Served, platform: str | None = None) -> tuple[Manifest, Files]:
     """Read what a model is, without running it, and which files it is made of."""
-    suffix = Path(str(served.source)).suffix.lower().partition(":")[0]
-    if callable(served.source):  # it is also given as file.py:function
-        suffix = ".py"
-    suffixes = f"a file of a kind that can be served ({', '.join(_KINDS)})"
-    expect(suffix in _KINDS, f"{suffixes} for model {name!r}", str(served.source))
+    source = _locate(served.source) if callable(served.source) else str(served.source)
+    file, _, function = source.rpartition(":") if ".py:" in source else (source, "", "")
+    path = Path(file)
+    suffix = path.suffix.lower()
+    expect(suffix in _KINDS, f"a file of a kind that can be served ({', '.join(_KINDS)})", source)
     kind, read = _KINDS[suffix]
-    if served.files and kind != "function":
-        raise ConfigError(f"files go with a function, and model {name!r} is of kind {kind}")
+    expect(kind == "function" or not served.files, "files only beside a function", served.files)
     platform = served.platform or platform or ("onnxruntime" if kind == "onnx" else "python")
     if platform not in ("python", NATIVE.get(kind)):
         raise ConfigError(
-            f"platform {platform!r} cannot run model {name!r}, which is of kind {kind}; "
+            f"platform {platform!r} cannot run a model of kind {kind}; "
             "Served(source, platform='python') chooses another for one model"
         )
+    declared: Declared = {"inputs": served.inputs, "outputs": served.outputs}
+    if served.inputs is None and served.outputs is None:
+        declared = {}
     try:
-        with needed("onnx", f"reading {served.source}"):
-            files, described = read(served)
+        with needed("onnx", f"reading {path}"):
+            described = read(path, function, declared)
+        files = described.pop("files", {f"model{suffix}": path})
+        for more in map(Path, served.files):
+            # In a folder of their own, where no name is taken.
+            name = f"source/{more.name}"
+            expect(files.setdefault(name, more) == more, "files of different names", more.name)
+        for each in files.values():
+            each.open("rb").close()
     except OSError as error:
-        problem = f"cannot read {error.filename}: {error.strerror}"
-        raise ConfigError(f"{problem} (model {name!r})") from None
-    except ValueError as error:
-        raise ConfigError(f"{error} (model {name!r})") from None
-    declared = {"inputs": served.inputs, "outputs": served.outputs}
-    if any(tensors is not None for tensors in declared.values()):
-        described |= declared
-    inputs, outputs = (described.pop(side, None) for side in declared)
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
+    described |= declared
+    inputs, outputs = (described.pop(side, None) for side in ("inputs", "outputs"))
     if not inputs or not outputs:
         raise ConfigError(
             "expected the inputs and outputs, which cannot be read from its file: "
             'Served(source, inputs={"x": ("float32", [-1, 8])}, '
-            f'outputs={{"scores": ("float32", [-1, 2])}}) (model {name!r})'
+            'outputs={"scores": ("float32", [-1, 2])})'
         )
     # Digests depend on the order of the entries.
     manifest = {
         "kind": kind,
         "file": next(iter(files)),
         "platform": platform,
-        "inputs": [_tensor(name, *item) for item in inputs.items()],
-        "outputs": [_tensor(name, *item) for item in outputs.items()],
+        "inputs": [_tensor(*item) for item in inputs.items()],
+        "outputs": [_tensor(*item) for item in outputs.items()],
         "batched": _batched(inputs, outputs),
         **described,
     }
     return manifest, files
 
 
-def _tensor(model: str, name: str, declaration: Any) -> Tensor:
-    where = f"tensor {name!r} of model {model!r}"
+def _tensor(name: str, declaration: Any) -> Tensor:
     try:
         dtype, axes = declaration
         shape = [-1 if isinstance(axis, str) else index(axis) for axis in axes]
     except (TypeError, ValueError):
         raise ConfigError(
-            f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
+            f'expected tensor {name!r} as a type and a shape such as ("float32", [-1, 8]), '
             f"got {declaration!r}"
         ) from None
     are_lengths = shape and all(length >= 1 or length == -1 for length in shape)
-    expect(are_lengths, f"axes of {where}, each of at least 1, or -1 for any", shape)
-    require([dtype], TRITON_TYPES, f"{where} has an unknown type")
+    expect(are_lengths, f"axes of tensor {name!r}, each of at least 1, or -1 for any", shape)
+    require([dtype], TRITON_TYPES, f"tensor {name!r} has an unknown type")
     return {"name": name, "dtype": dtype, "shape": shape}
 
 
@@ -167,11 +183,10 @@ def _batched(inputs: Declaration, outputs: Declaration) -> bool:
     return len(rows) == 1 and all(axis == -1 or isinstance(axis, str) for axis in first)
 
 
-def _read_onnx(served: Served) -> tuple[Files, Description]:
+def _read_onnx(path: Path, _function: str, _declared: Declared) -> Description:
     """Read the tensors of an ONNX file, not its weights."""
     import onnx
 
-    path = Path(str(served.source))
     content = path.read_bytes()
     try:
         model = onnx.load_model_from_string(content)
@@ -179,29 +194,24 @@ def _read_onnx(served: Served) -> tuple[Files, Description]:
         model = onnx.ModelProto()
     graph = model.graph
     if not graph.node or not graph.output:
-        raise ValueError(f"expected an ONNX file, got {path}, which holds no ONNX graph")
+        raise ConfigError(f"expected an ONNX file, got {path}, which holds no ONNX graph")
     initializers = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in initializers]
-    return {"model.onnx": path, **_external(model, path)}, {
-        "inputs": {value.name: _onnx_tensor(value, "input", path) for value in inputs},
-        "outputs": {value.name: _onnx_tensor(value, "output", path) for value in graph.output},
+    return {
+        "inputs": {value.name: _onnx_tensor(value) for value in inputs},
+        "outputs": {value.name: _onnx_tensor(value) for value in graph.output},
+        "files": {"model.onnx": path, **{name: _beside(path, name) for name in _weights(model)}},
     }
 
 
-def _onnx_tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
+def _onnx_tensor(value: Any) -> tuple[str, list[int | str]]:
     import onnx
 
-    where = f"{kind} {value.name!r} of {path}"
-    got = value.type.WhichOneof("value")
-    if got != "tensor_type":
-        advice = " (convert scikit-learn models with zipmap=False)" if got else ""
-        raise ValueError(f"expected {where} to be a tensor, got {got}{advice}")
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        raise ValueError(
-            f"expected {where} to declare a shape, got none; "
-            "onnx.shape_inference.infer_shapes can add it"
-        )
+    got, tensor = value.type.WhichOneof("value"), value.type.tensor_type
+    form = "to be a tensor (convert scikit-learn models with zipmap=False)"
+    expect(got == "tensor_type", f"{value.name!r} {form}", got)
+    form = "to have a shape (onnx.shape_inference.infer_shapes can add one)"
+    expect(tensor.HasField("shape"), f"{value.name!r} {form}", None)
     name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     # A first axis that several inputs call alike, or not at all, counts the rows.
     shape = [
@@ -211,45 +221,44 @@ def _onnx_tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str
     return _DTYPES.get(name, name), shape
 
 
-def _external(model: Any, path: Path) -> dict[str, Path]:
-    """Return the files beside it that hold its weights, by their names.
-
-    A copy of `name` must be where it is copied to, also if a link is on the way.
-    """
-    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
-
-    tensors = filter(uses_external_data, _get_all_tensors(model))
-    files = {name: path.parent / name for name in {ExternalDataInfo(t).location for t in tensors}}
-    for name, file in files.items():
-        is_inside = file.resolve().is_relative_to(path.parent.resolve())
-        if ".." in Path(name).parts or not is_inside or not file.is_file():
-            raise ValueError(f"expected the weights file {name!r} beside {path}, got none there")
-    return files
+def _weights(message: Any) -> set[str]:
+    """Return the names of the files of weights, also those of weights in branches."""
+    names = {each.value for each in getattr(message, "external_data", ()) if each.key == "location"}
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if isinstance(value, Sequence) else [value]:
+                names |= _weights(part)
+    return names
 
 
-def _read_torchscript(served: Served) -> tuple[Files, Description]:
+def _beside(path: Path, name: str) -> Path:
+    """Return a file beside another one; a copy must be where it is copied to, despite links."""
+    file = path.parent / name
+    is_inside = file.resolve().is_relative_to(path.parent.resolve())
+    if ".." in Path(name).parts or not is_inside or not file.is_file():
+        raise ConfigError(f"expected the weights file {name!r} beside {path}, got none there")
+    return file
+
+
+def _read_torchscript(path: Path, _function: str, _declared: Declared) -> Description:
     """Check that a file holds code; one that torch.save has written does not."""
-    path = Path(str(served.source))
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except zipfile.BadZipFile:
         names = []
     if not any(name.partition("/")[2].startswith("code/") for name in names):
-        raise ValueError(
+        raise ConfigError(
             f"expected a TorchScript file, got {path}, which holds no TorchScript code "
             "(torch.jit.save writes one, torch.save does not)"
         )
-    return {"model.pt": path}, {}
+    return {}
 
 
-def _read_xgboost(served: Served) -> tuple[Files, Description]:
-    path = Path(str(served.source))
-    suffix = path.suffix.lower()
-    files = {f"model{suffix}": path}
+def _read_xgboost(path: Path, _function: str, declared: Declared) -> Description:
     try:
         content: bytes | bytearray = path.read_bytes()
-        if suffix != ".json":
+        if path.suffix.lower() != ".json":
             import xgboost
 
             # Only XGBoost itself reads its binary form.
@@ -260,91 +269,74 @@ def _read_xgboost(served: Served) -> tuple[Files, Description]:
         chosen = learner["objective"]["name"] == "multi:softmax"
         features, classes = int(sizes["num_feature"]), int(sizes.get("num_class", 0))
         width = max(1 if chosen else classes, int(sizes.get("num_target", 1)), 1)
-        names = list(learner.get("feature_names", ()))
     except ImportError:
-        if served.inputs is None:
-            raise ValueError(
-                f"reading {path} needs the xgboost package here; save the trees as .json, or "
-                "declare inputs= and outputs= with Served"
-            ) from None
-        return files, {}
+        if declared:
+            return {}
+        raise ConfigError(
+            f"reading {path} needs the xgboost package here; save the trees as .json, or "
+            "declare inputs= and outputs= with Served"
+        ) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"expected XGBoost trees in {path}: {error!r}") from None
+        raise ConfigError(f"expected XGBoost trees in {path}: {error!r}") from None
     if booster.get("name") == "gblinear":
-        raise ValueError(f"expected XGBoost trees in {path}, got a linear model (gblinear)")
+        raise ConfigError(f"expected XGBoost trees in {path}, got a linear model (gblinear)")
     trees = booster.get("gbtree", booster).get("model", {})  # those of dart are in another place
-    categories = trees.get("cats", {"enc": []})["enc"]
+    listed = trees.get("cats", {"enc": []})["enc"]
     # The values of others are the letters of their names.
-    _check_categories(served, [c["values"] for c in categories if "offsets" not in c])
-    return files, _trees(names, features, ("float32", [-1, width]))
+    categories = [category["values"] for category in listed if "offsets" not in category]
+    names = list(learner.get("feature_names", ()))
+    return _trees(names, features, ("float32", [-1, width]), [] if declared else categories)
 
 
-def _read_lightgbm(served: Served) -> tuple[Files, Description]:
-    path = Path(str(served.source))
+def _read_lightgbm(path: Path, _function: str, declared: Declared) -> Description:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.partition("\nTree=")[0].splitlines()
     head = dict(line.split("=", 1) for line in lines if "=" in line)
     try:
         features, classes = int(head["max_feature_idx"]) + 1, int(head["num_class"])
     except (KeyError, ValueError):
-        raise ValueError(
+        raise ConfigError(
             f"expected LightGBM trees in {path}, which has no max_feature_idx or num_class"
         ) from None
-    categories = text.partition("\npandas_categorical:")[2].partition("\n")[0]
-    _check_categories(served, json.loads(categories or "null") or [])
+    listed = text.partition("\npandas_categorical:")[2].partition("\n")[0]
+    categories = json.loads(listed or "null") or []
     names = head.get("feature_names", "").split()
-    return {"model.txt": path}, _trees(names, features, ("float64", [-1, classes]))
+    return _trees(names, features, ("float64", [-1, classes]), [] if declared else categories)
 
 
-def _check_categories(served: Served, categories: list[list[Any]]) -> None:
-    """Refuse trees that were trained on pandas categories which are other numbers than their codes.
+def _trees(
+    names: list[str], features: int, scores: tuple[str, list[int]], categories: list[list[Any]]
+) -> Description:
+    """Describe trees; refuse those of pandas categories which are other numbers than their codes.
 
     The trees take the codes, and would take the numbers for codes of others.
     """
     for numbers in categories:
-        codes = {number: code for code, number in enumerate(numbers)}
-        is_numeric = all(isinstance(number, int | float) for number in numbers)
-        if served.inputs is None and is_numeric and any(n != code for n, code in codes.items()):
-            raise ValueError(
-                f"{served.source} was trained on a pandas category, whose codes its trees take in "
-                f"place of the numbers; train on the codes, or declare inputs= and outputs= with "
-                f"Served, and send the codes: Feature(name, categories={codes})"
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        if are_numbers and numbers != list(range(len(numbers))):
+            codes = {number: code for code, number in enumerate(numbers)}
+            raise ConfigError(
+                "the trees were trained on a pandas category, whose codes they take in place of "
+                "the numbers; train on the codes, or declare inputs= and outputs= with Served, "
+                f"and send the codes: Feature(name, categories={codes})"
             )
-
-
-def _trees(names: list[str], features: int, scores: tuple[str, list[int]]) -> Description:
     inputs = {"features": ("float32", [-1, features])}
     return {"inputs": inputs, "outputs": {"scores": scores}, "features": names}
 
 
-def _read_function(served: Served) -> tuple[Files, Description]:
-    """Locate a function and the files that go with it; whether it runs, the server says."""
-    source = served.source
-    path, name = _locate(source) if callable(source) else _split(str(source))
-    files: Files = {}
-    for file in (path, *map(Path, served.files)):
-        if not file.is_file():
-            raise ValueError(f"expected a file, got {file}, which is not a file")
-        # In a folder of their own, where no name is taken.
-        if files.setdefault(f"source/{file.name}", file) != file:
-            raise ValueError(f"expected files of different names, got two called {file.name!r}")
+def _read_function(path: Path, name: str, _declared: Declared) -> Description:
+    """Check that a file defines a function; whether it runs, the server says."""
+    expect(name, f"a function of the file, which is given as '{path}:function'", str(path))
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"expected Python source in {path}: {error}") from None
-    if name not in code.co_names:
-        raise ValueError(f"no function {name!r} at the top of {path}")
-    return files, {"function": name}
+        raise ConfigError(f"expected Python source in {path}: {error}") from None
+    require([name], code.co_names, f"no function at the top of {path} is called")
+    return {"function": name, "files": {f"source/{path.name}": path}}
 
 
-def _split(source: str) -> tuple[Path, str]:
-    file, _, name = source.rpartition(":")
-    if not file.endswith(".py"):
-        raise ValueError(f"expected a function, got {source}; it is given as '{source}:function'")
-    return Path(file), name
-
-
-def _locate(function: Callable[..., Any]) -> tuple[Path, str]:
+def _locate(function: Callable[..., Any]) -> str:
+    """Return a function as a file and a name."""
     name = getattr(function, "__qualname__", repr(function))
     inner = inspect.unwrap(function)
     try:
@@ -353,18 +345,18 @@ def _locate(function: Callable[..., Any]) -> tuple[Path, str]:
         file = None
     # Else the file has another function by this name, such as the one that this one wraps.
     if getattr(inner, "__globals__", {}).get(name, function) is not function:
-        raise ValueError(f"expected the function that is called {name!r} in {file}, got another")
+        raise ConfigError(f"expected the function that is called {name!r} in {file}, got another")
     if file is None or not Path(file).is_file() or not name.isidentifier():
-        raise ValueError(
+        raise ConfigError(
             "expected a function that is defined at the top of a file, whose source can be copied, "
             f"got {name}; write it to a file and pass 'file.py:function'"
         )
-    return Path(file), name
+    return f"{file}:{name}"
 
 
-# By the suffix of a model's file: its kind, and the function that reads it, whose ValueError says
-# what is wrong with the file.
-_KINDS: Mapping[str, tuple[str, Callable[[Served], tuple[Files, Description]]]] = {
+# By the suffix of a model's file: its kind, and the function that reads it. The function takes the
+# path, the name of a function, and what is declared.
+_KINDS: Mapping[str, tuple[str, Callable[[Path, str, Declared], Description]]] = {
     ".onnx": ("onnx", _read_onnx),
     ".pt": ("torchscript", _read_torchscript),
     ".json": ("xgboost", _read_xgboost),
