@@ -61,6 +61,24 @@ def test_an_idle_client_may_begin_with_one_request() -> None:
     assert grants["busy"].max_in_flight == 4
 
 
+def test_only_clients_of_a_server_share_it() -> None:
+    """Connections may lead to other servers, which have a model of the same name."""
+    allocator, other = Allocator(), ("grpc://other:1", SERVED[1])
+
+    def given(**servers: list[Any]) -> dict[str, list[int]]:
+        """Return what clients may have at each of their servers; requests are at the first."""
+        for client, (first, *more) in servers.items():
+            telemetry = {first: Telemetry(1, 5)} | dict.fromkeys(more, Telemetry())
+            allocator.report(client, telemetry, {}, 0.0)
+        quotas = allocator.end_round(0.0)
+        return {client: [q.max_in_flight for q in of.values()] for client, of in quotas.items()}
+
+    first = given(one=[SERVED], two=[other], both=[SERVED, other])
+    assert first == {"one": [4], "two": [4], "both": [4, 4]}
+    # One is no server of the last client any more.
+    assert given(one=[SERVED], two=[other], both=[SERVED]) == {"one": [4], "two": [8], "both": [4]}
+
+
 def test_paced_turns_are_spread_evenly_and_none_is_lost() -> None:
     quota = Quota(1, interval_s=10.0, delay_s=3.0)
     quota.begin(Quota(), 0.0, 100.0)

@@ -209,7 +209,7 @@ class Allocator:
         """
         known = self.clients.setdefault(client, Client())
         known.reported_at = now
-        known.telemetry.update(telemetry)
+        known.telemetry = dict(telemetry)
         for served, reported in telemetry.items():
             self.capacities[served].reports.append(reported)
         is_open = {server for server, is_open in circuits.items() if is_open}
@@ -227,12 +227,15 @@ class Allocator:
         self._rounds += 1
         round_s = min(now - self._round_at, self.lease_s) or self.round_s
         self._round_at = now
-        active: defaultdict[ModelKey, dict[Hashable, int]] = defaultdict(dict)
+        active: defaultdict[ServedModel, dict[Hashable, int]] = defaultdict(dict)
         for name, client in self.clients.items():
-            for key in {key for (_, key), t in client.telemetry.items() if t.in_flight + t.waiting}:
-                active[key][name] = len(active[key])
-        for (_, key), capacity in self.capacities.items():
-            capacity.end_round(active[key], round_s)
+            # A client has its share of all its servers, whichever of them its requests are at.
+            busy = {key for (_, key), t in client.telemetry.items() if t.in_flight + t.waiting}
+            for served in client.telemetry:
+                if served[1] in busy:
+                    active[served][name] = len(active[served])
+        for served, capacity in self.capacities.items():
+            capacity.end_round(active[served], round_s)
         quotas: dict[Any, dict[ServedModel, Quota]] = {}
         for number, (name, client) in enumerate(self.clients.items()):
             if client.telemetry:
