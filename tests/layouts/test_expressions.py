@@ -130,12 +130,24 @@ def test_integers_that_wrap_around_are_refused(expression: str, of_minus_3: floa
     assert sonic.Row(feature("1.0 * a * a"), "float64").pack({"a": [large]}) == [[2.0**126]]
 
 
-def test_the_least_integer_is_not_negated() -> None:
-    row, least = sonic.Row(feature("-a"), "float64"), np.iinfo(np.int64).min
-    assert row.pack({"a": [-3, 2]}).tolist() == [[3.0], [-2.0]]
-    assert np.signbit(row.pack({"a": [0.0]}))
+@pytest.mark.parametrize(
+    ("expression", "of_minus_3_and_2"),
+    [
+        ("-a", [3.0, -2.0]),
+        ("abs(a)", [3.0, 2.0]),
+        ("a // -1", [3.0, -2.0]),
+        ("round(a, -1)", [0.0, 0.0]),
+    ],
+)
+def test_the_least_integer_is_not_negated(expression: str, of_minus_3_and_2: list[float]) -> None:
+    """Nor is it rounded to one that is less."""
+    assert computed(expression, a=[-3, 2]).tolist() == of_minus_3_and_2
     with pytest.raises(InputError, match="an integer is too large for int64"):
-        row.pack({"a": [least]})
+        computed(expression, a=[np.iinfo(np.int64).min])
+
+
+def test_zero_is_negated() -> None:
+    assert np.signbit(computed("-a", a=[0.0]))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])

@@ -92,40 +92,31 @@ def _mass(*components: Any) -> Any:
     return np.sqrt(np.maximum(energy**2 - px**2 - py**2 - pz**2, 0.0))
 
 
-def _whole(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """Return the result for integers as for real numbers: NaN where the divisor is 0."""
-    with np.errstate(divide="ignore"):
-        result = operation(first, second)
-    is_wrong = np.asarray(result).dtype.kind in "biu" and np.equal(second, 0)
-    return np.where(is_wrong, np.nan, result) if np.any(is_wrong) else result
+def _computed(name: str, operation: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Return the result of an operation or a function, as of real numbers.
 
-
-def _held(operation: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """Return the result, refusing integers that wrapped around: those are off by 2**64.
-
-    Refuses a sum of two conditions, too: in numpy, that is no number, but whether any holds.
+    It is NaN where an integer is divided by 0. Integers that wrapped around are refused: those are
+    off by 2**64. So is a sum of two conditions: in numpy, that is no number, but whether any holds.
+    Conditions are computed with as with integers, and not in float16.
     """
-    result = operation(first, second)
-    kind = np.asarray(result).dtype.kind
-    if kind == "b" and operation is operator.add:
+    result = operation(first, *others)
+    dtype = np.asarray(result).dtype
+    if dtype == np.float16:
+        return operation(1 * first, *(1 * other for other in others))
+    if dtype.kind == "b" and name == "Add":
         raise TypeError("write | for or, or 1 * (…) + (…) for how many conditions hold")
-    if kind in "iu":
-        with np.errstate(all="ignore"):
-            real = operation(np.asarray(first, np.float64), np.asarray(second, np.float64))
-            if np.any(abs(real - result) > 2.0**62):
-                raise ArithmeticError("an integer is too large for int64; begin with 1.0 * …")
+    if dtype.kind in "iu":
+        if name in _WRAPPING:
+            real = operation(np.asarray(first, np.float64), *others)
+            is_wrong = abs(real - result) > 2.0**62
+        else:  # numpy gives the least integer for one that is too large
+            is_wrong = np.equal(result, _LEAST)
+        if np.any(is_wrong):
+            raise ArithmeticError("an integer is too large for int64; begin with 1.0 * …")
+        is_zero = name in ("FloorDiv", "Mod") and np.equal(others[0], 0)
+        if np.any(is_zero):
+            result = np.where(is_zero, np.nan, result)
     return result
-
-
-def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes with conditions as with integers, and not in float16."""
-
-    def compute(*arguments: Any) -> Any:
-        result = function(*arguments)
-        is_half = np.asarray(result).dtype == np.float16
-        return function(*(1 * each for each in arguments)) if is_half else result
-
-    return compute
 
 
 def _several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -168,14 +159,17 @@ _NO_OPERATORS = (ast.MatMult, ast.LShift, ast.RShift, ast.Not, ast.Is, ast.IsNot
 _BITS = ast.BitAnd, ast.BitOr, ast.BitXor
 
 _OPERATORS = {
-    ast.FloorDiv: partial(_whole, operator.floordiv),
-    ast.Mod: partial(_whole, operator.mod),
-    ast.Add: partial(_held, operator.add),
-    ast.Sub: partial(_held, operator.sub),
-    ast.Mult: partial(_held, operator.mul),
-    ast.Pow: partial(_held, operator.pow),
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "Pow": operator.pow,
 }
 """Operators whose results numpy does not check for integers."""
+
+_WRAPPING = ("Add", "Sub", "Mult", "Pow")
+_LEAST = np.iinfo(np.int64).min
 
 Expression = tuple[tuple[Term, ...], Callable[[Mapping[Term, Any]], Any]]
 """The terms of an expression, and what computes it of their numbers."""
@@ -227,13 +221,14 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
     code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
     # NumPy 1 imports the class of an error; `_read` lets no expression do so.
     known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
-    known |= {name: _wide(function) for name, (function, _, _) in FUNCTIONS.items()}
-    known |= {node.__name__: compute for node, compute in _OPERATORS.items()}
+    operations = _OPERATORS | {name: function for name, (function, _, _) in FUNCTIONS.items()}
+    known |= {name: partial(_computed, name, each) for name, each in operations.items()}
 
     def compute(values: Mapping[Term, Any]) -> Any:
         names = {name: values[term] for term, name in terms.items()}
         try:
-            return eval(code, known, names)  # noqa: S307  it has what `_read` lets in
+            with np.errstate(all="ignore"):
+                return eval(code, known, names)  # noqa: S307  it has what `_read` lets in
         except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(f"{what}: {error}") from None
 
@@ -263,9 +258,9 @@ def _read(node: ast.expr, terms: dict[Term, str], what: str) -> ast.expr:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = ast.BinOp(ast.Constant(-1), ast.Mult(), node.operand)  # which is checked
     if isinstance(node, ast.BinOp) and not isinstance(node.op, _NO_OPERATORS):
-        left, right, kind = read(node.left), read(node.right), type(node.op)
-        call = ast.Call(ast.Name(kind.__name__, ast.Load()), [left, right], [])
-        return call if kind in _OPERATORS else ast.BinOp(left, node.op, right)
+        left, right, name = read(node.left), read(node.right), type(node.op).__name__
+        call = ast.Call(ast.Name(name, ast.Load()), [left, right], [])
+        return call if name in _OPERATORS else ast.BinOp(left, node.op, right)
     if isinstance(node, ast.UnaryOp) and not isinstance(node.op, _NO_OPERATORS):
         return ast.UnaryOp(node.op, read(node.operand))
     if isinstance(node, ast.Compare) and not any(isinstance(op, _NO_OPERATORS) for op in node.ops):
