@@ -11,6 +11,8 @@ import resource
 import sqlite3
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -625,17 +627,22 @@ def test_files_that_cannot_be_made_leave_nothing(
 
 def fill(path: str, number: int) -> int:
     cache = ScoreCache(path, 10**8)
-    for i in range(5):
+    for i in range(20):
         keys = [bytes([number, i, j]) + bytes(13) for j in range(50)]
         cache.put([(keys, {"y": np.full((50, 2), number, np.float32)})])
-    hits = cache.get([bytes([number, i, 7]) + bytes(13) for i in range(5)])
+    hits = cache.get([bytes([number, i, 7]) + bytes(13) for i in range(20)])
     return sum(len(keys) for keys, _ in hits)
 
 
+def fill_in_threads(path: str, number: int) -> int:
+    with ThreadPoolExecutor(3) as threads:
+        return sum(threads.map(partial(fill, path), range(3 * number, 3 * number + 3)))
+
+
 @pytest.mark.server
-def test_many_processes_share_a_cache(tmp_path: Path) -> None:
+def test_many_processes_and_their_threads_share_a_cache(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    with context.Pool(2) as processes:
-        tasks = [(str(tmp_path / "scores"), number) for number in range(4)]
-        assert processes.starmap(fill, tasks) == [5] * 4
-    assert kept(tmp_path) == 4 * 5 * 50
+    with context.Pool(3) as processes:
+        tasks = [(str(tmp_path / "scores"), number) for number in range(6)]
+        assert processes.starmap(fill_in_threads, tasks) == [60] * 6
+    assert kept(tmp_path) == 18 * 20 * 50

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import stat
 import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,11 @@ Kept = tuple[Sequence[bytes], Mapping[str, NDArray[Any]]]
 _APPLICATION, _FORM = 0x50434143, 3
 _MAGIC, _MARKED = b"SQLite format 3\0", slice(68, 72)
 _TABLE = "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL)"
+
+# By process, as a forked child may begin with a lock that is never released. Whoever closes a file
+# that SQLite has open in another thread, as `_check_ours` does, takes its locks away, and other
+# processes break the file.
+_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 class ScoreCache:
@@ -101,19 +107,20 @@ class ScoreCache:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Yield the database in a transaction."""
-        if not self.path.exists():
-            self._make()
-        self._check_ours()
-        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # makes no file
-        with contextlib.closing(sqlite3.connect(uri, timeout=30.0, uri=True)) as database:
-            (form,) = database.execute("PRAGMA user_version").fetchone()
-            query = "SELECT count(*) FROM sqlite_master WHERE sql = ?"
-            (tables,) = database.execute(query, (_TABLE,)).fetchone()
-            if form != _FORM or not tables:
-                raise sqlite3.DatabaseError("its header or its table is damaged")
-            with database:
-                yield database
+        """Yield the database in a transaction; other threads wait meanwhile."""
+        with _locks[os.getpid()]:
+            if not self.path.exists():
+                self._make()
+            self._check_ours()
+            uri = f"{self.path.absolute().as_uri()}?mode=rw"  # makes no file
+            with contextlib.closing(sqlite3.connect(uri, timeout=30.0, uri=True)) as database:
+                (form,) = database.execute("PRAGMA user_version").fetchone()
+                query = "SELECT count(*) FROM sqlite_master WHERE sql = ?"
+                (tables,) = database.execute(query, (_TABLE,)).fetchone()
+                if form != _FORM or not tables:
+                    raise sqlite3.DatabaseError("its header or its table is damaged")
+                with database:
+                    yield database
 
     def _check_ours(self) -> None:
         """Refuse a file that this class has not written, or that others could have written."""
