@@ -14,6 +14,7 @@ import sys
 import threading
 from abc import ABC
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from types import MethodType
@@ -883,6 +884,40 @@ def test_bad_commands_are_refused_in_one_line(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mass.yaml"]
+
+
+def test_threads_that_score_at_the_same_time_give_standard_output_back(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that began first ends first."""
+    first_began, second_began, first_ended = (threading.Event() for _ in range(3))
+
+    def first(events: Any) -> Any:
+        first_began.set()
+        assert second_began.wait(60)
+        return events.FatJet
+
+    def second(events: Any) -> Any:
+        second_began.set()
+        assert first_ended.wait(60)
+        return events.FatJet
+
+    def score(features: Any) -> None:
+        path = tmp_path / f"{features.__name__}.parquet"
+        sonic.score_files(MODEL, FILES, path, collection="FatJet", features=features)
+
+    before = sys.stdout
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(score, first)
+        assert first_began.wait(60)
+        last = threads.submit(score, second)
+        running.result()
+        first_ended.set()
+        last.result()
+    assert sys.stdout is before
+    assert capsys.readouterr().out == ""
+    for name in ("first", "second"):
+        is_right(ak.from_parquet(tmp_path / f"{name}.parquet"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from numbers import Real
@@ -15,6 +16,11 @@ from typing import Any
 from sonic_coffea._extras import needed
 from sonic_coffea.errors import ConfigError, FieldError, SonicError, expect, find, nearest, require
 from sonic_coffea.layouts import EVENT_ID
+
+# coffea's progress bars go to standard output, which is for results. Threads have one standard
+# output, so the runs that are under way redirect it together: it is back when the last one ends.
+_bars: list[Any] = []
+_lock = threading.Lock()
 
 
 def run_files(
@@ -63,9 +69,11 @@ def run_files(
         name: {"treename": "Events", "files": [str(path) for path in paths]}
         for name, paths in datasets.items()
     }
+    file = sys.stderr if progress else io.StringIO()
+    with _lock:
+        _bars.append(_bars[0] if _bars else contextlib.redirect_stdout(file))
     try:
-        # coffea's progress bars go to standard output, which is for results.
-        with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
+        with _bars[0]:
             return runner(fileset, _held(processor, is_here=is_here))
     except _FinalError as final:
         raise final.args[0] from None
@@ -75,6 +83,9 @@ def run_files(
         if cause is None:
             raise
         raise cause from None
+    finally:
+        with _lock:
+            _bars.pop()
 
 
 def _held(processor: Any, *, is_here: bool) -> Any:
