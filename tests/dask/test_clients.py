@@ -302,6 +302,26 @@ def test_workers_that_join_do_not_change_the_servers_of_their_process(
             pool.close()
 
 
+def test_models_in_functions_keep_the_servers_of_their_client(
+    one: FakeServer, other: FakeServer
+) -> None:
+    """Also where the client, which has closed its pools, has the workers in its own process."""
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+    def by_value(number: int) -> float:
+        return by_model(number, model)
+
+    with (
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        Client(cluster) as second,
+    ):
+        for servers, each in ((one, client), (other, second)):
+            sonic.connect(servers.url, client=each).close()
+        for each, factor in ((second, 3.0), (client, 2.0), (second, 3.0), (client, 2.0)):
+            assert each.submit(by_value, 5, pure=False).result() == factor
+
+
 def test_pools_that_are_closed_keep_no_workers(one: FakeServer) -> None:
     with connected_cluster(one.url) as (_, client, pool):
         assert pool.workers

@@ -140,26 +140,62 @@ def test_a_full_memory_keeps_the_thread(slow_server: FakeServer) -> None:
 
 
 def test_workers_of_one_process_share_its_pool(slow_server: FakeServer) -> None:
-    """Its reports count once."""
+    """Its reports count once, and it has the share of one."""
     with connected_cluster(slow_server.url, 2) as (cluster, client, pool):
         plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
+
+        def in_flight() -> list[int]:
+            shown = plugin.allocator.demand(slow_server.url, "m", "1")[0]
+            return [sum(state.in_flight for state in pool.servers), shown]
+
+        slow_server.hold()
+        held = client.map(chunk, range(100, 104))
+        until(lambda: in_flight() == [4, 4])
+        assert sum(bool(each.telemetry) for each in plugin.allocator.clients.values()) == 1
+        slow_server.release()
+        client.gather(held)
         chunks = client.gather(client.map(chunk, range(40)))
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
-        assert pool.statistics.total().rows == 120
+        assert pool.statistics.total().rows == 132
         requests = pool.statistics.total().requests
 
         def reported() -> list[tuple[float, float]]:
             histories = list(plugin.history.versions.values())
             return [(version.totals["rows"], version.totals["requests"]) for version in histories]
 
-        until(lambda: reported() == [(120, requests)])
+        until(lambda: reported() == [(132, requests)])
         until(lambda: plugin.allocator.demand(slow_server.url, "m", "1")[:2] == (0, 0))
         # The other goes on if one leaves, and works off again what is lost with it.
-        cluster.scale(1)
+        *_, last = client.scheduler_info(n_workers=-1)["workers"]
+        client.retire_workers([last])
         until(lambda: len(plugin.allocator.clients) == 1)
         assert client.submit(chunk, 1000).result()[2][0] == 20000.0
-        until(lambda: reported()[0][0] == pool.statistics.total().rows > 120)
+        until(lambda: reported()[0][0] == pool.statistics.total().rows > 132)
+        _, rows = metrics(client)
+        assert rows == pool.statistics.total().rows
     assert pool.closed
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_was_counted_last_is_on_the_dashboard(processes: bool) -> None:
+    """Also if the worker leaves, or the connection ends, before the next round."""
+
+    def rows(dask_scheduler: Any) -> float:
+        history = dask_scheduler.plugins[SonicSchedulerPlugin.name].history
+        return sum(version.totals["rows"] for version in history.versions.values())
+
+    with (
+        multiplier() as server,
+        local_cluster(2, processes=processes) as cluster,
+        Client(cluster) as client,
+    ):
+        for retired in (True, False):
+            with sonic.connect(server.url, client=client):
+                client.gather(client.map(chunk, range(20), pure=False))
+                if retired:
+                    first, *_ = client.scheduler_info(n_workers=-1)["workers"]
+                    client.retire_workers([first])
+            until(lambda: client.run_on_scheduler(rows) == server.statistics["m", "rows"] > 0)
 
 
 def test_workers_that_come_later_are_killed_and_leave(slow_server: FakeServer) -> None:
@@ -374,23 +410,23 @@ def test_workers_have_joined_and_are_set_up_before_their_first_task(one_worker: 
             assert list(one_worker.run(number_of_rounds).values()) == [before + 1]
 
 
+def metrics(client: Client) -> tuple[str, float]:
+    """Return the text of the page of the only worker, and the sum of the rows."""
+    (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+    url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
+    text = urlopen(url).read().decode()
+    rows = (line for line in text.splitlines() if line.startswith("sonic_rows_total{"))
+    return text, sum(float(line.split()[-1]) for line in rows)
+
+
 def test_figures_are_where_dask_shows_them(one_worker: Client, slow_server: FakeServer) -> None:
     """Of all pools of a worker together."""
-
-    def metrics() -> tuple[str, float]:
-        """Return the text of the page, and the sum of the rows."""
-        (worker,) = one_worker.scheduler_info(n_workers=-1)["workers"].values()
-        url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
-        text = urlopen(url).read().decode()
-        rows = (line for line in text.splitlines() if line.startswith("sonic_rows_total{"))
-        return text, sum(float(line.split()[-1]) for line in rows)
-
     with sonic.connect(slow_server.url, client=one_worker):
-        _, before = metrics()
+        _, before = metrics(one_worker)
         one_worker.gather(one_worker.map(chunk, range(10), pure=False))
         sonic.connect(slow_server.url, client=one_worker, max_in_flight=5)
         one_worker.gather(one_worker.map(chunk, range(20), pure=False))
-        text, rows = metrics()
+        text, rows = metrics(one_worker)
     assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
     assert rows - before == 90
 
@@ -421,6 +457,37 @@ def test_the_page_of_the_dashboard(one_worker: Client) -> None:
             assert round_trip_ms > 45
             assert model_ms > 45
             assert cells[12:] == ["60", "0", "0"]
+
+
+def test_each_model_of_a_server_is_asked_for(one_worker: Client) -> None:
+    """Also if another connection has the server, and another model of it."""
+
+    def named(number: int, name: str) -> list[float]:
+        model = sonic.Model(name, {"x": sonic.Row("pt")}, {"y": ["twice"]})
+        return model(jets(number)).twice.tolist()
+
+    def compute_s(dask_scheduler: Any) -> dict[tuple[str, str], Any]:
+        history = dask_scheduler.plugins[SonicSchedulerPlugin.name].history
+        return {key[:2]: version.model_s for key, version in history.versions.items()}
+
+    with SlowServer() as server:
+        server.models["n"] = server.models["m"]
+        with (
+            sonic.connect(server.url, client=one_worker) as outer,
+            sonic.connect(server.url, client=one_worker, max_in_flight=5) as inner,
+        ):
+
+            def shown() -> list[float]:
+                """Score by both, and return the compute times of both models."""
+                futures = []
+                for pool, name in ((outer, "m"), (inner, "n")):
+                    with pool:
+                        futures += one_worker.map(named, range(5), name=name, pure=False)
+                assert one_worker.gather(futures) == [[2.0 * n] for n in (*range(5), *range(5))]
+                found = one_worker.run_on_scheduler(compute_s)
+                return [round(found.get((server.url, name)) or 0.0, 3) for name in "mn"]
+
+            until(lambda: shown() == [0.05, 0.05])
 
 
 def test_the_dashboard_links_to_the_page_behind_a_proxy() -> None:

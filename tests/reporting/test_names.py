@@ -66,7 +66,7 @@ def report_of(*names: str) -> sonic.Report:
         statistics.record(f"s {name}", f"m {name}", f"1 {name}", tally)
         statistics.record(f"s {name}", name, "1", Tally(rows=1, requests=1))
         model = ModelStatistics(requests=10, queue_s=1.0, compute_s=0.1)
-        timings[f"s {name}", f"m {name}"] = model
+        timings[f"s {name}", f"m {name}", f"1 {name}"] = model
     return sonic.Report(statistics, wall_s=1.0, timings=timings)
 
 
@@ -80,7 +80,7 @@ def test_terminals_pages_and_files(tmp_path: Path) -> None:
         for name in map(printable, names):
             assert f"m {name} v1 {name}" in shown
             assert f"d {name}" in shown
-            assert f"requests for m {name} on s {name} wait there" in shown
+            assert f"requests for m {name} v1 {name} on s {name} wait there" in shown
     assert not any(tag in page for tag in ("<script>", "<b>&amp;") for page in pages)
     assert all(is_harmless(page) for page in (text.getvalue(), *pages))
     report.save(tmp_path / "report.json")

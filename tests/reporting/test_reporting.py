@@ -270,21 +270,21 @@ def bad(**numbers: Any) -> Statistics:
         ({"retries": 5}, {}, "5% of the requests were sent again"),
         ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
         ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
-        ({"wait_s": 5.0}, {}, "wait here for m on grpc://s:1 5 times as long as their round"),
+        ({"wait_s": 5.0}, {}, "wait here for m v1 on grpc://s:1 5 times as long as their round"),
         ({"wait_s": 5.0}, {"compute_s": 0.9}, "has an empty queue: allow more in flight"),
         (
             {},
             {"compute_s": 0.2, "queue_s": 0.8},
-            "for m on grpc://s:1 wait there 4 times as long as",
+            "for m v1 on grpc://s:1 wait there 4 times as long as",
         ),
         # A server that does not say how long it works.
         *(({}, {name: seconds}, None) for name, seconds in (("compute_s", 0.0), ("queue_s", 0.8))),
-        ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
+        ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m v1 on grpc://s:1"),
     ],
 )
 def test_advice(numbers: dict[str, Any], timings: dict[str, float], sentence: str | None) -> None:
     counted = ModelStatistics(requests=100, rows=10_000, **timings)  # type: ignore[arg-type]
-    of_servers = {("grpc://s:1", "m"): counted} if timings else {}
+    of_servers = {("grpc://s:1", "m", "1"): counted} if timings else {}
     report = sonic.Report(bad(**numbers), timings=of_servers)
     if sentence is None:
         assert report.advice == []
@@ -345,17 +345,20 @@ def test_pages_name_the_package_that_their_plots_need(
     assert not list(tmp_path.iterdir())
 
 
-def test_versions_of_a_model_are_one_account() -> None:
-    class Servers:
-        def timings(self) -> dict[tuple[str, tuple[str, str | None]], ModelStatistics]:
-            each = ModelStatistics(requests=1, rows=10, queue_s=0.1)
-            models = (("m", "1"), ("m", "2"), ("n", None), ("n", "1"))
-            return {("s", model): each for model in models}
-
-    pool: Any = Servers()
-    timings = sonic.report(Statistics(), pool=pool).timings
-    assert timings["s", "m"] == ModelStatistics(requests=2, rows=20, queue_s=0.2)
-    assert timings["s", "n"].requests == 1
+def test_each_version_of_a_model_has_its_own_account() -> None:
+    """Also beside calls without a version, which ask for the newest."""
+    both = {"m": FakeModel.of(MODEL, versions=("1", "2"))}
+    with FakeServer(both) as server, sonic.connect(server.url) as pool:
+        jets = ak.Array([[{"pt": 1.0}] * 3])
+        for version, calls in ((1, 2), (None, 3), (2, 1)):
+            for _ in range(calls):
+                MODEL(jets, version=version)
+        report = sonic.report(pool)
+        counted = {key: (own.requests, own.rows) for key, own in report.timings.items()}
+        assert counted == {(server.url, "m", "1"): (2, 6), (server.url, "m", "2"): (4, 12)}
+        tallies = {key: (tally.requests, tally.rows) for key, tally in report.statistics}
+        assert tallies == counted
+        assert [each["version"] for each in report.to_dict()["servers"]] == ["1", "2"]
 
 
 def test_servers_are_asked_for_their_statistics(
@@ -364,7 +367,6 @@ def test_servers_are_asked_for_their_statistics(
     with sonic.connect(server) as pool:
         tagger(jets)
         report = sonic.report(pool)
-        ((url, model),) = report.timings
-        assert (url, model) == (server.url, tagger.name)
+        assert list(report.timings) == [(server.url, tagger.name, "1")]
         assert "the server says, of all clients" in report._repr_html_()
         assert report.to_dict()["servers"][0]["requests"] > 0

@@ -82,14 +82,14 @@ class History:
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
         self.versions: defaultdict[ServedVersion, VersionHistory] = defaultdict(VersionHistory)
-        # By model, the server's statistics when it was asked, and the requests of all workers then.
-        self._asked: defaultdict[ServedModel, deque[tuple[ModelStatistics, float]]]
+        # The server's statistics when it was asked, and the requests of all workers then.
+        self._asked: defaultdict[ServedVersion, deque[tuple[ModelStatistics, float]]]
         self._asked = defaultdict(_last_rounds)
 
     def report(
         self,
         totals: Mapping[tuple[ServedVersion, str], Any],
-        timings: Mapping[ServedModel, ModelStatistics],
+        timings: Mapping[ServedModel, tuple[str, ModelStatistics]],
     ) -> None:
         """Take what a client has counted since its last report, and the servers' own statistics.
 
@@ -99,15 +99,12 @@ class History:
         """
         for (served_version, name), more in totals.items():
             self.versions[served_version].totals[name] += more
-        for served, counts in timings.items():
-            server, (model, version) = served
-            histories = [
-                history
-                for key, history in self.versions.items()
-                if key[:2] == (server, model) and version in (None, key[2])
-            ]
-            total = sum(history.totals["requests"] for history in histories)
-            asked = self._asked[served]
+        for served, (version, counts) in timings.items():
+            server, (model, _) = served
+            key = server, model, version
+            if (history := self.versions.get(key)) is None:
+                continue
+            asked, total = self._asked[key], history.totals["requests"]
             # A server that counts less than before was started again, or is another one.
             if asked and any(map(lt, astuple(counts), astuple(asked[-1][0]))):
                 asked.clear()
@@ -115,14 +112,15 @@ class History:
             last, last_total = asked[0] if asked else (ModelStatistics(), math.inf)
             asked.append((counts, total))
             requests, own = counts.requests - last.requests, total - last_total
-            for history in histories if requests > 0 else ():
-                history.queue_s = (counts.queue_s - last.queue_s) / requests
-                history.model_s = (counts.work_s - last.work_s) / requests
-                if own >= 0:
-                    history.others = max(1 - own / requests, 0.0)
-                # If far more are answered than this server counts, others are behind its URL, too.
-                if 0 <= own <= 1.1 * requests:
-                    self.allocator.capacities[served].compute_s = history.model_s
+            if requests <= 0:
+                continue
+            history.queue_s = (counts.queue_s - last.queue_s) / requests
+            history.model_s = (counts.work_s - last.work_s) / requests
+            if own >= 0:
+                history.others = max(1 - own / requests, 0.0)
+            # If far more are answered than this server counts, others are behind its URL, too.
+            if 0 <= own <= 1.1 * requests:
+                self.allocator.capacities[served].compute_s = history.model_s
 
     def end_round(self, now: float) -> None:
         """End a round of the allocator's."""

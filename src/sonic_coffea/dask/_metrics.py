@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from sonic_coffea.pool import Pool
+from sonic_coffea.pool import of_workers
 from sonic_coffea.reporting import SUMS, Statistics
 
 
 class _PoolCollector:
-    """The figures of the process's pools."""
-
-    pools: Callable[[], Sequence[Pool]] = tuple
+    """The figures of the pools that workers in this process have."""
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        pools = self.pools()
+        pools = of_workers()
         served = list(sum((pool.statistics for pool in pools), Statistics()))
         labels = ["server", "model", "version"]
         for name in SUMS:
@@ -40,17 +38,10 @@ class _PoolCollector:
         yield gauge
 
 
-def offer_metrics(pools: Callable[[], Sequence[Pool]]) -> None:
-    """Offer the figures of pools, in place of those of an earlier call."""
-    _collector().pools = pools
-
-
 @cache
-def _collector() -> _PoolCollector:
-    """Return the collector, registered once in a process: it has one registry."""
-    collector = _PoolCollector()
+def offer_metrics() -> None:
+    """Offer the figures, once in a process: it has one registry."""
     with contextlib.suppress(ImportError):  # dask offers no metrics then, either
         from prometheus_client import REGISTRY
 
-        REGISTRY.register(collector)
-    return collector
+        REGISTRY.register(_PoolCollector())

@@ -15,7 +15,7 @@ from tornado.ioloop import PeriodicCallback
 
 from sonic_coffea._version import __version__
 from sonic_coffea.dask._dashboard import History, add_page
-from sonic_coffea.dask._quotas import Allocator
+from sonic_coffea.dask._quotas import Allocator, ServedModel
 from sonic_coffea.dask._worker import FINAL, JOIN, QUOTAS, REPORT, TOPIC
 
 logger = logging.getLogger(__name__)
@@ -118,15 +118,15 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def report(self, worker: str, plugin: str, report: bytes) -> None:
         """Take a worker's report of a pool."""
-        if worker not in self._scheduler.workers:  # it is gone, and its last report comes late
-            return
         telemetry, circuits, totals, timings = pickle.loads(report)  # noqa: S301  as dask does
+        self.history.report(totals, timings)
         client, now = (worker, plugin), time.monotonic()
+        if client not in self.allocator.clients:  # it is gone, and its last report comes late
+            return
         for server in self.allocator.report(client, telemetry, circuits, now):
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        self.history.report(totals, timings)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Keep dask from retrying a task that failed for good, as its worker says."""
@@ -141,18 +141,16 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         now = time.monotonic()
         allocated = self.allocator.end_round(now)
         self.history.end_round(now)
-        # For each server, one of them asks for the server's own statistics.
-        asked: set[str] = set()
+        # For each model of a server, one of them asks for the server's own statistics.
+        asked: set[ServedModel] = set()
         for (worker, plugin), quotas in allocated.items():
-            servers = {server for server, _ in quotas}
             message = {
                 "op": QUOTAS + plugin,
-                "message": pickle.dumps(quotas),
+                "message": pickle.dumps((quotas, quotas.keys() - asked)),
                 "lease_s": self.allocator.lease_s,
                 "round_s": self.allocator.round_s,
-                "asks": bool(servers - asked),
             }
-            asked |= servers
+            asked |= quotas.keys()
             if worker in self._scheduler.workers:
                 self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

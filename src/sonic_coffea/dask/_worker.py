@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea._version import __version__
 from sonic_coffea.dask._dashboard import TOTALS
 from sonic_coffea.dask._metrics import offer_metrics
+from sonic_coffea.dask._quotas import ServedModel
 from sonic_coffea.dask._secede import suspend
 from sonic_coffea.errors import ConfigError, ServerStartError, SonicError
 from sonic_coffea.pool import TRANSIENT, Pool, Settings, hooks, install, is_in_process, uninstall
@@ -85,8 +87,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         hooks.wait, hooks.pool_of_task = suspend, _pool_of_task
         hooks.memory_bytes = worker.memory_manager.memory_limit
         self.pool = install(self.settings, claim=False)
-        self.pool.workers.add(worker)
-        offer_metrics(lambda: [plugin.pool for plugin in _plugins(worker)])
+        self.pool.workers[worker] = None
+        offer_metrics()
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join(self.pool)
 
@@ -114,9 +116,10 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
+            self._report()  # what was counted since the last round
         pool, self.pool = self.pool, None
         if pool is not None:
-            pool.workers.discard(worker)
+            pool.workers.pop(worker, None)
             uninstall(pool)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
@@ -133,39 +136,44 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.log_event(FINAL, {"key": key})
 
     def _report(self) -> None:
-        """Report the pool's telemetry, unless it was idle in this round and the one before."""
+        """Report the pool's telemetry, unless it was idle in this round and the one before.
+
+        Of the workers of this process that have the pool, the first one does so.
+        """
         stream, pool = self._worker.batched_stream, self.pool
         if stream is None or stream.comm is None or stream.comm.closed():
             return  # dask would drop the message, and with it what is counted since the last one
-        if pool is None or pool.closed:
+        if pool is None or [*pool.workers, self._worker][0] is not self._worker:
             return
-        telemetry = pool.telemetry()
+        telemetry = {} if pool.closed else pool.telemetry()
         busy = any(t.in_flight or t.waiting or t.rtts for t in telemetry.values())
         totals = _news(pool)
         if busy or self._busy or totals:
-            states = [state for state in pool.servers if not is_in_process(state.url)]
+            servers = [] if pool.closed else pool.servers
+            states = [state for state in servers if not is_in_process(state.url)]
             circuits = {state.url: state.circuit != "closed" for state in states}
             report = pickle.dumps((telemetry, circuits, totals, self._timings))
             self._worker.batched_send({"op": REPORT, "plugin": self.name, "report": report})
             self._timings = {}
         self._busy = busy
 
-    def set_quotas(self, message: bytes, lease_s: float, round_s: float, *, asks: bool) -> None:
+    def set_quotas(self, message: bytes, lease_s: float, round_s: float) -> None:
         """Take the message of a round."""
         pool = self.pool
         if pool is None or pool.closed:
             return
-        pool.set_quotas(pickle.loads(message), lease_s)  # noqa: S301  as dask does with its own
+        quotas, asks = pickle.loads(message)  # noqa: S301  as dask does with its own
+        pool.set_quotas(quotas, lease_s)
         self._worker.periodic_callbacks[self.name].callback_time = round_s * 1000
         # Servers that have not answered yet are not asked again.
         if asks and not (self._polling and self._polling.is_alive()):
             # On a thread of its own, as servers may hang: dask needs those of its executors.
-            self._polling = threading.Thread(target=self._poll, args=[pool], daemon=True)
+            self._polling = threading.Thread(target=self._poll, args=[pool, asks], daemon=True)
             self._polling.start()
 
-    def _poll(self, pool: Pool) -> None:
-        """Ask the servers for their own statistics, for the next report."""
-        self._timings = pool.timings()
+    def _poll(self, pool: Pool, asks: Collection[ServedModel]) -> None:
+        """Ask servers for their own statistics of models, for the next report."""
+        self._timings = pool.timings(asks)
 
 
 def _news(pool: Pool) -> Counter[Any]:
@@ -204,9 +212,9 @@ def _pool_of_task() -> Pool | None:
         (name,) = plugins
     if (plugin := plugins.get(name)) is not None:
         if plugin.pool.closed:  # by a task, or by the client, if that is in this process
-            plugin.pool.workers.discard(worker)
+            plugin.pool.workers.pop(worker, None)
             plugin.pool = install(plugin.settings, claim=False)
-            plugin.pool.workers.add(worker)
+            plugin.pool.workers[worker] = None
         pool: Pool = plugin.pool
         return pool
     if name == "":

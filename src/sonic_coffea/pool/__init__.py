@@ -18,6 +18,7 @@ from sonic_coffea.pool._registry import (
     forget,
     in_turn,
     install,
+    of_workers,
     shared,
     uninstall,
     using,

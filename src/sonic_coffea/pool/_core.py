@@ -85,7 +85,7 @@ class PoolCore(ServedModels):
             (endpoint.url, key): endpoint.telemetry(key, waiting)
             for key, waiting in self.waiting.counts().items()
             for endpoint in self.endpoints.active
-            if key in endpoint.by_model or key in endpoint.models
+            if key in endpoint.by_model or key in endpoint.contracts
         }
 
     # Calls

@@ -18,6 +18,7 @@ from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
 from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.pool._signature import Signature
+from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +123,10 @@ class Endpoint:
     # Whether it can take requests
 
     @property
-    def models(self) -> list[ModelKey]:
-        """The models that it has."""
-        return [key for key, x in self.signatures.items() if x.contract is not None]
+    def contracts(self) -> dict[ModelKey, Contract]:
+        """The contracts of the models that it has."""
+        known = ((key, signature.contract) for key, signature in self.signatures.items())
+        return {key: contract for key, contract in known if contract is not None}
 
     @property
     def awaited(self) -> int:

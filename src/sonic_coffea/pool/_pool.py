@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -111,8 +111,9 @@ class Pool:
     ) -> None:
         # `check` calls it for the other hosts of a cluster.
         self.check_elsewhere: Callable[..., list[HostCheck]] = lambda *_: []
-        # Workers of dask in this process: blocks of their tasks leave it open for other tasks.
-        self.workers = set[Any]()
+        # Workers of dask in this process, in the order in which they came: blocks of their tasks
+        # leave it open for other tasks.
+        self.workers = dict[Any, None]()
         # The name of its plugin on dask's workers, and what is called when a block begins or ends.
         self.plugin: str | None = None
         self.blocks_changed: Callable[[Pool], None] = lambda _: None
@@ -415,18 +416,32 @@ class Pool:
         telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
         return {key: report for key, report in telemetry.items() if not is_in_process(key[0])}
 
-    def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
-        """Return the servers' own statistics of the models in use, by server and model."""
+    def timings(
+        self, asked: Collection[tuple[str, ModelKey]] | None = None
+    ) -> dict[tuple[str, ModelKey], tuple[str, ModelStatistics]]:
+        """Return the servers' own statistics of the models in use, or of some, by server and model.
+
+        They are of the version that requests for the model ask for, which they name.
+
+        Parameters
+        ----------
+        asked : collection, optional
+            Servers, each with a model.
+        """
         served = self._engine.run_on_thread(
             lambda: [
-                (self._engine.senders[x.url].connections[0], x.url, key)
+                (self._engine.senders[x.url].connections[0], x.url, key, contract.version)
                 for x in self._engine.core.endpoints.active
-                for key in x.models
+                for key, contract in x.contracts.items()
+                if asked is None or (x.url, key) in asked
             ]
         )
-        questions = {(url, key): partial(each.statistics, *key) for each, url, key in served}
-        answers = zip(questions, _ask([*questions.values()]), strict=True)
-        return {key: answer for key, answer in answers if not isinstance(answer, SonicError)}
+        answers = _ask([partial(each.statistics, key.name, v) for each, _, key, v in served])
+        return {
+            (url, key): (version, answer)
+            for (_, url, key, version), answer in zip(served, answers, strict=True)
+            if not isinstance(answer, SonicError)
+        }
 
     def set_quotas(self, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float) -> None:
         """Take the quotas that the scheduler allocates to this process.

@@ -230,6 +230,12 @@ def entered_elsewhere() -> list[Pool]:
         return [pool for pool in _pools if pool.is_entered_elsewhere(around)]
 
 
+def of_workers() -> list[Pool]:
+    """Return the pools that workers of dask in this process have."""
+    with _lock:
+        return [pool for pool in _pools if pool.workers]
+
+
 def _open() -> list[Pool]:
     with _lock:
         pools = [pool for pool in _connected if not pool.closed]
@@ -256,6 +262,8 @@ def _default() -> Pool | None:
     # Those of pickles, or before the last few, are entered without being connected any more. They
     # are no default, so servers that dask's configuration names stay in use.
     several = [pool for pool in entered if pool not in connected]
+    if connected and not connected[-1].claimed:
+        several += [pool for pool in of_workers() if pool.closed]  # whose next task opens it again
     several += [pool for pool in connected if entered or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if connected and len(servers) > 1 and several[-1] is connected[-1]:

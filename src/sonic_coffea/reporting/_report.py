@@ -20,7 +20,13 @@ from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, expect, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._plots import draw
-from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
+from sonic_coffea.reporting._tally import (
+    STAGES,
+    STATISTICS_KEY,
+    Statistics,
+    Tally,
+    TallyKey,
+)
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
@@ -28,8 +34,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-Timings = Mapping[tuple[str, str], ModelStatistics]
-"""What servers count themselves, by server and model."""
+Timings = Mapping[TallyKey, ModelStatistics]
+"""What servers count themselves, by server, model and version."""
 
 # For servers without statistics.
 _UNKNOWN = ModelStatistics(requests=1)
@@ -46,7 +52,8 @@ class Report:
     wall_s : float or None
         Duration of the run, for rates; without it, rates are not shown.
     timings : mapping
-        The servers' model statistics, by server and model, over all clients; if they are known.
+        The servers' model statistics, by server, model and version, over all clients; if they are
+        known.
     date : datetime
         Time at which the report was made.
     """
@@ -73,8 +80,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and words, for JSON."""
         servers = [
-            {"server": server, "model": model, **asdict(timings)}
-            for (server, model), timings in self.timings.items()
+            {"server": server, "model": model, "version": version, **asdict(timings)}
+            for (server, model, version), timings in self.timings.items()
         ]
         return {
             "title": self.title,
@@ -159,7 +166,7 @@ class Report:
         if not served:
             return
         header = ["", *([f"{model} v{version}", server] for (server, model, version), _ in served)]
-        columns = [_column(tally, self.timings.get(key[:2])) for key, tally in served]
+        columns = [_column(tally, self.timings.get(key)) for key, tally in served]
         labels = dict.fromkeys(label for column in columns for label in column)
         rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
         title = "A request's time, by model and server (mean)"
@@ -187,14 +194,9 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     """
     is_duration = wall_s is None or 0 <= wall_s < math.inf
     expect(is_duration, "a finite number of seconds from 0", wall_s, "wall_s")
-    timings: dict[tuple[str, str], ModelStatistics] = {}
     pool = source if pool is None else pool
-    known: Mapping[Any, ModelStatistics] = getattr(pool, "timings", dict)()
-    for (server, (model, version)), of_version in known.items():
-        # Without a version, they are of all versions.
-        if version is None or (server, (model, None)) not in known:
-            before = timings.get((server, model), ModelStatistics())
-            timings[server, model] = before + of_version
+    known: Mapping[Any, Any] = getattr(pool, "timings", dict)()
+    timings = {(server, key.name, version): own for (server, key), (version, own) in known.items()}
     return Report(_statistics(source).copy(), wall_s=wall_s, timings=timings)
 
 
@@ -289,10 +291,11 @@ def advise(statistics: Statistics, timings: Timings) -> Iterator[str]:
             "help": warm and total.pack_s + total.unpack_s > total.trip_s > 0,
         }
     )
-    for (server, model, _), tally in statistics:
+    for key, tally in statistics:
         if tally.requests > 50:
-            name = printable(f"{model} on {server}")
-            timing = timings.get((server, model), _UNKNOWN)
+            server, model, version = key
+            name = printable(f"{model} v{version} on {server}")
+            timing = timings.get(key, _UNKNOWN)
             yield from _of_server(name, tally, timing if timing.requests else _UNKNOWN)
 
 

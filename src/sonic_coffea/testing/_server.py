@@ -143,6 +143,7 @@ class FakeServer:
         self.headers = {key.lower(): value for key, value in (headers or {}).items()}
         self.extensions = tuple(extensions)
         self.statistics: Counter[tuple[str, str]] = Counter()
+        self._answered: Counter[tuple[str, str, str]] = Counter()
         self._threads = threads
         self._port = port
         self._server: Any = None
@@ -331,10 +332,11 @@ class FakeServer:
 
     def _ModelStatistics(self, request: Any, answer: Any, context: Any) -> None:
         model = self._model(request.name, request.version, context)
-        statistics = answer.model_stats.add(name=request.name, version=model.versions[-1])
-        statistics.inference_count = self.statistics[request.name, "rows"]
-        requests = self.statistics[request.name, "requests"]
-        statistics.execution_count = statistics.inference_stats.success.count = requests
+        for version in [request.version] if request.version else model.versions:
+            statistics = answer.model_stats.add(name=request.name, version=version)
+            statistics.inference_count = self._answered[request.name, version, "rows"]
+            requests = self._answered[request.name, version, "requests"]
+            statistics.execution_count = statistics.inference_stats.success.count = requests
 
     def _RepositoryIndex(self, request: Any, answer: Any, context: Any) -> None:
         for name, model in self.models.items():
@@ -364,8 +366,9 @@ class FakeServer:
         if fault is not None:
             fault(answer, context)
         with self._locked:
-            self.statistics[name, "requests"] += 1
-            self.statistics[name, "rows"] += received.rows
+            for what, more in (("requests", 1), ("rows", received.rows)):
+                self.statistics[name, what] += more
+                self._answered[name, answer.model_version, what] += more
 
     def _model(self, name: str, version: str, context: Any) -> FakeModel:
         model = self._serving(name, version)
