@@ -143,7 +143,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         stream, pool = self._worker.batched_stream, self.pool
         if stream is None or stream.comm is None or stream.comm.closed():
             return  # dask would drop the message, and with it what is counted since the last one
-        if pool is None or [*pool.workers, self._worker][0] is not self._worker:
+        if pool is None or next(iter(pool.workers), self._worker) is not self._worker:
             return
         telemetry = {} if pool.closed else pool.telemetry()
         busy = any(t.in_flight or t.waiting or t.rtts for t in telemetry.values())
