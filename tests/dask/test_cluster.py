@@ -313,6 +313,14 @@ def test_a_lost_server_is_an_event(one_worker: Client) -> None:
         assert all("worker" in event for event in lost())
 
 
+def test_a_server_that_is_lost_before_there_are_requests_is_an_event(one_worker: Client) -> None:
+    with multiplier() as server:
+        pass
+    with sonic.connect(server.url, client=one_worker):
+        one_worker.submit(chunk, 1, pure=False)
+        until(lambda: server.url in str(one_worker.get_events("sonic-coffea")))
+
+
 def test_what_cannot_be_reported_is_reported_later() -> None:
     """Without a connection to the scheduler, dask drops messages silently."""
     answers: list[int] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
-from sonic_coffea.dask._dashboard import History
+from sonic_coffea.dask._dashboard import COLUMNS, History, VersionHistory
 from sonic_coffea.dask._quotas import Allocator
 from sonic_coffea.pool import Quota, Telemetry
 from sonic_coffea.transport import ModelStatistics
@@ -119,18 +119,26 @@ def test_workers_that_leave_lose_their_shares_and_those_that_hang_with_their_lea
     assert grants["a"].max_in_flight == int(rounds.allocator.capacities[SERVED].limit)
 
 
+def shown_state(allocator: Allocator) -> str:
+    """Return the state of the server on the dashboard."""
+    return COLUMNS["State"][1](KEY, VersionHistory(), allocator)
+
+
 def test_circuits_that_open_and_close_are_counted() -> None:
     allocator, url = Allocator(), SERVED[0]
     assert allocator.report("a", {}, {url: False}, 1.0) == []
     assert allocator.report("b", {}, {url: True}, 2.0) == [url]
     assert allocator.report("b", {}, {url: True}, 2.5) == []
-    assert allocator.open_circuits(url) == 1
+    assert shown_state(allocator) == "circuit open on 1 worker"
     assert allocator.report("b", {}, {url: False}, 4.5) == [url]
-    assert allocator.open_circuits(url) == 0
+    assert shown_state(allocator) == "up"
     # A server that is lost, and is then no server of the client any more, is not back.
     assert allocator.report("b", {}, {url: True}, 5.0) == [url]
     assert allocator.report("b", {}, {}, 5.5) == []
-    assert allocator.open_circuits(url) == 0
+    assert shown_state(allocator) == "up"
+    # Nobody knows whether a server that nobody has is up.
+    assert allocator.report("a", {}, {}, 6.0) == []
+    assert shown_state(allocator) == ""
 
 
 def simulate(workers: int, work: Work, *, until: float, warm: float, **options: Any) -> Any:
@@ -296,7 +304,7 @@ def test_rounds_make_rates() -> None:
     assert [rate for _, rate in version.rows_per_s] == [100.0, 100.0]
     assert version.rtt_s == 0.5
     assert allocator.demand(*KEY) == (3, 4, allocator.capacities[SERVED].limit)
-    assert allocator.open_circuits(URL) == 1
+    assert allocator.circuits(URL) == [True]
 
 
 def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:

@@ -178,7 +178,7 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
         source=source,
         columns=[
             models.TableColumn(field="color", title="", width=20, formatter=swatch),
-            *(models.TableColumn(field=t, title=t, width=w) for t, (w, _) in _COLUMNS.items()),
+            *(models.TableColumn(field=t, title=t, width=w) for t, (w, _) in COLUMNS.items()),
         ],
         index_position=None,
         reorderable=False,
@@ -195,7 +195,7 @@ def fill_page(history: History, _: Scheduler, extra: dict[str, Any], document: A
             "color": [_LINES[i % len(_LINES)] for i in range(len(histories))],
             "times": [[at - now for at, _ in c.rows_per_s] for c in histories],
             "rates": [[rate for _, rate in c.rows_per_s] for c in histories],
-            **{t: [text(*item) for item in items] for t, (_, text) in _COLUMNS.items()},
+            **{t: [text(*item) for item in items] for t, (_, text) in COLUMNS.items()},
         }
         # Bokeh 3.9 draws a table anew only when the view of its data changes.
         table.view.filter = models.AllIndices()
@@ -215,15 +215,18 @@ def _number(value: float | None, unit: float = 1.0, digits: int = 0) -> str:
     return "" if value is None else f"{value / unit:,.{digits}f}"
 
 
-def _state(number: int) -> str:
-    return f"circuit open on {number} worker{'s'[: number > 1]}" if number else "up"
+def _state(circuits: list[bool]) -> str:
+    """Return a server's state by the circuits of those who have it; nothing if nobody has it."""
+    number = sum(circuits)
+    up = "up" if circuits else ""
+    return f"circuit open on {number} worker{'s'[: number > 1]}" if number else up
 
 
 # By title, the width and what a row shows.
-_COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, VersionHistory, Allocator], str]]] = {
+COLUMNS: dict[str, tuple[int, Callable[[ServedVersion, VersionHistory, Allocator], str]]] = {
     "Server": (180, lambda served, *_: printable(served[0])),
     "Model": (130, lambda served, *_: printable(f"{served[1]} v{served[2]}")),
-    "State": (155, lambda served, _, a: _state(a.open_circuits(served[0]))),
+    "State": (155, lambda served, _, a: _state(a.circuits(served[0]))),
     "Rows/s": (80, lambda _, c, __: _number(c.rows_per_s[-1][1] if c.rows_per_s else None)),
     "In flight (requests)": (140, lambda served, _, a: _number(a.demand(*served)[0])),
     "Waiting (requests)": (135, lambda served, _, a: _number(a.demand(*served)[1])),

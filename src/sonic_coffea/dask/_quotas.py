@@ -137,7 +137,7 @@ class Client:
 
     reported_at: float = -math.inf
     telemetry: dict[ServedModel, Telemetry] = field(default_factory=dict)
-    open_circuits: set[str] = field(default_factory=set)
+    circuits: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Allocator:
@@ -181,9 +181,10 @@ class Allocator:
         limit = sum(self.capacities[key].limit for key in keys if key in self.capacities)
         return sum(t.in_flight for t in known), sum(t.waiting for t in known), limit
 
-    def open_circuits(self, server: str) -> int:
-        """Return how many clients have an open circuit to a server."""
-        return sum(server in client.open_circuits for client in self.clients.values())
+    def circuits(self, server: str) -> list[bool]:
+        """Return whether each client's circuit to a server is open."""
+        known = [client.circuits for client in self.clients.values()]
+        return [circuits[server] for circuits in known if server in circuits]
 
     def join(self, client: Hashable) -> None:
         """Add a client, unless it is known."""
@@ -212,11 +213,8 @@ class Allocator:
         known.telemetry = dict(telemetry)
         for served, reported in telemetry.items():
             self.capacities[served].reports.append(reported)
-        is_open = {server for server, is_open in circuits.items() if is_open}
-        # Not of one that is no server of the client any more.
-        changed = circuits.keys() & (known.open_circuits ^ is_open)
-        known.open_circuits = is_open
-        return sorted(changed)
+        before, known.circuits = known.circuits, circuits
+        return sorted(s for s, is_open in circuits.items() if is_open != before.get(s, False))
 
     def end_round(self, now: float) -> dict[Any, dict[ServedModel, Quota]]:
         """End a round: return for each client with telemetry what it may have until the next.

@@ -71,7 +71,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     is_known = False
     pool: Pool | None = None
     _worker: Any = None
-    _busy = False
+    _last: Any = False, {}
     _polling: threading.Thread | None = None
 
     def __init__(self, settings: Settings) -> None:
@@ -136,7 +136,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.log_event(FINAL, {"key": key})
 
     def _report(self) -> None:
-        """Report the pool's telemetry, unless it was idle in this round and the one before.
+        """Report the pool's telemetry, unless it is idle, and nothing has changed since last time.
 
         Of the workers of this process that have the pool, the first one does so.
         """
@@ -148,14 +148,15 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         telemetry = {} if pool.closed else pool.telemetry()
         busy = any(t.in_flight or t.waiting or t.rtts for t in telemetry.values())
         totals = _news(pool)
-        if busy or self._busy or totals:
-            servers = [] if pool.closed else pool.servers
-            states = [state for state in servers if not is_in_process(state.url)]
-            circuits = {state.url: state.circuit != "closed" for state in states}
+        servers = [] if pool.closed else pool.servers
+        states = [state for state in servers if not is_in_process(state.url)]
+        circuits = {state.url: state.circuit != "closed" for state in states}
+        # Calls that wait for a lost server to confirm its model have no requests yet.
+        if busy or totals or (busy, circuits) != self._last:
             report = pickle.dumps((telemetry, circuits, totals, self._timings))
             self._worker.batched_send({"op": REPORT, "plugin": self.name, "report": report})
             self._timings = {}
-        self._busy = busy
+        self._last = busy, circuits
 
     def set_quotas(self, message: bytes, lease_s: float, round_s: float) -> None:
         """Take the message of a round."""
