@@ -1,4 +1,4 @@
-"""Metrics of a worker's pools, for Prometheus, on the endpoint that dask has anyway."""
+"""Metrics of a worker's process, for Prometheus, on the endpoint that dask has anyway."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from sonic_coffea.pool import of_workers
-from sonic_coffea.reporting import SUMS, Statistics
+from sonic_coffea.pool import hooks, of_workers
+from sonic_coffea.reporting import SUMS
 
 
 class _PoolCollector:
-    """The figures of the pools that workers in this process have."""
+    """The sums over all pools of this process, and what those of its workers have in flight."""
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        pools = of_workers()
-        served = list(sum((pool.statistics for pool in pools), Statistics()))
         labels = ["server", "model", "version"]
         for name in SUMS:
             in_full = re.sub("_s$", "_seconds", name)
             family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
-            for where, tally in served:
+            for where, tally in hooks.statistics:
                 family.add_metric(list(where), getattr(tally, name))
             yield family
         in_flight: Counter[str] = Counter()
-        for state in (state for pool in pools for state in pool.servers):
+        for state in (state for pool in of_workers() for state in pool.servers):
             in_flight[state.url] += state.in_flight
         gauge = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
         for url, number in in_flight.items():

@@ -26,7 +26,7 @@ from sonic_coffea.pool import _instructions as do
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
 from sonic_coffea.pool._deadline import fulfil, run_in_thread
-from sonic_coffea.pool._process import switch_as_before, switch_sooner
+from sonic_coffea.pool._process import hooks, switch_as_before, switch_sooner
 from sonic_coffea.pool._record import RecordedCore
 from sonic_coffea.pool._request import RequestSlice
 from sonic_coffea.pool._servers import Sender, outcome_of
@@ -308,7 +308,7 @@ class Engine:
 
     def _record(self, call: Call, url: str, tally: Tally, version: str = "") -> None:
         version = call.version or version or call.contract.version
-        for statistics in (call.statistics, self.statistics):
+        for statistics in (call.statistics, self.statistics, hooks.statistics):
             statistics.record(url, call.key.name, version, tally)
 
     def _fail(self, request: RequestSlice, error: SonicError) -> None:

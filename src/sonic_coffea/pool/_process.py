@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._settings import Settings
+from sonic_coffea.reporting import Statistics
 
 
 @dataclass
 class Hooks:
-    """What pools ask the process around them; a dask worker installs its own answers.
+    """What pools ask and tell the process around them; a dask worker installs its own answers.
 
     Attributes
     ----------
@@ -24,11 +25,14 @@ class Hooks:
         The memory that tasks of this process may use; None if nobody knows.
     pool_of_task : callable
         Returns the pool of the client that sent the task of this thread; None if nobody knows.
+    statistics : Statistics
+        The tallies of all pools so far, also of those that are closed: they only grow.
     """
 
     wait: Callable[[threading.Event, float | None, Settings], bool]
     memory_bytes: float | None = None
     pool_of_task: Callable[[], Any] = lambda: None
+    statistics: Statistics = field(default_factory=Statistics)
 
     def is_in_task(self) -> bool:
         """Return whether this thread runs a task of a dask worker that is connected."""

@@ -24,6 +24,7 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool, blocks_around, enter, leave
 from sonic_coffea.pool._process import hooks, keep_thread
 from sonic_coffea.pool._settings import Settings
+from sonic_coffea.reporting import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -320,6 +321,7 @@ def _after_fork() -> None:
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     hooks.wait = keep_thread  # the threads of dask are the parent's
+    hooks.statistics = Statistics()
     _of_parents.extend(pool.begin_anew() for pool in list(_pools) if not pool.closed)
 
 
