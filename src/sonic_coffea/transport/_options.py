@@ -231,12 +231,15 @@ def _token(token: Any, origin: str) -> str:
 
 
 def _renews_at(token: str) -> float:
-    """Return when a JWT is near its end, with a tenth of its time left; infinity for others."""
+    """Return when a JWT is near its end, with a tenth of its time left; infinity for others.
+
+    The clock may be wrong: whether a token that has ended by it is refused, the server knows.
+    """
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         claims = token.split(".")[1]
         now = time.time()
         ends_at = float(json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"])
-        return now + 0.9 * (ends_at - now)
+        return now + 0.9 * (ends_at - now) if ends_at > now else math.inf
     return math.inf
 
 
