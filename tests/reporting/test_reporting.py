@@ -267,7 +267,7 @@ def bad(**numbers: Any) -> Statistics:
         ({"masked": 7}, {}, "7 rows are masked (None)"),
         ({"digests": {("m", "1", "a"), ("m", "2", "b"), ("n", "1", "c")}}, {}, None),
         ({"digests": {("m", "1", "a"), ("m", "1", "b")}}, {}, "m v1 had 2 files: it was replaced"),
-        ({"retries": 5}, {}, "5% of the requests were sent again"),
+        ({"retries": 300}, {}, "75% of the requests were sent again"),
         ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
         ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
         ({"wait_s": 5.0}, {}, "wait here for m v1 on grpc://s:1 5 times as long as their round"),

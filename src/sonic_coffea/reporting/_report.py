@@ -262,7 +262,7 @@ def advise(statistics: Statistics, timings: Timings) -> Iterator[str]:
     s, total = statistics, statistics.total()
     padding = _ratio(s.padding, s.padding + s.elements)
     truncated = _ratio(s.truncated, s.truncated + s.elements)
-    retried = _ratio(total.retries, total.requests)
+    retried = _ratio(total.retries, total.requests + total.retries)
     rows = _ratio(total.rows, total.requests)
     # The first requests wait for code that is compiled, and for servers that warm up.
     warm = total.requests > 50
