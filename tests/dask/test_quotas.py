@@ -282,7 +282,7 @@ def test_what_other_clusters_send_is_seen() -> None:
     for step in range(40):
         # Ten of its own a step, and thirty of others.
         history.report(totals(100 if step else 0), {})
-        history.report({}, {SERVED: ("1", asked(1000 + 40 * step, 1, 1))})
+        history.report({}, {SERVED: (KEY, asked(1000 + 40 * step, 1, 1))})
         if step == 0:
             # What was before is nobody's.
             assert history.versions[KEY].others is None
@@ -309,16 +309,16 @@ def test_rounds_make_rates() -> None:
 
 def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
     history = History(Allocator())
-    history.report(totals(10), {SERVED: ("1", asked(10, 1.0, 3.0))})
-    history.report({}, {SERVED: ("1", asked(20, 1.1, 6.0))})
-    history.report({}, {SERVED: ("2", asked(30, 9.0, 9.0))})  # which nobody has used yet
+    history.report(totals(10), {SERVED: (KEY, asked(10, 1.0, 3.0))})
+    history.report({}, {SERVED: (KEY, asked(20, 1.1, 6.0))})
+    newer = (URL, "m", "2")
+    history.report({}, {SERVED: (newer, asked(30, 9.0, 9.0))})  # which nobody has used yet
     (version,) = history.versions.values()
     assert version.queue_s is not None
     assert round(version.queue_s, 6) == 0.01
     assert version.model_s == 0.3
     # Another version, which the next calls without one ask for, has an account of its own.
-    newer = (URL, "m", "2")
-    history.report({(newer, "requests"): 1.0}, {SERVED: ("2", asked(1, 0.0, 0.5))})
+    history.report({(newer, "requests"): 1.0}, {SERVED: (newer, asked(1, 0.0, 0.5))})
     assert version.model_s == 0.3
     assert history.versions[newer].model_s == 0.5
 
@@ -327,7 +327,7 @@ def test_servers_behind_a_balancer_do_not_answer_for_each_other() -> None:
     """A second one may count more requests than the first, and less time for them."""
     history = History(Allocator())
     for counts in (asked(100, 50.0, 10.0), asked(120, 1.2, 0.6)):
-        history.report(totals(100), {SERVED: ("1", counts)})
+        history.report(totals(100), {SERVED: (KEY, counts)})
     (version,) = history.versions.values()
     assert (version.queue_s, version.model_s) == (0.01, 0.005)
     assert history.allocator.capacities[SERVED].compute_s > 0

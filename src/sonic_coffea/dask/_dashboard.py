@@ -89,7 +89,7 @@ class History:
     def report(
         self,
         totals: Mapping[tuple[ServedVersion, str], Any],
-        timings: Mapping[ServedModel, tuple[str, ModelStatistics]],
+        timings: Mapping[ServedModel, tuple[ServedVersion, ModelStatistics]],
     ) -> None:
         """Take what a client has counted since its last report, and the servers' own statistics.
 
@@ -99,9 +99,7 @@ class History:
         """
         for (served_version, name), more in totals.items():
             self.versions[served_version].totals[name] += more
-        for served, (version, counts) in timings.items():
-            server, (model, _) = served
-            key = server, model, version
+        for served, (key, counts) in timings.items():
             if (history := self.versions.get(key)) is None:
                 continue
             asked, total = self._asked[key], history.totals["requests"]

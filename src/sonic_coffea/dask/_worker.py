@@ -174,7 +174,9 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def _poll(self, pool: Pool, asks: Collection[ServedModel]) -> None:
         """Ask servers for their own statistics of models, for the next report."""
-        self._timings = pool.timings(asks)
+        versions = pool.versions(asks)
+        timings = pool.timings(versions.values())
+        self._timings = {s: (v, timings[v]) for s, v in versions.items() if v in timings}
 
 
 def _news(pool: Pool) -> Counter[Any]:

@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from sonic_coffea.pool._process import hooks
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._servers import open_transport, outcome_of
 from sonic_coffea.pool._settings import Settings, is_in_process
-from sonic_coffea.reporting import Statistics, tables
+from sonic_coffea.reporting import Statistics, TallyKey, tables
 from sonic_coffea.transport import Contract, ModelStatistics, Transport
 
 # Of a `connect`: its number among all of this process, and its thread. A thread's own number may be
@@ -416,32 +416,28 @@ class Pool:
         telemetry = self._engine.run_on_thread(self._engine.core.telemetry)
         return {key: report for key, report in telemetry.items() if not is_in_process(key[0])}
 
-    def timings(
-        self, asked: Collection[tuple[str, ModelKey]] | None = None
-    ) -> dict[tuple[str, ModelKey], tuple[str, ModelStatistics]]:
-        """Return the servers' own statistics of the models in use, or of some, by server and model.
-
-        They are of the version that requests for the model ask for, which they name.
-
-        Parameters
-        ----------
-        asked : collection, optional
-            Servers, each with a model.
-        """
-        served = self._engine.run_on_thread(
-            lambda: [
-                (self._engine.senders[x.url].connections[0], x.url, key, contract.version)
+    def versions(self, served: Collection[tuple[str, ModelKey]]) -> dict[Any, TallyKey]:
+        """Return the versions of some models in use that requests ask for, by server and model."""
+        return self._engine.run_on_thread(
+            lambda: {
+                (x.url, key): (x.url, key.name, contract.version)
                 for x in self._engine.core.endpoints.active
                 for key, contract in x.contracts.items()
-                if asked is None or (x.url, key) in asked
-            ]
+                if (x.url, key) in served
+            }
         )
-        answers = _ask([partial(each.statistics, key.name, v) for each, _, key, v in served])
-        return {
-            (url, key): (version, answer)
-            for (_, url, key, version), answer in zip(served, answers, strict=True)
-            if not isinstance(answer, SonicError)
-        }
+
+    def timings(self, served: Iterable[TallyKey]) -> dict[TallyKey, ModelStatistics]:
+        """Return servers' own statistics, by server, model and version, where they have them."""
+        if not self.closed:
+            self._engine.start()  # other processes may have sent all requests
+        senders = self._engine.senders.copy()
+        asked = [key for key in served if key[0] in senders]
+        answers = _ask(
+            [partial(senders[url].connections[0].statistics, *key) for url, *key in asked]
+        )
+        both = zip(asked, answers, strict=True)
+        return {key: answer for key, answer in both if not isinstance(answer, SonicError)}
 
     def set_quotas(self, quotas: Mapping[tuple[str, ModelKey], Quota], lease_s: float) -> None:
         """Take the quotas that the scheduler allocates to this process.

@@ -195,9 +195,9 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     is_duration = wall_s is None or 0 <= wall_s < math.inf
     expect(is_duration, "a finite number of seconds from 0", wall_s, "wall_s")
     pool = source if pool is None else pool
-    known: Mapping[Any, Any] = getattr(pool, "timings", dict)()
-    timings = {(server, key.name, version): own for (server, key), (version, own) in known.items()}
-    return Report(_statistics(source).copy(), wall_s=wall_s, timings=timings)
+    statistics = _statistics(source).copy()
+    timings = pool.timings(dict(statistics)) if hasattr(pool, "timings") else {}
+    return Report(statistics, wall_s=wall_s, timings=timings)
 
 
 def _statistics(source: Any) -> Statistics:
