@@ -64,7 +64,7 @@ def serve(
         show(plain, f"{shown} at {server.url}; Ctrl-C stops it")
         server.wait()
         if not server.ended_on_request:
-            raise ServerError(f"the server ended again and again; its log: {server.log_path}")
+            raise ServerError(f"the server has ended; its log: {server.log_path}")
         typer.echo(f"{server.url} was stopped on request", err=True)
 
 

@@ -230,7 +230,7 @@ def not_found(
         hint = nearest(model, {entry.name for entry in index})
     elif any(entry.state in _TRANSIENT or entry.reason == _UNLOADED for entry in matching):
         kind = errors.ModelNotReadyError
-        hint = "it is listed, so another server has it, or it is being loaded or replaced"
+        hint = "it is listed, so another server has it, or it is being loaded or was unloaded"
     else:
         loaded = {f"version {e.version} ({e.reason or e.state})" for e in entries if e.version}
         versions = ", ".join(sorted(loaded))
