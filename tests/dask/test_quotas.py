@@ -294,7 +294,7 @@ def test_what_other_clusters_send_is_seen() -> None:
 def test_rounds_make_rates() -> None:
     allocator = Allocator()
     history = History(allocator)
-    telemetry = {SERVED: Telemetry(3, 4)}
+    telemetry = {SERVED: Telemetry(3, 4, "1")}
     for now in (0.0, 1.0, 2.0):
         history.report(totals(100 if now else 0), {})
         allocator.report("a", telemetry, {URL: now == 2.0}, now)
@@ -304,6 +304,7 @@ def test_rounds_make_rates() -> None:
     assert [rate for _, rate in version.rows_per_s] == [100.0, 100.0]
     assert version.rtt_s == 0.5
     assert allocator.demand(*KEY) == (3, 4, allocator.capacities[SERVED].limit)
+    assert allocator.demand(URL, "m", "2")[:2] == (0, 0)
     assert allocator.circuits(URL) == [True]
 
 

@@ -177,7 +177,9 @@ class Allocator:
     def demand(self, server: str, model: str, version: str) -> tuple[int, int, float]:
         """Return the requests in flight, and those that wait, over all clients, and their limit."""
         keys = [(server, ModelKey(model, asked)) for asked in (None, version)]
-        known = [c.telemetry[k] for c in self.clients.values() for k in keys if k in c.telemetry]
+        reported = [c.telemetry[k] for c in self.clients.values() for k in keys if k in c.telemetry]
+        # Requests that ask for no version are of the newest.
+        known = [t for t in reported if t.version in ("", version)]
         limit = sum(self.capacities[key].limit for key in keys if key in self.capacities)
         return sum(t.in_flight for t in known), sum(t.waiting for t in known), limit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -41,6 +41,8 @@ class Telemetry:
     ----------
     in_flight, waiting : int
         Requests at this moment.
+    version : str
+        The version that they ask for; empty if it is unknown.
     network_s : float
         The time to the server and back without any work; 0 if it is unknown.
     refused : int
@@ -53,6 +55,7 @@ class Telemetry:
 
     in_flight: int = 0
     waiting: int = 0
+    version: str = ""
     network_s: float = 0.0
     refused: int = 0
     full: float = 1.0
@@ -357,6 +360,8 @@ class Endpoint:
 
     def telemetry(self, key: ModelKey, waiting: int) -> Telemetry:
         """Return what happened to a model's requests since the last time; `waiting` of them do."""
-        in_flight, network_s = self.by_model[key], self.channels.round_trip_s
-        last = self._telemetry.pop(key, Telemetry())
-        return replace(last, in_flight=in_flight, waiting=waiting, network_s=network_s)
+        last, contract = self._telemetry.pop(key, Telemetry()), self.contracts.get(key)
+        last.in_flight, last.waiting = self.by_model[key], waiting
+        last.version = contract.version if contract else ""
+        last.network_s = self.channels.round_trip_s
+        return last
