@@ -322,6 +322,25 @@ def test_models_in_functions_keep_the_servers_of_their_client(
             assert each.submit(by_value, 5, pure=False).result() == factor
 
 
+def test_models_that_are_passed_keep_the_options_of_their_block(
+    client: Client, second: Client, one: FakeServer
+) -> None:
+    """Also on their way through the scheduler, which is in this process."""
+
+    def users(client: Client) -> set[str]:
+        one.calls.clear()
+        assert client.submit(by_model, 5, made(1), pure=False).result() == 2.0
+        return {headers["x-user"] for method, headers in one.calls if method == "ModelInfer"}
+
+    with (
+        sonic.connect(one.url, client=client, headers={"x-user": "a"}) as outer,
+        sonic.connect(one.url, client=second, headers={"x-user": "b"}),
+    ):
+        with outer:
+            assert users(client) == {"a"}
+        assert users(second) == {"b"}
+
+
 def test_pools_that_are_closed_keep_no_workers(one: FakeServer) -> None:
     with connected_cluster(one.url) as (_, client, pool):
         assert pool.workers

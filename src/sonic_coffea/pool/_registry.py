@@ -141,7 +141,9 @@ class WithPool:
 
     def __getstate__(self) -> dict[str, Any]:
         pool, named = self.pool_of_pickle, None
-        if pool is None or pool.settings.servers in _sent:
+        # A thread that has named no servers, as that of dask's scheduler, only passes pickles on.
+        names = bool(_own() or blocks_around())
+        if pool is None or (names and pool.settings.servers in _sent):
             try:
                 named = _named()
             except ConfigError:
