@@ -406,10 +406,11 @@ def test_a_slow_function_is_logged_while_it_is_slow(caplog: pytest.LogCaptureFix
     assert Token(fetch)() == "slow"
 
 
-def test_a_token_that_a_server_repeats_is_not_shown(tmp_path: Path, caplog: Any) -> None:
-    with FakeServer(SERVED) as server, sonic.connect(server.url, token="hush") as pool:
-        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush", times=100)
-        with pytest.raises(errors.InferenceError, match="no such user: Bearer …") as caught:
+def test_secrets_that_a_server_repeats_are_not_shown(tmp_path: Path, caplog: Any) -> None:
+    secrets: Any = {"token": "hush", "headers": {"x-key": "Key hush/2"}}
+    with FakeServer(SERVED) as server, sonic.connect(server.url, **secrets) as pool:
+        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush, hush/2", times=100)
+        with pytest.raises(errors.InferenceError, match="no such user: Bearer …, …") as caught:
             score(pool)
         pool.dump(tmp_path / "dump")
         shown = f"{caught.value!r} {pool._repr_html_()} {(tmp_path / 'dump').read_text()}"

@@ -169,8 +169,10 @@ class Connection(Transport):
     ) -> SonicError:
         """Return our error for a failed call."""
         code, details, source = call.code(), call.details() or "", self._options.token
-        if token is not None:  # which a server may repeat
-            details = re.sub(rf"(?<!\w){re.escape(token)}(?!\w)", "…", details)
+        # A server may repeat secrets; words of up to three characters are none.
+        words = " ".join(str(value) for _, value in self._options.metadata(token)).split()
+        for secret in (word for word in words if len(word) > 3 and word != "Bearer"):
+            details = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", details)
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
