@@ -23,7 +23,7 @@ _TOLERANCE = 1e-2
 
 _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.AccessError: "ask the server's operator for a token (--token-file), a header (--header) "
-    "or a certificate (--tls-root)",
+    "or certificates (--tls-root, --tls-cert, --tls-key)",
     errors.ModelNotReadyError: "it may be loading, or fails to load; the server's log says so",
     errors.ModelNotFoundError: "see what there is with: sonic-coffea models URL",
     errors.ContractError: "change the declaration, or pin the version that it was made for "
