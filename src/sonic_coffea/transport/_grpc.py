@@ -169,9 +169,9 @@ class Connection(Transport):
     ) -> SonicError:
         """Return our error for a failed call."""
         code, details, source = call.code(), call.details() or "", self._options.token
-        # A server may repeat secrets; words of up to three characters are none.
-        words = " ".join(str(value) for _, value in self._options.metadata(token)).split()
-        for secret in (word for word in words if len(word) > 3 and word != "Bearer"):
+        # A server may repeat secrets. The short words of headers are none, and may be its own.
+        words = " ".join(map(str, self._options.headers.values())).split()
+        for secret in filter(None, [token, *(word for word in words if len(word) >= 8)]):
             details = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", details)
         if method in _OPTIONAL and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
