@@ -130,6 +130,9 @@ def test_properties_are_computed_in_the_lists_of_their_objects() -> None:
     assert some.tolist() == [expected[0], *expected[2:]]  # an event that is None is not sent
     with pytest.raises(FieldError, match=r"no field 'share' \(in 'Jet\[0\].share'\)"):
         sonic.Row("Jet[0].share").pack(events)
+    without = ak.zip({"eta": [1.0]}, with_name="Shared", behavior=behavior)
+    with pytest.raises(InputError, match="field 'part' cannot be computed: no field named 'pt'"):
+        sonic.Row("part").pack(without)
 
 
 def test_metadata_of_the_chunk_is_a_channel() -> None:

@@ -368,7 +368,10 @@ def _fields(array: Any) -> list[str]:
 def _property(array: Any, name: str, path: Path) -> ak.Array:
     """Read a property that a behaviour defines, such as a vector's ``pt`` or a cross-reference."""
     is_known = hasattr(type(array), name) and not name.startswith("_")
-    value = getattr(array, name) if is_known else None
+    try:
+        value = getattr(array, name) if is_known else None
+    except (AttributeError, RuntimeError) as error:  # such as a match with generated jets, in data
+        raise InputError(f"cannot be computed: {error}") from None
     if not isinstance(value, ak.Array):
         raise _missing(name, path, _fields(array))
     return value
