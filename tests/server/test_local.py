@@ -327,7 +327,7 @@ def test_forked_children_neither_stop_a_server_nor_keep_it(light, serve):
             os.waitpid(pid, 0)
 
 
-def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch):
+def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch, caplog):
     path = build_repository(tmp_path / "repository", {"one": classifier, "two": classifier})
     (path / "one" / "1" / "model.onnx").write_text("to be replaced before it is loaded")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
@@ -346,6 +346,8 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
         assert {ip for ip, _ in listening(process)} == {"127.0.0.1"}
         assert "--exit-timeout-secs=1" in process.cmdline()
         env = process.environ()
+        build_repository(path, {"one": classifier}, overwrite=True)
+        assert f"{server.url} goes on with the models that it has loaded" in caplog.text
     # Nothing of the analysis environment's Python leaks in.
     assert "PYTHONPATH" not in env
     assert "PYTHONHOME" not in env

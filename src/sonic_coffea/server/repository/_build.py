@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, expect, require
+from sonic_coffea.server._folders import local_servers
 from sonic_coffea.server.repository import _config, _runner
 from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Versions
 from sonic_coffea.server.repository._sources import Manifest, Served, naming, read_source
@@ -330,6 +331,12 @@ def _write(
                     "build it again when nothing writes them"
                 )
         _move(stage, root, moves, overwrite=overwrite)
+        for server in local_servers() if overwrite else ():
+            if server["repository"] == str(root.absolute()):
+                logger.warning(
+                    "%s goes on with the models that it has loaded; stop and start it",
+                    server["url"],
+                )
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if is_new:
