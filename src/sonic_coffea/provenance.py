@@ -97,7 +97,8 @@ def to_parquet(
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If the file cannot be written, or an array carries no provenance.
+        If the file cannot be written, is there and of another program, or an array carries no
+        provenance.
     """
     write_parquet([array], path, *(scores or [array]))
 
@@ -106,6 +107,8 @@ def write_parquet(
     arrays: Iterable[ak.Array], path: str | os.PathLike[str], *scores: ak.Array | Mapping[str, Any]
 ) -> None:
     """Write arrays of one type, one after another, as `to_parquet` does; of each, a row group."""
+    if Path(path).is_file():
+        require_own(path, f"{path} exists, and was not written by this package; name another")
     tables = (ak.to_arrow_table(ak.transform(_backed, a), extensionarray=False) for a in arrays)
     write_tables(tables, Path(path), of_scores(*scores))
 

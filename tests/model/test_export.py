@@ -140,6 +140,8 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
     ak.to_parquet(JETS, other_file)
     with pytest.raises(errors.ConfigError, match="does not say what made"):
         model().check_export(other_file)
+    with pytest.raises(errors.ConfigError, match="was not written by this package; name another"):
+        model().export(JETS, other_file)
     with pytest.raises(errors.ConfigError, match="cannot write .*nowhere"):
         model().export(JETS, tmp_path / "nowhere" / "train.parquet")
 

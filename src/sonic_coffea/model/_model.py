@@ -327,8 +327,8 @@ class Model(Declaration):
         FieldError, InputError
             If the arrays do not fit the layouts, or a label is None.
         ConfigError
-            If names clash, a type is one that Parquet lacks, or all rows of an event share a
-            request.
+            If names clash, a type is one that Parquet lacks, all rows of an event share a request,
+            or the file is of another program.
         """
         self._check_packed(objects)
         export(self, objects, path, labels or {}, weights)
