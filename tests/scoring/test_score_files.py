@@ -842,6 +842,19 @@ def test_chunks_of_files_that_changed_are_not_resumed(tmp_path: Path, out: Path)
     assert ak.from_parquet(out).qcd.tolist() == expected.tolist()
 
 
+def test_chunks_of_files_that_were_updated_are_not_resumed(
+    server: FakeServer, tmp_path: Path, out: Path
+) -> None:
+    """An update leaves a file its uuid."""
+    path = shutil.copy(FILES[0], tmp_path / "events.root")
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    with pytest.raises(errors.RequestError, match="unexpected shape"):
+        sonic.score_files(MODEL, path, out, **SMALL)
+    with uproot.update(path) as file:
+        file["note"] = "updated"
+    assert sonic.score_files(MODEL, path, out, **SMALL).resumed == 0
+
+
 @pytest.mark.usefixtures("server")
 def test_files_of_another_inode_are_the_same_if_as_old(tmp_path: Path, out: Path) -> None:
     """File systems such as sshfs forget the inodes of files, and give them others."""

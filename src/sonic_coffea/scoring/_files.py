@@ -17,7 +17,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write, replacing, state_of
+from sonic_coffea._files import others_write, replacing, written
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -225,13 +225,13 @@ def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
 
     The chunks are named after the file before, which may come back, and may be of the other one.
     """
-    before = {path: _written(path) for path in paths}
+    before = {path: written(path) for path in paths}
     changed: list[str] = []
     try:
         try:
             yield
         finally:
-            changed += [path for path in paths if _written(path) not in (None, before[path])]
+            changed += [path for path in paths if written(path) not in (None, before[path])]
             if changed:
                 shutil.rmtree(parts, ignore_errors=True)
     except Exception:
@@ -243,15 +243,6 @@ def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
             "files changed while they were read, so that events may be missing or there twice; run "
             f"again when nothing writes them: {', '.join(changed)}"
         )
-
-
-def _written(path: str) -> tuple[int, int] | None:
-    """Return when a file was written, and its size; None for URLs.
-
-    Some file systems, such as sshfs, give a file another inode once they have forgotten it.
-    """
-    state = state_of(Path(path))
-    return state and (state[0], state[2])
 
 
 def _join(

@@ -23,6 +23,7 @@ from awkward.types import NumpyType, OptionType
 from dask.base import tokenize
 
 from sonic_coffea import provenance
+from sonic_coffea._files import written
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
@@ -164,8 +165,9 @@ class Scoring(SonicProcessor):
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
-        # Copies of a file have its uuid, and are other chunks.
-        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+        # Copies of a file, and a file that was updated, have its uuid, and are other chunks.
+        file = metadata["filename"]
+        place = hashlib.sha256(repr((file, written(file))).encode()).hexdigest()[:8]
         chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
         return self.parts / f"{chunk}-{self.digest}.parquet"
 
