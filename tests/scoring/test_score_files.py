@@ -777,6 +777,22 @@ def test_broken_chunks_are_scored_anew_on_demand(out: Path) -> None:
     assert (written.resumed, written.scored) == (0, written.rows)
 
 
+def test_chunks_are_removed_behind_a_link_or_named(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken for those of a run that scores all anew."""
+    folder, link = tmp_path / "elsewhere", out.with_name(f".{out.name}.parts")
+    link.symlink_to(folder)
+    anew = partial(sonic.score_files, MODEL, FILES[0], out, **SMALL, resume=False)
+    with FakeServer({"mass": interrupted(out)}) as server, sonic.connect(server.url):
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of another user's files
+            with pytest.raises(errors.ConfigError, match="elsewhere"):
+                anew()
+        assert anew().resumed == 0
+    assert not folder.exists()
+
+
 @pytest.mark.usefixtures("server")
 def test_files_that_were_replaced_are_scored_whole(tmp_path: Path, out: Path) -> None:
     """Though coffea has read another file at the same path."""
