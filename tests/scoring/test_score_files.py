@@ -752,6 +752,12 @@ def test_what_is_read_is_not_written_to(server: FakeServer, tmp_path: Path) -> N
         sonic.score_files(MODEL, FILES[1], file, **SMALL)  # a file that is meant to be read
     assert file.read_bytes() == FILES[0].read_bytes()
     assert sorted(tmp_path.iterdir()) == [file, link]
+    own = tmp_path / "histograms.root"  # of a user, with the provenance of its scores
+    with uproot.recreate(own) as histograms:
+        histograms["top"] = np.histogram([1.0])
+        provenance.to_root(histograms, MODEL(ak.Array([{"pt": 1.0, "mass": 1.0}])))
+    with pytest.raises(errors.ConfigError, match="was not written by this package"):
+        sonic.score_files(MODEL, FILES[1], own, **SMALL)
 
 
 @pytest.mark.usefixtures("server")

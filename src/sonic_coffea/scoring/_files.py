@@ -216,9 +216,16 @@ def write_files(
 
 def _refuse_others(target: Path) -> None:
     """Refuse an output that this package has not written."""
-    if target.exists():
-        problem = f"the output {target} exists, and was not written by this package; name another"
-        provenance.require_own(target, problem)
+    import uproot
+
+    if not target.exists():
+        return
+    problem = f"the output {target} exists, and was not written by this package; name another"
+    provenance.require_own(target, problem)
+    if target.suffix == ".root":  # others write the provenance into files of theirs, too
+        with uproot.open(target) as file:
+            if {*file.keys(cycle=False)} - {"Scores", provenance.KEY}:
+                raise ConfigError(problem)
 
 
 @contextlib.contextmanager
