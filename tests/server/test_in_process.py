@@ -10,6 +10,7 @@ import shutil
 
 import awkward as ak
 import numpy as np
+import onnx
 import pytest
 from tests.onnx_files import save_onnx
 from tests.test_ml_tools import Raw
@@ -350,6 +351,19 @@ def test_files_that_were_replaced_score_later_calls(tmp_path):
         source.write_text(source.read_text().replace("3 * x", "-x"))
         MODEL.check()
         assert MODEL(jets).y.tolist() == [-2.0]
+        weights = onnx.numpy_helper.from_array(np.float32([5]), "w")
+        save_onnx(other, "(float[N, 1] x) => (float[N, 1] y) { y = Mul(x, w) }", (weights,))
+        (tmp_path / "of").mkdir()
+        options = {"save_as_external_data": True, "location": "of/weights", "size_threshold": 0}
+        onnx.save(onnx.load(str(other)), str(other), **options)
+        build_repository(tmp_path / "r", {"m": other}, overwrite=True)
+        MODEL.check()
+        assert MODEL(jets).y.tolist() == [10.0]
+        (place / "of" / "weights").write_bytes(np.float32(7).tobytes())
+        MODEL.check()
+        scores = MODEL(jets)
+        assert scores.y.tolist() == [14.0]
+        assert scores.attrs["sonic"]["digest"] is None
 
 
 def test_a_configuration_that_serves_no_version_has_no_model(tmp_path, classifier):

@@ -193,7 +193,7 @@ def _served_versions(folder: Path) -> list[str]:
 def _open(folder: Path, version: str, threads: int) -> Loaded:
     """Load a version of a model, by its manifest or by what its file describes."""
     place = folder / version
-    present = filter(Path.is_file, [*place.glob("*"), *place.glob("source/*")])
+    present = filter(Path.is_file, place.rglob("*"))
     paths = (folder / _config.FILE, place / _runner.MANIFEST, *present)
     files = {path: state_of(path) for path in paths}
     config, manifest = _config.read_config(folder), _config.read_manifest(place)
