@@ -112,6 +112,7 @@ def replacing(target: Path) -> Iterator[Path]:
         If the file cannot be written. For an OSError, coffea's ``skipbadfiles`` would drop the
         chunk.
     """
+    target = target.expanduser()
     is_stream = target.exists() and not (target.is_file() or target.is_dir())
     whole = target if is_stream else Path(os.path.realpath(target))
     # Others may write the same file at the same time. tempfile would hide it from the group.

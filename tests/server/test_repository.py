@@ -365,6 +365,22 @@ def save_branch(path):
     return path
 
 
+def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    """A folder called ~ would be a trap."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    identity(tmp_path / "m.onnx", "N, 8")
+    model = sonic.Model.from_onnx("~/m.onnx", inputs={"x": [*"abcdefgh"]})
+    assert build_repository("~/r", {"m": "~/m.onnx"}) == tmp_path / "r"
+    assert [entry["model"] for entry in read_repository("~/r")] == ["m"]
+    assert sonic.LocalServer("~/r").repository == tmp_path / "r"
+    model.export(ak.Array([dict.fromkeys("abcdefgh", 1.0)]), "~/m.parquet", labels={})
+    model.check_export("~/m.parquet")
+    (tmp_path / "m.yaml").write_text(
+        "{model: m, inputs: {x: {layout: Row, fields: [a]}}, outputs: {y: }}"
+    )
+    assert sonic.Model.from_yaml("~/m.yaml").name == "m"
+
+
 @pytest.mark.parametrize("kind", ["plain", "branch"])
 def test_external_weights_are_copied(tmp_path, classifier, kind):
     file, weights = tmp_path / "m.onnx", tmp_path / "m.weights"

@@ -42,7 +42,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
         Naming the place in the file that cannot be used, and what is expected there.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  a SafeLoader
+        content = yaml.load(path.expanduser().read_text("utf-8"), _Loader)  # noqa: S506  a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path} as YAML: {' '.join(str(error).split())}") from None
     known = _mapping(content, str(path))

@@ -133,7 +133,7 @@ class LocalServer:
         for name, value in times.items():
             is_time = isinstance(value, Real) and 0 <= float(value) <= 86_400
             expect(is_time, f"{name} as a number of seconds up to 86400 (a day)", value)
-        self.repository = Path(repository).absolute()
+        self.repository = Path(repository).expanduser().absolute()
         self._port, self._host = port, host
         configured = dask.config.get("sonic.local", None) or {}
         is_dict = isinstance(configured, Mapping)

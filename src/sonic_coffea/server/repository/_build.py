@@ -107,7 +107,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         If a file, a name or an option cannot be used, the repository cannot be written, or the onnx
         package is needed and not there.
     """
-    root, labels = Path(path), labels or {}
+    root, labels = Path(path).expanduser(), labels or {}
     metadata = _checked(models, labels, metadata, version)
     shared = _config.shared_config(instances, threads, dynamic_batching=dynamic_batching)
     # What is written: by its path in the repository, a file to copy, or a text.

@@ -340,7 +340,7 @@ def read_repository(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     sonic_coffea.errors.ConfigError
         If there is no model, or a manifest that cannot be read.
     """
-    root = Path(path)
+    root = Path(path).expanduser()
     entries = []
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         for number in version_numbers(folder):

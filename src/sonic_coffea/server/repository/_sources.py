@@ -109,7 +109,7 @@ def read_source(served: Served, platform: str | None = None) -> tuple[Manifest, 
     """Read what a model is, without running it, and which files it is made of."""
     source = _locate(served.source) if callable(served.source) else str(served.source)
     file, _, function = source.rpartition(":") if ".py:" in source else (source, "", "")
-    path = Path(file)
+    path = Path(file).expanduser()
     suffix = path.suffix.lower()
     expect(suffix in _KINDS, f"a file of a kind that can be served ({', '.join(_KINDS)})", source)
     kind, read = _KINDS[suffix]
