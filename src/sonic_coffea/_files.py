@@ -13,7 +13,7 @@ from typing import Any
 
 from sonic_coffea.errors import ConfigError
 
-FileState = tuple[int, int, int] | None
+FileState = tuple[int, ...] | None
 
 
 def read_text(path: str | os.PathLike[str], what: str) -> str:
@@ -68,11 +68,12 @@ def state_of(path: Path) -> FileState:
         status = path.stat()
     except OSError:
         return None
-    # A file that replaces another one may be as old as it.
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    # A file that replaces another one may be as old as it; unpacked from an archive, it may have
+    # its inode, too.
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def written(path: str) -> tuple[int, int] | None:
+def written(path: str) -> FileState:
     """Return when a file was written, and its size; None for URLs.
 
     Some file systems, such as sshfs, give a file another inode once they have forgotten it.
