@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import py_compile
 import re
 import shutil
 
@@ -348,6 +349,7 @@ def test_files_that_were_replaced_score_later_calls(tmp_path):
         MODEL.check()
         assert MODEL(jets).y.tolist() == [6.0]
         source = place / "source" / "m.py"
+        py_compile.compile(str(source))  # as Python does when it imports a file
         before = source.stat()
         source.write_text(source.read_text().replace("3 * x", "-1* x"))
         os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))  # as archives may do

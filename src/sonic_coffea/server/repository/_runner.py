@@ -12,7 +12,6 @@ import builtins
 import functools
 import hashlib
 import importlib
-import importlib.util
 import json
 import math
 import os
@@ -20,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,15 +201,14 @@ def _importer(folder: Path) -> Callable[..., Any]:
         file = folder / f"{name}.py"
         if name in loaded or not file.is_file():
             return loaded.get(name) or builtins.__import__(name, *context, **options)
-        unique = f"sonic_served_{id(loaded)}_{name}"
-        spec = importlib.util.spec_from_file_location(unique, file)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"expected Python source, got {file}")
-        loaded[name] = module = importlib.util.module_from_spec(spec)
+        module = types.ModuleType(f"sonic_served_{id(loaded)}_{name}")
+        module.__file__ = str(file)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": load_or_import}
-        sys.modules[module.__name__] = module
+        loaded[name] = sys.modules[module.__name__] = module
         try:
-            spec.loader.exec_module(module)
+            # Python's loaders take what they compiled before from a file as old and as long.
+            code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
+            exec(code, module.__dict__)  # noqa: S102
         except BaseException:
             del loaded[name]
             raise
