@@ -124,7 +124,8 @@ def write_tables(tables: Iterable[Any], path: Path, record: Mapping[str, Any]) -
             if writer is None:
                 known = {**(table.schema.metadata or {}), KEY: json.dumps(record)}
                 schema = table.schema.with_metadata(known)
-                writer = stack.enter_context(pq.ParquetWriter(half, schema))
+                opened = pq.ParquetWriter(half, schema, write_page_checksum=True)
+                writer = stack.enter_context(opened)
             writer.write_table(table)
 
 

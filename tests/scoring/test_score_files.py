@@ -772,10 +772,16 @@ def test_files_that_come_meanwhile_are_not_written_to(out: Path) -> None:
     assert out.read_text() == "of another program"
 
 
-def test_broken_chunks_are_scored_anew_on_demand(out: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut off", "other bits"])
+def test_broken_chunks_are_scored_anew_on_demand(out: Path, damage: str) -> None:
     interrupted(out)
     (chunk,) = out.with_name(f".{out.name}.parts").iterdir()
-    chunk.write_bytes(chunk.read_bytes()[:-100])
+    content = bytearray(chunk.read_bytes())
+    if damage == "cut off":
+        del content[-100:]
+    else:
+        content[len(content) // 4] ^= 1
+    chunk.write_bytes(content)
     with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
         with pytest.raises(errors.ConfigError, match=r"cannot read .* use --restart"):
             sonic.score_files(MODEL, FILES[0], out, **SMALL)

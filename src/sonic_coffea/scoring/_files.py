@@ -28,6 +28,8 @@ from sonic_coffea.scoring._processor import INDEX, Exporting, Scoring
 
 logger = logging.getLogger(__name__)
 
+_ANEW = "to score all of it anew, use --restart (resume=False)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredFiles:
@@ -197,12 +199,9 @@ def write_files(
     try:
         made_by = provenance.of_scores(*map(provenance.read, chunks))
     except ConfigError as error:  # as after a machine has lost its power
-        raise error.because("to score all of it anew, use --restart (resume=False)") from None
+        raise error.because(_ANEW) from None
     if out["resumed"] and (named := _several_versions(scoring.model, made_by["models"])):
-        raise ConfigError(
-            f"an interrupted run was scored by {named}; to score all of it anew, use "
-            "--restart (resume=False)"
-        )
+        raise ConfigError(f"an interrupted run was scored by {named}; {_ANEW}")
     rows, scored = _join(chunks, target, made_by, (*EVENT_ID, INDEX, *scoring.keep))
     return ScoredFiles(
         path=target,
@@ -353,7 +352,10 @@ def _table(part: Path, schema: Any) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(part)
+    try:
+        table = pq.read_table(part, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"cannot read {part}: {error} ({_ANEW})") from None
     without = [name for name in schema.names if table[name].null_count == len(table)]
     known = [schema.empty_table(), table.drop_columns(without)]
     return pa.concat_tables(known, promote_options="permissive")
