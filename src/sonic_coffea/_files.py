@@ -73,15 +73,6 @@ def state_of(path: Path) -> FileState:
     return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def written(path: str) -> FileState:
-    """Return when a file was written, and its size; None for URLs.
-
-    Some file systems, such as sshfs, give a file another inode once they have forgotten it.
-    """
-    state = state_of(Path(path))
-    return state and (state[0], state[2])
-
-
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds a folder, as the supervisor of a local server does."""
     import fcntl  # not on Windows, where no local server runs

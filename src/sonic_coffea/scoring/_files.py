@@ -17,7 +17,7 @@ from typing import Any
 
 from sonic_coffea import provenance
 from sonic_coffea._extras import needed
-from sonic_coffea._files import others_write, replacing, written
+from sonic_coffea._files import FileState, others_write, replacing, state_of
 from sonic_coffea.errors import ConfigError, expect
 from sonic_coffea.layouts import EVENT_ID
 from sonic_coffea.model import Choice, Model
@@ -189,7 +189,8 @@ def write_files(
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     began = time.monotonic()
-    with _unchanged(paths, scoring.parts):
+    scoring.files = {path: _written(path) for path in paths}
+    with _unchanged(scoring.files, scoring.parts):
         out = run_files(scoring, each, **how)
     wall_s = time.monotonic() - began
     _refuse_others(target)  # which may have come meanwhile
@@ -228,18 +229,17 @@ def _refuse_others(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
+def _unchanged(before: Mapping[str, FileState], parts: Path) -> Iterator[None]:
     """Refuse files that change meanwhile, and remove their chunks.
 
     The chunks are named after the file before, which may come back, and may be of the other one.
     """
-    before = {path: written(path) for path in paths}
     changed: list[str] = []
     try:
         try:
             yield
         finally:
-            changed += [path for path in paths if written(path) not in (None, before[path])]
+            changed += [path for path in before if _written(path) not in (None, before[path])]
             if changed:
                 shutil.rmtree(parts, ignore_errors=True)
     except Exception:
@@ -251,6 +251,15 @@ def _unchanged(paths: Sequence[str], parts: Path) -> Iterator[None]:
             "files changed while they were read, so that events may be missing or there twice; run "
             f"again when nothing writes them: {', '.join(changed)}"
         )
+
+
+def _written(path: str) -> FileState:
+    """Return when a file was written, and its size; None for URLs.
+
+    Some file systems, such as sshfs, give a file another inode once they have forgotten it.
+    """
+    state = state_of(Path(path))
+    return state and (state[0], state[2])
 
 
 def _join(

@@ -23,7 +23,7 @@ from awkward.types import NumpyType, OptionType
 from dask.base import tokenize
 
 from sonic_coffea import provenance
-from sonic_coffea._files import written
+from sonic_coffea._files import FileState
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, FieldError, InputError, require, shortened
 from sonic_coffea.layouts import EVENT_ID, columns_of
@@ -50,6 +50,8 @@ class Scoring(SonicProcessor):
     keep: Sequence[str] = ()
     on_error: str = "raise"
     flat: bool = False
+    # When each file was written, and its size, as the run begins: tasks may outlive a run.
+    files: Mapping[str, FileState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.models = {"scores": self.model}
@@ -167,7 +169,7 @@ class Scoring(SonicProcessor):
     def _path(self, metadata: Any) -> Path:
         # Copies of a file, and a file that was updated, have its uuid, and are other chunks.
         file = metadata["filename"]
-        place = hashlib.sha256(repr((file, written(file))).encode()).hexdigest()[:8]
+        place = hashlib.sha256(repr((file, self.files.get(file))).encode()).hexdigest()[:8]
         chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
         return self.parts / f"{chunk}-{self.digest}.parquet"
 
