@@ -397,6 +397,9 @@ def test_external_weights_are_copied(tmp_path, classifier, kind):
     weights.unlink()
     with pytest.raises(ConfigError, match=r"expected the weights file 'm\.weights' beside"):
         build_repository(tmp_path / "s", {"m": file})
+    weights.symlink_to(classifier)  # as in the folders of model hubs
+    with pytest.raises(ConfigError, match="or a link that leads out of this folder; copy"):
+        build_repository(tmp_path / "s", {"m": file})
 
 
 def test_external_weights_are_copied_nowhere_else(tmp_path, classifier):

@@ -236,7 +236,10 @@ def _beside(path: Path, name: str) -> Path:
     file = path.parent / name
     is_inside = file.resolve().is_relative_to(path.parent.resolve())
     if ".." in Path(name).parts or not is_inside or not file.is_file():
-        raise ConfigError(f"expected the weights file {name!r} beside {path}, got none there")
+        raise ConfigError(
+            f"expected the weights file {name!r} beside {path}, got none there, or a link that "
+            "leads out of this folder; copy the file that it leads to"
+        )
     return file
 
 
