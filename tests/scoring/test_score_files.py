@@ -789,20 +789,21 @@ def test_broken_chunks_are_scored_anew_on_demand(out: Path, damage: str) -> None
     assert (written.resumed, written.scored) == (0, written.rows)
 
 
-def test_chunks_are_removed_behind_a_link_or_named(
+def test_chunks_that_cannot_be_removed_are_refused(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were taken for those of a run that scores all anew."""
-    folder, link = tmp_path / "elsewhere", out.with_name(f".{out.name}.parts")
-    link.symlink_to(folder)
-    anew = partial(sonic.score_files, MODEL, FILES[0], out, **SMALL, resume=False)
-    with FakeServer({"mass": interrupted(out)}) as server, sonic.connect(server.url):
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of another user's files
-            with pytest.raises(errors.ConfigError, match="elsewhere"):
-                anew()
-        assert anew().resumed == 0
-    assert not folder.exists()
+    parts = out.with_name(f".{out.name}.parts")
+    parts.symlink_to(tmp_path)
+    with FakeServer({"mass": FakeModel.of(MODEL, mass)}) as server, sonic.connect(server.url):
+        for resume in (True, False):
+            with pytest.raises(errors.ConfigError, match="can be removed"):
+                sonic.score_files(MODEL, FILES[0], out, **SMALL, resume=resume)
+        parts.unlink()
+        parts.mkdir()
+        monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of another user's files
+        with pytest.raises(errors.ConfigError, match="can be removed"):
+            sonic.score_files(MODEL, FILES[0], out, **SMALL, resume=False)
 
 
 @pytest.mark.usefixtures("server")

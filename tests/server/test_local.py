@@ -347,7 +347,7 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
         assert "--exit-timeout-secs=1" in process.cmdline()
         env = process.environ()
         build_repository(path, {"one": classifier}, overwrite=True)
-        assert f"{server.url} goes on with the models that it has loaded" in caplog.text
+        assert f"{server.url} has the models in memory that it loaded" in caplog.text
     # Nothing of the analysis environment's Python leaks in.
     assert "PYTHONPATH" not in env
     assert "PYTHONHOME" not in env

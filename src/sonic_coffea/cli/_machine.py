@@ -101,8 +101,12 @@ def _stop(records: Sequence[Mapping[str, Any]], which: str) -> list[str]:
         records = [records[urls.index(which)]]
     for record in records:
         # The supervisor ends its server, and removes the server's files.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record["supervisor_pid"], signal.SIGTERM)
+        pid = record["supervisor_pid"]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"supervisor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                problem = f"process {pid} is not its supervisor; stop it in its own container"
+                raise ServerError(problem, server=record["url"])
+            os.kill(pid, signal.SIGTERM)
     stopped = {record["url"] for record in records}
     until = time.monotonic() + _STOP_TIMEOUT_S
     while alive := stopped & {record["url"] for record in sonic.server.local_servers()}:

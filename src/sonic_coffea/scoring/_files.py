@@ -140,11 +140,12 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     expect(isinstance(model, (Model, Choice)), "a Model, Folds or Choice", model)
     for each in declarations_of(model):
         each.pool_of(None)  # raises if no server is named
-    # A link would stay, and its chunks with it.
-    parts = target.with_name(f".{target.name}.parts").resolve()
+    parts = target.with_name(f".{target.name}.parts")
     if not resume:
         shutil.rmtree(parts, ignore_errors=True)
-        expect(not parts.exists(), "no chunks, or some that can be removed", str(parts))
+    # What stayed, such as a link, would be taken for chunks of this run.
+    is_removable = not parts.is_symlink() and (resume or not parts.exists())
+    expect(is_removable, "no chunks, or a folder of them that can be removed", str(parts))
     flat = target.suffix == ".root"
     scoring = Scoring(model, parts, collection, features, keep, on_error=on_error, flat=flat)
     paths = [files] if isinstance(files, (str, os.PathLike)) else files

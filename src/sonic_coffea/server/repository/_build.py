@@ -333,10 +333,8 @@ def _write(
         _move(stage, root, moves, overwrite=overwrite)
         for server in local_servers() if overwrite else ():
             if server["repository"] == str(root.absolute()):
-                logger.warning(
-                    "%s goes on with the models that it has loaded; stop and start it",
-                    server["url"],
-                )
+                what = "%s has the models in memory that it loaded; unless it polls, start it anew"
+                logger.warning(what, server["url"])
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if is_new:
