@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -68,6 +69,25 @@ def test_errors_inside_the_pool_fail_the_calls_until_then(
         assert all(s.in_flight == 0 for s in pool.servers)
         one.max_rows = two.max_rows = 4
         assert twice(MODEL(jets(*range(40)), pool=pool, timeout_s=20)) == list(range(40))
+
+
+def test_logs_that_fail_end_no_thread(
+    one: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError("the log is full")
+
+    caplog.set_level("DEBUG", "sonic_coffea")
+    for max_rows, row, message in ((4, np.nan, "NaN"), (Indivisible(4), 1, "ZeroDivision")):
+        one.max_rows = max_rows
+        with pool_of(ONE) as pool:
+            with monkeypatch.context() as patched:
+                patched.setattr(logging.Logger, "handle", fail)
+                with pytest.raises(errors.SonicError, match=message):
+                    MODEL(jets(row), pool=pool, timeout_s=20)
+            assert all(s.in_flight == 0 for s in pool.servers)
+            one.max_rows = 4
+            assert twice(MODEL(jets(1), pool=pool, timeout_s=20)) == [1]
 
 
 @pytest.mark.parametrize(

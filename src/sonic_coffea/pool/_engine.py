@@ -201,9 +201,10 @@ class Engine:
             outcomes = [task() for task in items if task is not None]
             events += [event for event in outcomes if event is not None]
             self._handle(*events)
-        except Exception as error:
-            # Without this, callers would wait for ever, and later calls would find no thread.
-            logger.exception("the pool has failed inside; it begins anew")
+        except Exception as error:  # noqa: BLE001  else callers would wait for ever
+            # Apart, as the user's log may raise, too: later calls would find no thread.
+            log = partial(logger.exception, "the pool has failed inside; it begins anew")
+            fulfil(Future(), log)
             self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
             self.core = RecordedCore(self.settings)
             self._add_senders(self.settings.servers)
