@@ -130,6 +130,10 @@ def complexes(x):
 def flat(x):
     return {"y": x[:, 0]}
 
+def nested(x):
+    import sonic_coffea as sonic
+    return sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})({"pt": x[:, 0]})
+
 rows = np.zeros((4, 1), "float32")
 
 def reusing(x):
@@ -178,6 +182,7 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("nothing", "'y' is declared, but the model returned nothing"),
             ("listed", "expected listed to return a dict of arrays, got list"),
             ("masked", "output 'y' has masked values"),
+            ("nested", "call the model in the analysis"),
             ("flat", r"is declared float32 \[-1, 1\], but the model returned float32 \[2\]"),
             (
                 "complexes",

@@ -279,6 +279,12 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
+        # Pools run a repository's functions on them, and Python any object's `__del__`.
+        if threading.current_thread().name in ("sonic-pool", "sonic-send"):
+            raise errors.ConfigError(
+                "this thread of a pool would wait for itself; call the model in the analysis, and "
+                "not in a function of a repository"
+            )
         key = ModelKey(model, version)
         if not (anew or self.closed):
             # Without the engine's thread, which costs small calls a tenth of their time.
