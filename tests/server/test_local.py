@@ -30,7 +30,7 @@ from tests.scripts import python
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
-from sonic_coffea.server import LocalServer, Served, build_repository
+from sonic_coffea.server import LocalServer, Served, _folders, build_repository
 from sonic_coffea.transport import Address
 
 from .support import (
@@ -201,6 +201,13 @@ def test_processes_without_a_standard_stream_keep_their_servers(light, tmp_path)
     """As daemons are; otherwise the next server takes the folder for one that was left."""
     python("-c", TWO_SERVERS, light, tmp_path / "listed")
     assert (tmp_path / "listed").read_text() == "True"
+
+
+@pytest.mark.usefixtures("installation")
+def test_systems_without_shared_memory_are_named(light, tmp_path, monkeypatch):
+    monkeypatch.setattr(_folders, "SHARED_MEMORY", tmp_path / "shm")
+    with pytest.raises(ServerStartError, match=r"No such file or directory: '.*shm'"):
+        LocalServer(light).start()
 
 
 @pytest.mark.usefixtures("installation")

@@ -38,6 +38,7 @@ def make_folder(path: Path | None) -> tuple[Path, int]:
 
     path = path or _socket_folder() / secrets.token_hex(4)
     try:
+        SHARED_MEMORY.stat()  # where the server's models get their rows
         # Another process must not find the folder before it is locked.
         hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
         opened = os.open(hidden, os.O_RDONLY)
