@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Annotated
 
@@ -58,4 +59,5 @@ class _Echo(logging.Handler):
     """Writes to the current standard error, which a progress bar replaces to stay at the bottom."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(self.format(record), err=True)
+        with contextlib.suppress(OSError):  # a full disk, or a pipe that nobody reads
+            typer.echo(self.format(record), err=True)
