@@ -201,10 +201,9 @@ class Engine:
             outcomes = [task() for task in items if task is not None]
             events += [event for event in outcomes if event is not None]
             self._handle(*events)
-        except Exception as error:  # noqa: BLE001  else callers would wait for ever
-            # Apart, as the user's log may raise, too: later calls would find no thread.
-            log = partial(logger.exception, "the pool has failed inside; it begins anew")
-            fulfil(Future(), log)
+        except Exception as error:
+            with contextlib.suppress(Exception):  # of the user's log; the thread would end
+                logger.exception("the pool has failed inside; it begins anew")
             self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
             self.core = RecordedCore(self.settings)
             self._add_senders(self.settings.servers)

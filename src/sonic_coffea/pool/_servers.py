@@ -19,7 +19,7 @@ from sonic_coffea import errors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._core import Event, PoolCore
-from sonic_coffea.pool._deadline import fulfil, run_in_thread
+from sonic_coffea.pool._deadline import run_in_thread
 from sonic_coffea.pool._instructions import Answer
 from sonic_coffea.pool._request import Attempt, ModelKey
 from sonic_coffea.pool._settings import is_in_process
@@ -161,8 +161,8 @@ class Sender:
             self._failed(attempt, problem)
 
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
-        # Apart, as the user's log may raise: the thread would end.
-        fulfil(Future(), partial(logger.debug, "a request could not be made", exc_info=error))
+        with contextlib.suppress(Exception):  # of the user's log; the thread would end
+            logger.debug("a request could not be made", exc_info=error)
         ours = as_ours(error, errors.RequestError)
         self._tell(PoolCore.failed, attempt=attempt, error=ours, sent=False)
 
