@@ -229,6 +229,11 @@ PACKED: list[tuple[Any, Any, Any]] = [
         {"x": ak.Array([[], [3.0]]), "y": ak.Array([2.0, 6.0])},
         [[[-1, -1]], [[-0.5, -1]]],
     ),
+    (
+        Padded(["Jet.pt", sonic.Feature("Muon.pt", index="Jet[0].mu")], 2, missing=8, pad="before"),
+        {"Jet": LINKED[:, ::-1], "Muon": MUONS},
+        [[[5, 3], [2, 2]], [[4, 0], [7, 7]]],
+    ),
     # Names in tuples, and expressions that are no path.
     (Row([("Jet", np.int64(0), "pt"), ("Jet", 0, "pt")], missing=0), EVENTS[:1], [[50, 50]]),
     (Padded("x", 2, sort_by="2. * x"), x([1.0, 2.0]), [[[2, 1]]]),

@@ -510,8 +510,10 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
     """Return the numbers that an index refers to, in the lists of the same event."""
     path, name, rows = path_of(feature.name), str(feature.index), columns.rows
     place, data, at = source.numbers(path, strings=strings)
-    elements = Elements(replace(columns, key=None), slice(0, len(rows)))
-    positions, absent = elements.take(columns.terms[feature.terms[0]])
+    column = columns.terms[feature.terms[0]]
+    offsets = None if column[2] else columns.offsets  # an index of the row leads to its own number
+    elements = Elements(replace(columns, offsets=offsets, key=None), slice(0, len(rows)))
+    positions, absent = elements.take(column)
     *outer, lists = place.rows.chain
     is_listed = len(outer) == 1 and not outer[0].gaps and lists.events == rows.events
     if positions.dtype.kind == "f":  # as of coffea's relations in EDM4hep
@@ -559,7 +561,7 @@ def _referred(source: Source, columns: Columns, feature: Feature, *, strings: bo
         f"field {name!r} refers to no {feature.text!r} in event {{event}}; say what stands for it, "
         "such as missing=0.0"
     )
-    return (*column_at(data, at, index), False, gap)
+    return (*column_at(data, at, index), column[2], gap)
 
 
 def _same_rows(own: dict[Term, Place], *, jagged: bool, is_filled: bool) -> Structure:
