@@ -62,7 +62,8 @@ class Feature:
         Clip limits, applied first: ``within=(1e-3, None)`` before a logarithm.
     categories : mapping of number to number, optional
         Replacement for each value, before everything else: ``{-1: 0, 1: 1}``. Other values take
-        the replacement of the key None, or raise an `InputError` if there is no such key.
+        the replacement of the key None, or raise an `InputError` if there is no such key; NaN and
+        ±inf are left to `nonfinite`.
     expression : str, optional
         An expression of fields, numbers, operators, comparisons and functions, such as
         ``"log(pf.pt / pt)"``, ``"num(Jet)"`` or ``"mass(Jet[0], Jet[1])"``. It takes the place of

@@ -287,7 +287,7 @@ class Padded(FieldsLayout):
     pad : {"after", "before"}
         Whether rows are padded after their numbers are transformed, or before, so that `fill` and
         `missing` are transformed, too. In an expression, `fill` is then the number of each field of
-        the elements.
+        the elements. Constants and numbers of outer objects are then the same in padding.
     outer : int, optional
         Lists kept of each row, if a row has lists of constituents, such as the leading jets of an
         event: ``[N, F, J, L]``, or ``[N, J, L, F]`` in the order ``"LF"``. Rows with fewer lists

@@ -28,7 +28,8 @@ class Tokens(Layout):
 
     Each collection has its own places in the sequence, as many as its length. The next collection
     follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
-    ``MET.pt`` share the channel ``pt``. Constants share a channel, in their order.
+    ``MET.pt`` share the channel ``pt``. Each value of a `OneHot` has a channel of its own.
+    Constants share a channel, in their order.
 
     Parameters
     ----------
