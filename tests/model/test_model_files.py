@@ -223,7 +223,7 @@ def test_weaver_may_have_its_own_order_and_padding() -> None:
     jets = ak.Array([{"a": [np.inf, np.nan], "b": [np.inf, 2.0]}, {"a": [], "b": []}])
     model = sonic.Model.from_weaver("m", PREPROCESS, order="weaver", pad_mode="wrap")
     packed = model.inputs["pf_features"].pack(jets)
-    assert packed[:, 0].tolist() == [[3.0, -1.0, 3.0], [7.0, 7.0, 7.0]]
+    assert packed[:, 0].tolist() == [[3.0, -1.0, 3.0], [0.0, 0.0, 0.0]]
     assert packed[:, 1].tolist() == [[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
     of_cmssw = sonic.Model.from_weaver("m", PREPROCESS)
     assert of_cmssw.inputs["pf_features"].pack(jets)[0, 0].tolist() == [-1.5, -1.5, 7.0]

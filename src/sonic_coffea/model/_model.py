@@ -110,7 +110,8 @@ class Model(Declaration):
             When NaN and ±inf are replaced: first, as the CMS software does, or after shift, scale
             and limits, as weaver does in training and validation, so that ±inf becomes a limit.
         pad_mode : {"constant", "wrap"}
-            As in `Padded`; ``"wrap"`` is weaver's ``pad_mode: wrap``, which the file does not hold.
+            ``"wrap"`` is weaver's ``pad_mode: wrap``, which the file does not hold: a row repeats
+            its constituents, and one without is 0.
 
         Raises
         ------

@@ -94,7 +94,9 @@ def read(
             path = prefixes[name] + names.get(variable, variable)
             features.append(_feature(path, info, what, order))
             fills.append(_get(info, "pad", what, _NUMBER, 0.0))
-        layouts[name] = _layout(features, fills, lengths.get(name), pad_mode)
+        # To weaver, a row that has nothing to repeat is 0.
+        fill = fills if pad_mode == "constant" else 0.0
+        layouts[name] = _layout(features, fill, lengths.get(name), pad_mode)
     others = [name for name, layout in layouts.items() if layout.jagged]
     for name in [name for name, layout in layouts.items() if isinstance(layout, Mask)]:
         fixed = lengths[name][0] if len(lengths[name]) == 1 else None
@@ -107,15 +109,13 @@ def read(
     return {**renamed, **replaced}, _labels(content, labels)
 
 
-def _layout(
-    features: list[Feature], fills: list[float], lengths: list[int] | None, pad_mode: str
-) -> Layout:
+def _layout(features: list[Feature], fill: Any, lengths: list[int] | None, pad_mode: str) -> Layout:
     if lengths in (None, [1]):
         order = "FL" if lengths else "F" if len(features) > 1 else ""
         return Row(features, axis_order=order)
     if len(lengths) == 1:
-        return Padded(features, lengths[0], fill=fills, pad_mode=pad_mode)
-    return Bucketed(features, lengths, fill=fills, pad_mode=pad_mode)
+        return Padded(features, lengths[0], fill=fill, pad_mode=pad_mode)
+    return Bucketed(features, lengths, fill=fill, pad_mode=pad_mode)
 
 
 def usual_output(inputs: Iterable[str]) -> str:
