@@ -28,6 +28,7 @@ JETS = ak.Array(
     ]
 )
 PT = sonic.Feature("pt", function="log", scale=0.3)
+HEAVIEST = sonic.Row(sonic.Feature("heaviest", expression="max(pt)"), missing=0.0)
 
 
 def model(**inputs: Any) -> sonic.Model:
@@ -156,6 +157,7 @@ def test_declarations_are_compared_with_those_of_the_training(tmp_path: Path) ->
         ({}, {"labels": {"y": JETS.pt[:2]}}, "expected a label 'y' for each of 3 events, got 2"),
         ({}, {"labels": {"y": ak.Array([1, None, None])}}, "label 'y': event 2 has None"),
         ({}, {"labels": {"y": "flavour + 9007199254740988"}}, "label 'y': float64 rounds whole"),
+        ({"x": HEAVIEST}, {"labels": {"y": JETS.pt}}, r"difference is in event 0\); choose both"),
         ({"x": sonic.Row("pt", "bfloat16")}, {}, "bfloat16, which Parquet files do not have"),
     ],
 )

@@ -468,7 +468,7 @@ def values_of(rows: Structure, values: ak.Array, what: str) -> tuple[ak.Array, I
     """Return the values of events or of objects in one list, and which one each row has, or -1."""
     if len(values) != rows.events:
         raise InputError(f"expected a {what} for each of {rows.events} events, got {len(values)}")
-    if values.ndim > 1:
+    if values.ndim > 1 and rows.outer is not None:
         # A list that is None, as after ak.mask of events, has no value for any of its objects.
         here = rows.unflatten(IndexedOptionArray(Index64(np.full(len(rows), -1)), EmptyArray()))
         absent = ak.to_numpy(ak.is_none(values)) | ak.to_numpy(ak.is_none(here))
