@@ -419,6 +419,30 @@ def test_folders_that_are_no_versions_to_triton_are_passed_over(tmp_path, classi
     assert (path / "top" / "2").is_dir()
 
 
+def test_optional_inputs_that_a_configuration_names_are_taken(tmp_path):
+    place = tmp_path / "r" / "m" / "1"
+    place.mkdir(parents=True)
+    network = save_onnx(
+        place / "model.onnx", "(float[N, 1] x, float[M, 1] w) => (float[N, 1] y) { y = Mul(x, w) }"
+    )
+    usual = onnx.numpy_helper.from_array(np.float32([[2]]), "w")
+    graph = onnx.load(str(network))
+    graph.graph.initializer.append(usual)
+    onnx.save(graph, str(network))
+    tensors = (
+        f'{side} {{ name: "{n}" data_type: TYPE_FP32 dims: 1 }}'
+        for side, n in (
+            ("input", "x"),
+            ("input", "w"),
+            ("output", "y"),
+        )
+    )
+    (place.parent / "config.pbtxt").write_text("max_batch_size: 8\n" + "\n".join(tensors))
+    weighted = sonic.Model("m", {"x": sonic.Row(["pt"]), "w": sonic.Row(["w"])}, {"y": ["y"]})
+    with sonic.connect(tmp_path / "r"):
+        assert weighted(ak.Array([{"pt": 3.0, "w": 5.0}])).y.tolist() == [15.0]
+
+
 def test_inputs_and_outputs_of_one_name_have_shapes_of_their_own(tmp_path):
     (tmp_path / "f.py").write_text("def f(x):\n    return {'x': 2 * x}\n")
     number = {"x": ("float32", ["N"])}

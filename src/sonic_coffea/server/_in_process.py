@@ -222,9 +222,9 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
     except Exception as error:  # each library has errors of its own
         raise ConfigError(f"cannot load {path}: {error}") from error
     rows = int(config.get("max_batch_size", 0))
-    # TorchScript may take tensors by their order.
-    inputs = [tensor["name"] for tensor in manifest["inputs"]]
     config = {**_config.tensor_config(manifest, rows), **config}
+    # In the model's order; optional inputs of a file are in the configuration alone.
+    inputs = [tensor["name"] for tensor in config["input"]]
     taken = {t["name"]: t["reshape"].get("shape", ()) for t in config["input"] if "reshape" in t}
     returned = {t["name"]: t["dims"] for t in config["output"] if "reshape" in t}
 

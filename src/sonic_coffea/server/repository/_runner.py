@@ -345,7 +345,7 @@ class TritonPythonModel:
                 f"lacks ({error}); add it: sonic-coffea server install --with {error.name}"
             ) from None
         self.batched = int(config.get("max_batch_size", 0)) > 0
-        self.inputs = [spec["name"] for spec in manifest["inputs"]]
+        self.inputs = [spec["name"] for spec in config["input"]]
         self.pulse = Pulse()
 
     def execute(self, requests: list[Any]) -> list[Any]:
