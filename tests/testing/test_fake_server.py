@@ -47,6 +47,8 @@ def pool_of(*servers: Any, **options: Any) -> Pool:
         (lambda rows: {"other": rows}, r"output 'y' is declared, but .* returned \['other'\]"),
         (lambda rows: rows, "output 'y' is declared, but the model returned ndarray"),
         (lambda rows: {"y": np.ma.masked_less(rows, 4)}, "output 'y' has masked values"),
+        (lambda rows: {"y": np.array([None])}, r"'y' as numbers or strings, got \[None\]"),
+        (lambda rows: pytest.fail("unexpected rows"), "unexpected rows"),
     ],
 )
 def test_functions_give_the_outputs_that_are_declared(function: Any, message: str) -> None:
@@ -57,6 +59,11 @@ def test_functions_give_the_outputs_that_are_declared(function: Any, message: st
         pytest.raises(errors.InferenceError, match=message),
     ):
         MODEL(jets(3.0))
+
+
+def test_functions_may_return_another_byte_order() -> None:
+    with FakeServer(served(lambda inputs: {"y": inputs["x"].astype(">f4")})) as server:
+        assert MODEL(jets(3.0), pool=pool_of(server)).twice.tolist() == [3.0]
 
 
 def test_answers_are_those_of_a_real_server(
