@@ -417,6 +417,11 @@ def test_repositories_of_others_are_served_unchanged(tmp_path, classifier, serve
     shutil.copytree(path / "published" / "1", tmp_path / "s" / "bare" / "1")
     with pytest.raises(ServerStartError, match="expected the inputs and outputs of .*/bare/1 in"):
         serve(tmp_path / "s").start()
+    # A configuration that was copied for another network has the digest of the first.
+    shutil.copytree(path / "words", tmp_path / "t" / "words")
+    shutil.copy(classifier, tmp_path / "t" / "words" / "1" / "model.onnx")
+    with pytest.raises(ServerStartError, match="the digest of version 1 in .* was changed"):
+        serve(tmp_path / "t").start()
 
 
 @pytest.mark.parametrize(

@@ -415,4 +415,6 @@ class TritonPythonModel:
         ]
         kind = "torchscript" if config.get("backend") == "pytorch" else "onnx"
         file = config.get("default_model_filename") or "model.onnx"
-        return {"kind": kind, "file": file, "inputs": config["input"], "outputs": outputs}
+        tensors = {"inputs": config["input"], "outputs": outputs}
+        # A configuration that was copied from another model has the digest of that model's file.
+        return {"kind": kind, "file": file, **tensors, "digest": checksum(folder / file)}
