@@ -134,6 +134,9 @@ def nested(x):
     import sonic_coffea as sonic
     return sonic.Model("twice", {"x": sonic.Row(["pt"])}, {"y": ["y"]})({"pt": x[:, 0]})
 
+def exits(x):
+    raise SystemExit(3)
+
 rows = np.zeros((4, 1), "float32")
 
 def reusing(x):
@@ -183,6 +186,7 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
             ("listed", "expected listed to return a dict of arrays, got list"),
             ("masked", "output 'y' has masked values"),
             ("nested", "call the model in the analysis"),
+            ("exits", r"the model failed: SystemExit\(3\)"),
             ("flat", r"is declared float32 \[-1, 1\], but the model returned float32 \[2\]"),
             (
                 "complexes",
@@ -191,6 +195,13 @@ def test_functions_are_run_and_their_errors_name_model_and_rows(functions):
         ):
             with pytest.raises((InferenceError, ResponseError), match=message):
                 model(name)(ak.Array([{"pt": 1.0}, {"pt": 2000.0}]))
+
+
+def test_files_that_exit_as_they_are_imported_do_not_end_this_process(tmp_path):
+    source = function(tmp_path / "m.py", "exit()\ndef m(x): return {}\n")
+    transport = InProcessTransport(build_repository(tmp_path / "r", {"m": source}).as_uri())
+    with pytest.raises(ConfigError, match=r"cannot load .*m.py: SystemExit\("):
+        transport.metadata("m", None)
 
 
 def test_functions_are_called_once_at_a_time(functions):

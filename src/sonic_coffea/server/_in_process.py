@@ -143,7 +143,7 @@ class InProcessTransport(Transport):
             )
         try:
             tensors = run(dict(inputs), outputs)
-        except Exception as error:  # a model may raise anything
+        except (Exception, SystemExit) as error:  # a model may raise anything
             raise InferenceError(f"the model failed: {error!r}") from error
         return Response(
             outputs=contract.received(tensors),
@@ -219,8 +219,8 @@ def _open(folder: Path, version: str, threads: int) -> Loaded:
         raise ConfigError(
             f"to run {path} in this process, install {error.name}: pip install {error.name}"
         ) from None
-    except Exception as error:  # each library has errors of its own
-        raise ConfigError(f"cannot load {path}: {error}") from error
+    except (Exception, SystemExit) as error:  # each library has errors of its own
+        raise ConfigError(f"cannot load {path}: {error!r}") from error
     rows = int(config.get("max_batch_size", 0))
     config = {**_config.tensor_config(manifest, rows), **config}
     # In the model's order; optional inputs of a file are in the configuration alone.
