@@ -147,7 +147,9 @@ def server(tmp_path_factory, serve):
     graph = "(float[N, 1] x) => (float[N, 1] y, float[N, 1] z) { y = Neg(x) z = Identity(x) }"
     both = save_onnx(folder / "both.onnx", graph)
     together = {**together, "preferred_batch_size": [2]}
-    build_repository(path, {"both": both}, dynamic_batching=together, warmup=False)
+    code = "def exits(x):\n    if (x > 1).any(): raise SystemExit('enough')\n    return {'y': x}\n"
+    models = {"both": both, "exits": function(folder / "exits.py", code, width=1)}
+    build_repository(path, models, dynamic_batching=together, warmup=False)
     with serve(path) as running:
         yield running
 
@@ -312,6 +314,8 @@ def test_requests_of_one_batch_fail_alone_and_get_the_outputs_they_asked_for(ser
         assert answer == {"y": index} if index < 99 else "out of data bounds" in str(answer)
     one = np.ones((1, 1), np.float32)
     assert answers_of_one_batch(server, "both", [one, one], ["y", "z"]) == [{"y": -1.0}, {"z": 1.0}]
+    answer, error = answers_of_one_batch(server, "exits", [one, 2 * one], ["y", "y"])
+    assert (answer, "SystemExit: enough" in str(error)) == ({"y": 1.0}, True)
 
 
 def test_unchanged_models_are_not_written_again(tmp_path, classifier):

@@ -363,7 +363,7 @@ class TritonPythonModel:
         if len(requests) == 1 or self.batched:
             try:
                 return self._run(requests)
-            except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
+            except (Exception, SystemExit) as error:  # noqa: BLE001  of the request
                 if len(requests) == 1:
                     return [self._failed(f"{type(error).__name__}: {error}")]
         return [answer for request in requests for answer in self._answer([request])]
