@@ -349,7 +349,9 @@ def test_pools_that_are_closed_keep_no_workers(one: FakeServer) -> None:
         assert not pool.workers
 
 
-def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster, client: Client) -> None:
+def test_workers_keep_nothing_of_clients_that_left(
+    cluster: LocalCluster, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     until(lambda: set(client.run(plugins_of_worker).values()) == {0})
     with Client(cluster) as leaving:
         sonic.connect("grpc://127.0.0.1:1", client=client)
@@ -357,6 +359,9 @@ def test_workers_keep_nothing_of_clients_that_left(cluster: LocalCluster, client
         sonic.connect("grpc://127.0.0.1:1", client=leaving, proxy="http://127.0.0.1:1")
         assert set(client.run(plugins_of_worker).values()) == {2}
     until(lambda: set(client.run(plugins_of_worker).values()) == {1})
+    with sonic.connect("grpc://127.0.0.1:1", client=client):
+        client.run(plugins_of_worker)  # what the block has begun is done
+    assert "already closed" not in caplog.text
 
 
 class Polled(FakeServer):

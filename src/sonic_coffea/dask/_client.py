@@ -132,8 +132,9 @@ def _next_plugin(client: Client, plugin: str, elsewhere: Collection[Pool]) -> st
 def _announce(client: Client, plugin: str) -> None:
     """Have a plugin be that of the client's next tasks, and of none that it has sent before."""
     is_known = any(each.is_known for each in _registered[client].values())
-    if is_known and client.scheduler_comm is not None:
-        client.scheduler_comm.send({"op": TURN, "plugin": plugin})
+    comm = client.scheduler_comm
+    if is_known and comm is not None and not comm.closed():  # a client that was closed keeps it
+        comm.send({"op": TURN, "plugin": plugin})
 
 
 def _blocks_changed(pool: Pool) -> None:
