@@ -204,6 +204,7 @@ MESSAGES: list[tuple[Declare, str]] = [
     (feature(expression="logg(a)"), "no function 'logg'; did you mean 'log'"),
     (feature(expression="a if b else c"), r"and where\(condition, value, other\) for if"),
     (feature(expression="a.__class__(b)"), "no function 'a.__class__'"),
+    *((feature(expression=x * 10_000 + "b"), "too long or too deep") for x in ("a + ", "-")),
     (feature(expression="sum(a.b * 2)"), r"as in sum\(Jet.pt\), got 'a.b \* 2'; compute this with"),
     (feature(expression="metadata('b')"), r"as in metadata\(year\), got \"'b'\""),
     (partial(sonic.Feature, "x[:3].y"), "a slice is for the fields of a layout"),

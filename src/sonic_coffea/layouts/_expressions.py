@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, InputError, require
+from sonic_coffea.errors import ConfigError, InputError, require, shortened
 
 Path = tuple[str | int, ...]
 """The names that lead to a field, and indices into lists on the way: ``("Jet", 0, "pt")``."""
@@ -211,14 +211,18 @@ def expression_of(text: str, kind: str = "expression") -> Expression:
     source = text.strip()
     try:
         tree = ast.parse(source, mode="eval")
+        _check_brackets(tree, source, what)
+        tree.body = _read(tree.body, terms, what)
+        code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{what} cannot be read: {getattr(error, 'msg', error)}") from None
-    _check_brackets(tree, source, what)
-    tree.body = _read(tree.body, terms, what)
+    except (RecursionError, MemoryError):  # the latter: of Python's parser
+        raise ConfigError(
+            f"{shortened(what)} is too long or too deep; compute a part of it with awkward"
+        ) from None
     for _, reduction in terms:
         if reduction and kind != "expression":
             raise ConfigError(f"{what}: {reduction} is of a list, which a {kind} does not read")
-    code = compile(ast.fix_missing_locations(tree), "<expression>", "eval")
     # NumPy 1 imports the class of an error; `_read` lets no expression do so.
     known: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
     operations = _OPERATORS | {name: function for name, (function, _, _) in FUNCTIONS.items()}
