@@ -409,6 +409,7 @@ class ByRow:
         self._scatters: list[Scatter] = []
         self._kind: tuple[Any, ...] | None = None
         self._split: list[Tensor] = []
+        self._split_values = 0
         if output.per == "constituent":
             self._find(inputs)
 
@@ -523,8 +524,9 @@ class ByRow:
                 f"output {splits!r} does not split the {count} of {self.name!r}: it runs from "
                 f"{offsets[0]} to {offsets[-1]}"
             )
-        first = sum(map(len, self._split))
+        first = self._split_values
         self._split.append(tensor)
+        self._split_values += count
         return np.stack((offsets[:-1], offsets[1:]), axis=1) + first
 
     def _chosen(self, selection: RowSelection, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
