@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from typing import Any
 
@@ -80,17 +79,3 @@ def test_blocks_and_answers_take_memory_for_their_rows(
 
     for work in (block, some.count_elements):
         assert peak(work) < MOST_BYTES
-
-
-def test_answers_take_as_long_however_many_came_before() -> None:
-    rows = 20_000
-    inputs = bind_inputs({"x": sonic.Row("x")}, {"x": NUMBERS[:rows]})
-    output = ByRow("y", sonic.Output(shape=(), splits="ends"), inputs)
-    answer = {"y": np.ones((2, 1), np.float32), "ends": np.asarray([0, 2])}
-    took: list[float] = []
-    for start in range(0, rows, 100):
-        began = time.thread_time()
-        for row in range(start, start + 100):
-            output.place(slice(row, row + 1), 1, answer)
-        took.append(time.thread_time() - began)
-    assert min(took[-20:]) < 3 * min(took[:20])

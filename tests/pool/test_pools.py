@@ -190,11 +190,23 @@ def test_threads_do_not_guess_between_the_block_around_and_another_connection(
     sonic.connect(other.url)
     block = pickle.loads(sent) if pickled else sonic.connect(one.url)
     with block, ThreadPoolExecutor(1) as thread:
-        for ask in (lambda: MODEL(JETS), lambda: pickle.dumps(MODEL)):
+        for ask in (lambda: MODEL(JETS), lambda: pickle.loads(pickle.dumps(MODEL))(JETS)):
             with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
                 thread.submit(ask).result()
         assert factor(MODEL(JETS)) == 2
     assert factor(MODEL(JETS)) == 3
+
+
+def test_threads_do_not_guess_between_the_connections_of_others(
+    one: FakeServer, other: FakeServer
+) -> None:
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        for thread, server in ((first, one), (second, other)):
+            thread.submit(sonic.connect, server.url).result()
+        with pytest.raises(errors.ConfigError, match="in no .*is connected to"):
+            MODEL(JETS)
+        assert [factor(thread.submit(MODEL, JETS).result()) for thread in (first, second)] == [2, 3]
+    assert factor(MODEL(JETS)) == 3  # the last one: no thread is left that means the other
 
 
 def test_blocks_of_pickled_pools_do_not_replace_the_servers_of_the_configuration(

@@ -167,6 +167,11 @@ class Pool:
         return bool(self._claims or self._entered)
 
     @property
+    def claimants(self) -> set[threading.Thread]:
+        """The threads with a `connect` whose pool was not entered, unless they have ended."""
+        return {thread for _, thread in (*self._claims,) if thread.is_alive()}
+
+    @property
     def connected(self) -> int:
         """The number of its last `connect`, without blocks that have ended; 0 if there is none."""
         entered = [block.claim for block in tuple(self._entered) if block.claim]

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
@@ -41,6 +41,10 @@ _of_parents: list[Any] = []
 _sent: set[tuple[str, ...]] = set()
 # `pools` are those that a thread was connected to: others may connect to them later, or to more.
 _of_thread = threading.local()
+
+Pickled = Pool | ConfigError | None
+"""What a pickle has brought: the pool, or why its thread knew none; that is raised where it scores,
+as dask's scheduler, which pickles, too, would hang."""
 
 
 def install(settings: Settings, *, claim: bool = True) -> Pool:
@@ -82,7 +86,7 @@ def uninstall(pool: Pool) -> None:
             _connected.remove(pool)
 
 
-def current(pool: Pool | None = None) -> Pool:
+def current(pool: Pickled = None) -> Pool:
     """Return the pool that scores a call; raise if no servers are named.
 
     It is that of the pickle that brought the model, of the ``with`` block around, of the client
@@ -90,9 +94,11 @@ def current(pool: Pool | None = None) -> Pool:
 
     Parameters
     ----------
-    pool : Pool or None
+    pool : Pool, ConfigError or None
         That of the pickle.
     """
+    if isinstance(pool, ConfigError):
+        raise pool
     if pool is None:
         pool = _named()
     elif pool.closed or pool.settings.withheld:
@@ -111,7 +117,7 @@ def current(pool: Pool | None = None) -> Pool:
 
 
 @contextlib.contextmanager
-def using(pool: Pool | None, *, of_processor: bool = False) -> Iterator[None]:
+def using(pool: Pickled, *, of_processor: bool = False) -> Iterator[None]:
     """Have a pool score the calls of a block, maybe of a processor; None changes nothing."""
     block = None if pool is None else enter(current(pool), of_processor=of_processor)
     try:
@@ -121,12 +127,12 @@ def using(pool: Pool | None, *, of_processor: bool = False) -> Iterator[None]:
             leave(block)
 
 
-def shared(settings: Settings, pool: Pool | None) -> Pool:
+def shared(settings: Settings, pool: Pickled) -> Pool:
     """Return the pool that would score a call if it has these servers, else one with the settings.
 
-    ``pool`` is that of a pickle; None if there is none.
+    ``pool`` is that of a pickle, if there is one.
     """
-    pool = pool or _named()
+    pool = pool if isinstance(pool, Pool) else _named()
     if pool is not None and set(settings.servers) <= set(pool.settings.servers):
         return current(pool)
     return opened(settings)
@@ -135,7 +141,7 @@ def shared(settings: Settings, pool: Pool | None) -> Pool:
 class WithPool:
     """A base class, of models and processors, whose pickles have the pool that scores them."""
 
-    pool_of_pickle: Pool | None = None
+    pool_of_pickle: Pickled = None
     # Whether the process that has pickled it pickles it again, and is connected to other servers.
     is_stale: bool = False
 
@@ -143,13 +149,13 @@ class WithPool:
         pool, named = self.pool_of_pickle, None
         # A thread that has named no servers, as that of dask's scheduler, only passes pickles on.
         names = bool(_own() or blocks_around())
-        if pool is None or (names and pool.settings.servers in _sent):
+        if pool is None or (names and _is_sent(pool)):
             try:
                 named = _named()
-            except ConfigError:
+            except ConfigError as error:
                 # Others may read a file of servers, or know which client of dask sent their task.
                 if pool is None and any(each.claimed for each in _open()):
-                    raise
+                    pool = error
         is_stale = self.is_stale
         if named is not None:
             is_stale = pool is not None and not _same_servers(pool, named)
@@ -161,7 +167,7 @@ class WithPool:
     def is_of_earlier_run(self) -> bool:
         """Return whether the process that pickled it is connected to other servers by now."""
         pool, named = self.pool_of_pickle, None
-        if pool is not None and pool.settings.servers in _sent:
+        if _is_sent(pool):
             with contextlib.suppress(ConfigError):
                 named = _named()
         return self.is_stale if pool is None or named is None else not _same_servers(pool, named)
@@ -197,8 +203,13 @@ class WithPool:
         return copied
 
 
-def _same_servers(one: Pool, other: Pool) -> bool:
-    return {*one.settings.servers} == {*other.settings.servers}
+def _is_sent(pool: Pickled) -> TypeGuard[Pool]:
+    """Whether a model came back with servers that this process has pickled."""
+    return isinstance(pool, Pool) and pool.settings.servers in _sent
+
+
+def _same_servers(one: Pool | ConfigError, other: Pool) -> bool:
+    return isinstance(one, Pool) and {*one.settings.servers} == {*other.settings.servers}
 
 
 def forget() -> None:
@@ -255,8 +266,9 @@ def _own() -> list[Pool]:
 def _default() -> Pool | None:
     """Return the pool that this thread, or else any, was last connected to.
 
-    Raise if another thread is in a ``with`` block and so may mean another pool, or if these are the
-    pools of several clients of dask, which nobody in this process claims.
+    Raise if another thread is in a ``with`` block, or connected to other servers, and so may mean
+    another pool, or if these are the pools of several clients of dask, which nobody in this process
+    claims.
     """
     if own := _own():
         return own[-1]
@@ -267,7 +279,8 @@ def _default() -> Pool | None:
     several = [pool for pool in entered if pool not in connected]
     if connected and not connected[-1].claimed:
         several += [pool for pool in of_workers() if pool.closed]  # whose next task opens it again
-    several += [pool for pool in connected if entered or not pool.claimed]
+    apart = {thread for pool in connected for thread in pool.claimants - connected[-1].claimants}
+    several += [pool for pool in connected if entered or apart or not pool.claimed]
     servers = {pool.settings.servers: ", ".join(pool.settings.servers) for pool in several}
     if connected and len(servers) > 1 and several[-1] is connected[-1]:
         raise ConfigError(
