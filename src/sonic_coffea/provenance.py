@@ -107,8 +107,7 @@ def write_parquet(
     arrays: Iterable[ak.Array], path: str | os.PathLike[str], *scores: ak.Array | Mapping[str, Any]
 ) -> None:
     """Write arrays of one type, one after another, as `to_parquet` does; of each, a row group."""
-    if Path(path).is_file():
-        require_own(path, f"{path} exists, and was not written by this package; name another")
+    refuse_others(Path(path).expanduser())
     tables = (ak.to_arrow_table(ak.transform(_backed, a), extensionarray=False) for a in arrays)
     write_tables(tables, Path(path), of_scores(*scores))
 
@@ -177,12 +176,24 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return record
 
 
-def require_own(path: str | os.PathLike[str], problem: str) -> None:
-    """Raise a `ConfigError` with the problem unless this package has written the file."""
-    try:
+def is_own(path: Path) -> bool:
+    """Whether this package has written a whole file."""
+    with contextlib.suppress(ConfigError):
         read(path)
-    except ConfigError:
-        raise ConfigError(problem) from None
+        if path.suffix != ".root":
+            return True
+        import uproot
+
+        # Others write the provenance into files of theirs, too.
+        with uproot.open(path) as file:
+            return {*file.keys(cycle=False)} <= {"Scores", KEY}
+    return False
+
+
+def refuse_others(path: Path) -> None:
+    """Raise a `ConfigError` where a file, or a folder, is that this package has not written."""
+    if (path.is_file() or path.is_dir()) and not is_own(path):
+        raise ConfigError(f"{path} exists, and was not written by this package; name another")
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

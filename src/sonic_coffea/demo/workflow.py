@@ -86,9 +86,10 @@ def run(
         by = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = Path(output)
     jets = directory / _JETS
-    if any(directory.glob("[!.]*")):
-        problem = f"the folder {directory} has files that the demo has not written; name a new one"
-        provenance.require_own(jets, problem)
+    if any(directory.glob("[!.]*")) and not provenance.is_own(jets):
+        raise ConfigError(
+            f"the folder {directory} has files that the demo has not written; name a new one"
+        )
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {by}")
     kept = (*analysis.KEPT, *(["is_top"] if is_simulated else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
 import weakref
@@ -440,7 +441,7 @@ class Pool:
 
     def timings(self, served: Iterable[TallyKey]) -> dict[TallyKey, ModelStatistics]:
         """Return servers' own statistics, by server, model and version, where they have them."""
-        if not self.closed:
+        with contextlib.suppress(errors.ConfigError):  # it is closed
             self._engine.start()  # other processes may have sent all requests
         senders = self._engine.senders.copy()
         asked = [key for key in served if key[0] in senders]

@@ -178,7 +178,7 @@ def write_files(
     paths = [path for files in each.values() for path in files]
     if str(target.resolve()) in paths:
         raise ConfigError(f"the output {target.name} is a file that is read; name another")
-    _refuse_others(target)
+    provenance.refuse_others(target)
     try:
         scoring.parts.mkdir(mode=0o755, parents=True)
     except FileExistsError:
@@ -194,7 +194,7 @@ def write_files(
     with _unchanged(scoring.files, scoring.parts):
         out = run_files(scoring, each, **how)
     wall_s = time.monotonic() - began
-    _refuse_others(target)  # which may have come meanwhile
+    provenance.refuse_others(target)  # which may have come meanwhile
     order = {path: place for place, path in enumerate(paths)}
     out["parts"].sort(key=lambda part: (order[part["file"]], part["start"]))
     chunks = [Path(part["path"]) for part in out["parts"]]
@@ -213,20 +213,6 @@ def write_files(
         resumed=out["resumed"],
         report=report(out if STATISTICS_KEY in out else Statistics(), wall_s=wall_s),
     )
-
-
-def _refuse_others(target: Path) -> None:
-    """Refuse an output that this package has not written."""
-    import uproot
-
-    if not target.exists():
-        return
-    problem = f"the output {target} exists, and was not written by this package; name another"
-    provenance.require_own(target, problem)
-    if target.suffix == ".root":  # others write the provenance into files of theirs, too
-        with uproot.open(target) as file:
-            if {*file.keys(cycle=False)} - {"Scores", provenance.KEY}:
-                raise ConfigError(problem)
 
 
 @contextlib.contextmanager
