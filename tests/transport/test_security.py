@@ -407,11 +407,11 @@ def test_a_slow_function_is_logged_while_it_is_slow(caplog: pytest.LogCaptureFix
 
 
 def test_secrets_that_a_server_repeats_are_not_shown(tmp_path: Path, caplog: Any) -> None:
-    secrets: Any = {"token": "hush", "headers": {"x-key": "Key hush/hush"}}
+    secrets: Any = {"token": "hush", "headers": {"x-key": "Key sesame-42"}}
     with FakeServer(SERVED) as server, sonic.connect(server.url, **secrets) as pool:
-        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush, hush/hush", times=100)
+        server.fail(grpc.StatusCode.INTERNAL, "no such user: Bearer hush, sesame-42", times=100)
         with pytest.raises(errors.InferenceError, match="no such user: Bearer …, …") as caught:
             score(pool)
         pool.dump(tmp_path / "dump")
         shown = f"{caught.value!r} {pool._repr_html_()} {(tmp_path / 'dump').read_text()}"
-    assert "hush" not in f"{shown}{caplog.text}"
+    assert not any(word in f"{shown}{caplog.text}" for word in ("hush", "sesame"))
