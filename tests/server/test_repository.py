@@ -654,8 +654,10 @@ def test_versions_are_added_while_rows_are_scored(tmp_path, serve):
             server.wait_for("n", timeout_s=0)
         # A server that stands still answers later.
         os.kill(server.pid, signal.SIGSTOP)
-        threading.Timer(5.5, os.kill, (server.pid, signal.SIGCONT)).start()
+        going_on = threading.Timer(5.5, os.kill, (server.pid, signal.SIGCONT))
+        going_on.start()
         server.wait_for("m")
+        going_on.join()  # it may have answered just before it stood still
     with pytest.raises(ServerError, match="expected a running server"):
         server.wait_for("m")
 
