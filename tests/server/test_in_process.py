@@ -440,14 +440,8 @@ def test_optional_inputs_that_a_configuration_names_are_taken(tmp_path):
     graph = onnx.load(str(network))
     graph.graph.initializer.append(usual)
     onnx.save(graph, str(network))
-    tensors = (
-        f'{side} {{ name: "{n}" data_type: TYPE_FP32 dims: 1 }}'
-        for side, n in (
-            ("input", "x"),
-            ("input", "w"),
-            ("output", "y"),
-        )
-    )
+    sides = {"x": "input", "w": "input", "y": "output"}
+    tensors = (f'{s} {{ name: "{n}" data_type: TYPE_FP32 dims: 1 }}' for n, s in sides.items())
     (place.parent / "config.pbtxt").write_text("max_batch_size: 8\n" + "\n".join(tensors))
     weighted = sonic.Model("m", {"x": sonic.Row(["pt"]), "w": sonic.Row(["w"])}, {"y": ["y"]})
     with sonic.connect(tmp_path / "r"):

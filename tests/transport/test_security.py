@@ -341,7 +341,7 @@ def guarded(token: str) -> Iterator[FakeServer]:
 
 
 @pytest.mark.parametrize(
-    ("valid_s", "once"), [(None, True), (1e3, True), (0.2, False), (-1.0, True)]
+    ("valid_s", "once"), [(None, True), (1e3, True), (1.0, False), (-1.0, True)]
 )
 def test_a_function_is_called_once_until_its_token_is_near_its_end(
     valid_s: float | None, once: bool
@@ -357,8 +357,8 @@ def test_a_function_is_called_once_until_its_token_is_near_its_end(
     with guarded(token) as server, sonic.connect([server.url], token=fetch) as pool:
         for _ in range(3):
             score(pool)
-            time.sleep(0.1)
-        assert (len(called) == 1) is once
+        assert len(called) == 1 or not once
+        until(lambda: once or [score(pool), len(called) == 2][-1])
 
 
 @pytest.mark.parametrize(
@@ -378,19 +378,19 @@ def test_a_token_that_no_server_ever_took_is_an_error_at_once(token: Any, messag
 
 def test_a_function_that_exits_ends_its_call_only() -> None:
     """Not the thread that sends: the next call has a token."""
-    exits = [False]
+    exits, asked = [False], list[bool]()
 
     def fetch() -> str:
+        asked.append(True)
         if exits[0]:
             raise SystemExit
-        return jwt(0.1)
+        return jwt(1.0)
 
     with FakeServer(SERVED) as server:
         with sonic.connect(server.url, token=fetch) as pool:
             score(pool)
             exits[0] = True
-            time.sleep(0.1)
-            score(pool)
+            until(lambda: [score(pool), len(asked) > 1][-1])
         with (
             sonic.connect(server.url, token=fetch) as pool,
             pytest.raises(errors.ConfigError, match="token= names failed: SystemExit"),

@@ -43,8 +43,8 @@ _sent: set[tuple[str, ...]] = set()
 _of_thread = threading.local()
 
 Pickled = Pool | ConfigError | None
-"""What a pickle has brought: the pool, or why its thread knew none; that is raised where it scores,
-as dask's scheduler, which pickles, too, would hang."""
+"""What a pickle has brought: the pool, or the error of a thread that did not know which. Calls
+raise it: dask's scheduler, which pickles too, would leave a task waiting for ever."""
 
 
 def install(settings: Settings, *, claim: bool = True) -> Pool:

@@ -20,13 +20,7 @@ from sonic_coffea._files import replacing
 from sonic_coffea.errors import ConfigError, expect, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._plots import draw
-from sonic_coffea.reporting._tally import (
-    STAGES,
-    STATISTICS_KEY,
-    Statistics,
-    Tally,
-    TallyKey,
-)
+from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally, TallyKey
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
@@ -196,7 +190,7 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     expect(is_duration, "a finite number of seconds from 0", wall_s, "wall_s")
     pool = source if pool is None else pool
     statistics = _statistics(source).copy()
-    timings = pool.timings(dict(statistics)) if hasattr(pool, "timings") else {}
+    timings = pool.timings([key for key, _ in statistics]) if hasattr(pool, "timings") else {}
     return Report(statistics, wall_s=wall_s, timings=timings)
 
 
